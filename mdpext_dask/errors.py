@@ -1,0 +1,79 @@
+"""The errors a user can meet, as one small tree.
+
+Every class carries the exit code that the command line answers with; each also derives from the
+built-in exception that a caller who does not know this package would catch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EXIT_GUARANTEE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INCOMPLETE = 3
+EXIT_SOLVER = 4
+
+
+class MdpextError(Exception):
+    """Base of all expected errors: one line that says what, where and what to do."""
+
+    exit_code: int = EXIT_BAD_INPUT
+
+
+class SpecError(MdpextError, ValueError):
+    """The job file, an override or an argument asks for something that cannot be."""
+
+
+class DataError(MdpextError, ValueError):
+    """An input file or road network cannot be used as it is."""
+
+
+class SolverError(MdpextError, RuntimeError):
+    """A linear program could not be solved to the accuracy that is needed."""
+
+    exit_code = EXIT_SOLVER
+
+
+class ClusterError(MdpextError, RuntimeError):
+    """The workers could not be started or reached, or were lost."""
+
+    exit_code = EXIT_INCOMPLETE
+
+
+class StoreError(MdpextError, OSError):
+    """The mechanism store cannot be created, read or written, or belongs to another job."""
+
+
+class IncompleteStoreError(StoreError):
+    """The store lacks blocks, or its certificate has not been computed yet.
+
+    Parameters
+    ----------
+    message
+        One line for the user.
+    missing
+        Indices of the blocks without a valid receipt.
+    """
+
+    exit_code = EXIT_INCOMPLETE
+
+    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class GuaranteeViolation(MdpextError):
+    """The stored mechanism does not keep the promised guarantee.
+
+    Parameters
+    ----------
+    message
+        One line for the user.
+    worst
+        The worst triple found: two records, an output, the log ratio and its bound.
+    """
+
+    exit_code = EXIT_GUARANTEE
+
+    def __init__(self, message: str, worst: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.worst = dict(worst or {})

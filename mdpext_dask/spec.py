@@ -1,0 +1,426 @@
+"""The job file: TOML in, a frozen and validated :class:`JobSpec` out.
+
+A job is identified by its *fingerprint*: the SHA-256 of everything that decides the bytes of the
+store. Paths enter it by the content of the file they name, so a job may be moved between machines;
+where and how it runs (``[cluster]``) and what it is called (``[job]``) do not enter it.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from mdpext_dask.errors import SpecError
+
+BUILTIN_PREFIX = "builtin:"
+
+# Probabilities are stored as float32; from 2^-36 upwards each is an integer multiple of 2^-60, which
+# is what makes exact integer sampling weights possible.
+SMALLEST_PROBABILITY = 2.0**-36
+
+# Job keys that name a file or folder of the user's.
+_PATH_KEYS = (
+    ("domain", "roads"),
+    ("outputs", "file"),
+    ("prior", "file"),
+    ("loss", "tasks_file"),
+)
+# Given as an override, this key replaces that one ...
+_ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
+# ... and this choice makes those keys of its section meaningless, unless the choice is as stated.
+_DEPENDENTS = {
+    ("outputs", "choose"): {"count": "road-nodes", "file": "file"},
+    ("prior", "kind"): {"file": "file"},
+    ("cluster", "kind"): {"address": "address"},
+}
+
+
+def _number_or_inf(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class JobSection(Section):
+    """``[job]``: what the job is called; the default store is ``NAME.zarr``."""
+
+    name: str = Field(default="mechanism", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class DomainSection(Section):
+    """``[domain]``: the region, its road network and the grid of records.
+
+    Parameters
+    ----------
+    roads
+        ``builtin:manhattan``, a folder with ``nodes.csv.gz`` and ``edges.csv.gz``, or a GraphML file
+        saved by osmnx.
+    place
+        Instead of `roads`: a place name that osmnx downloads.
+    bbox
+        West, south, east, north in degrees; default: the box of the network's nodes.
+    cell_km
+        Side of a source cell in km.
+    refine
+        Subdivisions per level, each at least 1.
+    metric_p
+        Exponent p of the metric d_p in which privacy is measured; ``"inf"`` for the maximum.
+    """
+
+    roads: str | None = None
+    place: str | None = None
+    bbox: tuple[float, float, float, float] | None = None
+    cell_km: Positive
+    refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    metric_p: MetricExponent = 2.0
+
+    @field_validator("bbox", "refine", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("bbox")
+    @classmethod
+    def _bbox_is_a_box(
+        cls, value: tuple[float, float, float, float] | None
+    ) -> tuple[float, float, float, float] | None:
+        if value is None:
+            return None
+        west, south, east, north = value
+        if not (-180 <= west < east <= 180 and -90 < south < north < 90):
+            raise ValueError(
+                "must be [west, south, east, north] in degrees with west < east and south < north"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_source_of_roads(self) -> "DomainSection":
+        if (self.roads is None) == (self.place is None):
+            raise ValueError("give exactly one of roads and place")
+        return self
+
+
+class PrivacySection(Section):
+    """``[privacy]``: the promise. `epsilon_per_km` is in 1/km, for ground distance."""
+
+    epsilon_per_km: Positive
+    budget: Literal["half", "bound"] = "bound"
+    min_probability: float = Field(default=1e-6, ge=SMALLEST_PROBABILITY, lt=1.0, allow_inf_nan=False)
+
+
+class OutputsSection(Section):
+    """``[outputs]``: the places that may be reported."""
+
+    choose: Literal["road-nodes", "seeds", "file"] = "road-nodes"
+    count: Annotated[int, Field(ge=1)] | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "OutputsSection":
+        if (self.choose == "file") != (self.file is not None):
+            raise ValueError('file goes with choose = "file", and only with it')
+        if self.choose == "road-nodes" and self.count is None:
+            raise ValueError('choose = "road-nodes" needs count')
+        if self.choose != "road-nodes" and self.count is not None:
+            raise ValueError(f'count does not go with choose = "{self.choose}"')
+        return self
+
+
+class PriorSection(Section):
+    """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight."""
+
+    kind: Literal["road-nodes", "uniform", "file"] = "road-nodes"
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "PriorSection":
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError('file goes with kind = "file", and only with it')
+        return self
+
+
+class LossSection(Section):
+    """``[loss]``: what a wrong report costs, in km.
+
+    `tasks` road nodes are drawn as places to travel to (or read from `tasks_file`); `directed` makes
+    travel follow one-way streets.
+    """
+
+    kind: Literal["travel", "euclidean"] = "travel"
+    tasks: Annotated[int, Field(ge=1)] = 50
+    tasks_file: str | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    directed: bool = False
+
+
+class SeedSection(Section):
+    """``[seed]``: how the seed linear program is solved."""
+
+    solver: Literal["auto", "highs"] = "auto"
+
+
+class ExtensionSection(Section):
+    """``[extension]``: how seed rows are extended to the fine grid."""
+
+    method: Literal["log-convex"] = "log-convex"
+
+
+class StoreSection(Section):
+    """``[store]``: the layout. A block of `block_cells` source cells is one task and one shard."""
+
+    block_cells: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+
+    @field_validator("block_cells", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class ClusterSection(Section):
+    """``[cluster]``: where the tasks run."""
+
+    kind: Literal["local", "inline", "address"] = "local"
+    workers: Annotated[int, Field(ge=1, le=4096)] = 2
+    address: str | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "ClusterSection":
+        if (self.kind == "address") != (self.address is not None):
+            raise ValueError('address goes with kind = "address", and only with it')
+        return self
+
+
+class JobSpec(Section):
+    """A whole job, validated and frozen; paths in it are absolute."""
+
+    job: JobSection = JobSection()
+    domain: DomainSection
+    privacy: PrivacySection
+    outputs: OutputsSection
+    prior: PriorSection = PriorSection()
+    loss: LossSection = LossSection()
+    seed: SeedSection = SeedSection()
+    extension: ExtensionSection = ExtensionSection()
+    store: StoreSection = StoreSection()
+    cluster: ClusterSection = ClusterSection()
+
+    @model_validator(mode="after")
+    def _probabilities_fit(self) -> "JobSpec":
+        if self.outputs.count is not None:
+            check_min_probability(self.privacy.min_probability, self.outputs.count)
+        return self
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the job as plain JSON values, every default spelt out, infinity as ``"inf"``."""
+        return {name: _plain(section) for name, section in self.model_dump().items()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the bytes of the store: input files by content, no names or paths.
+
+        Raises
+        ------
+        SpecError
+            If a file that the job names does not exist.
+        """
+        plain = self.canonical()
+        del plain["job"], plain["cluster"]
+        for section, key in _PATH_KEYS:
+            value = plain[section][key]
+            if value is not None and not value.startswith(BUILTIN_PREFIX):
+                plain[section][key] = "sha256:" + _content_digest(Path(value), f"{section}.{key}")
+        return plain
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 (hex) of :meth:`identity`."""
+        return fingerprint_of(self.identity())
+
+
+def fingerprint_of(identity: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of plain JSON values in canonical form."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_number(value: float) -> float | str:
+    """Return a number as JSON can carry it: infinity as ``"inf"``."""
+    return "inf" if math.isinf(value) else value
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the ``section.key`` names in which two identities differ, in order."""
+    names = []
+    for section in sorted({*old, *new}):
+        left, right = old.get(section, {}), new.get(section, {})
+        names += [f"{section}.{key}" for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
+    return names
+
+
+def check_min_probability(min_probability: float, outputs: int) -> None:
+    """Refuse a floor that `outputs` probabilities cannot all reach.
+
+    Raises
+    ------
+    SpecError
+        If ``min_probability`` is not below ``1 / outputs`` (one output alone is allowed any floor).
+    """
+    if min_probability * outputs >= 1 and outputs > 1:
+        raise SpecError(
+            f"privacy.min_probability: {min_probability:g} is not below 1/{outputs}, "
+            f"the share of each of {outputs} outputs"
+        )
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
+    """Read a job file and apply ``section.key=value`` overrides.
+
+    Paths in the file are taken from the file's folder, paths in overrides from the working folder.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, is not TOML, or does not describe a job.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such job file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    _resolve_paths(document, path.resolve().parent)
+    for override in overrides:
+        _apply_override(document, override)
+    return parse_job(document, source=str(path))
+
+
+def parse_job(document: Mapping[str, Any], source: str = "job") -> JobSpec:
+    """Validate a job given as nested dictionaries.
+
+    Raises
+    ------
+    SpecError
+        With one line that names the first offending key, its value and what is allowed.
+    """
+    try:
+        return JobSpec.model_validate(dict(document))
+    except ValidationError as error:
+        raise SpecError(f"{source}: {_first_complaint(error)}") from None
+
+
+def _resolve_paths(document: dict[str, Any], folder: Path) -> None:
+    for section, key in _PATH_KEYS:
+        table = document.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = _resolved(table[key], folder)
+
+
+def _resolved(value: str, folder: Path) -> str:
+    if value.startswith(BUILTIN_PREFIX):
+        return value
+    return str((folder / Path(value).expanduser()).resolve())
+
+
+def _apply_override(document: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise SpecError(f"--set {override}: must look like section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = document.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise SpecError(f"--set {override}: {section} is not a section")
+    table[key] = value
+    table.pop(_ALTERNATIVES.get((section, key), ""), None)
+    for dependent, choice in _DEPENDENTS.get((section, key), {}).items():
+        if value != choice:
+            table.pop(dependent, None)
+    if (section, key) in _PATH_KEYS and isinstance(value, str):
+        table[key] = _resolved(value, Path.cwd())
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """Turn the first entry of a validation error into one line for the user."""
+    entries = error.errors(include_url=False)
+    # An unknown key is usually the cause of the missing one that is reported beside it.
+    first = next((e for e in entries if e["type"] == "extra_forbidden"), entries[0])
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return _unknown_key(tuple(str(part) for part in first["loc"]))
+    if first["type"] == "missing":
+        return f"{where}: is required"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{where}: {message}" if where and not message.startswith(where) else message
+    return f"{where}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
+
+
+def _unknown_key(location: tuple[str, ...]) -> str:
+    known = list(_known_names(location[:-1]))
+    close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+    prefixed = [name for name in known if name.startswith(location[-1])]
+    hint = (close or prefixed or [""])[0]
+    advice = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+    return f"{'.'.join(location)}: unknown key; {advice}"
+
+
+def _known_names(sections: tuple[str, ...]) -> Iterator[str]:
+    model: type[BaseModel] = JobSpec
+    for name in sections:
+        annotation = model.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return
+        model = annotation
+    yield from model.model_fields
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return json_number(value) if isinstance(value, float) else value
+
+
+def _content_digest(path: Path, key: str) -> str:
+    """Return the SHA-256 of a file, or of the named contents of a folder in sorted order."""
+    if not path.exists():
+        raise SpecError(f"{key}: {path} does not exist")
+    digest = hashlib.sha256()
+    try:
+        if path.is_dir():
+            for member in sorted(path.glob("*.csv.gz")):
+                digest.update(member.name.encode() + b"\0")
+                digest.update(hashlib.sha256(member.read_bytes()).digest())
+        else:
+            digest.update(path.read_bytes())
+    except OSError as error:
+        raise SpecError(f"{key}: {path} cannot be read: {error}") from None
+    return digest.hexdigest()
