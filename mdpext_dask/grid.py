@@ -1,0 +1,179 @@
+"""The grid: source cells, refinement levels and the fine lattice of records. Pure arithmetic.
+
+Index order is x first everywhere: record ``(i, j)`` lies at ``(x[i], y[j])`` and has the flat index
+``i * len(y) + j``; seeds (corners of source cells) likewise.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import SpecError
+
+# A box whose side is a whole number of cells must not gain a cell through rounding.
+_ROUNDING_CELLS = 1e-9
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in the projected plane, in km."""
+
+    west_km: float
+    south_km: float
+    east_km: float
+    north_km: float
+
+    @property
+    def width_km(self) -> float:
+        """Extent to the east, in km."""
+        return self.east_km - self.west_km
+
+    @property
+    def height_km(self) -> float:
+        """Extent to the north, in km."""
+        return self.north_km - self.south_km
+
+    def contains(self, xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return, for points of shape (n, 2) in km, whether each lies in the closed box."""
+        x, y = xy_km[:, 0], xy_km[:, 1]
+        inside: NDArray[np.bool_] = (
+            (x >= self.west_km) & (x <= self.east_km) & (y >= self.south_km) & (y <= self.north_km)
+        )
+        return inside
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rectangle of square source cells and its refinement.
+
+    Parameters
+    ----------
+    west_km, south_km
+        Lower left corner in the projected plane, in km.
+    cells_x, cells_y
+        Number of source cells to the east and to the north.
+    cell_km
+        Side h_0 of a source cell, in km.
+    refine
+        Subdivisions N_r of every level r = 1..L; their product F is the refinement factor.
+    """
+
+    west_km: float
+    south_km: float
+    cells_x: int
+    cells_y: int
+    cell_km: float
+    refine: tuple[int, ...]
+
+    @classmethod
+    def covering(cls, box: Box, cell_km: float, refine: tuple[int, ...]) -> "Grid":
+        """Return the grid from the lower left corner of `box` with as many whole cells as needed.
+
+        Raises
+        ------
+        SpecError
+            If a source cell is larger than the box.
+        """
+        if cell_km > min(box.width_km, box.height_km) * (1 + _ROUNDING_CELLS):
+            raise SpecError(
+                f"domain.cell_km: a source cell of {cell_km:g} km is larger than the box of "
+                f"{box.width_km:.3f} km x {box.height_km:.3f} km"
+            )
+        return cls(
+            west_km=box.west_km,
+            south_km=box.south_km,
+            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING_CELLS),
+            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING_CELLS),
+            cell_km=cell_km,
+            refine=refine,
+        )
+
+    @property
+    def factor(self) -> int:
+        """Refinement factor F: fine steps along one side of a source cell."""
+        return math.prod(self.refine)
+
+    @property
+    def spacing_km(self) -> float:
+        """Fine spacing h = h_0 / F, in km."""
+        return self.cell_km / self.factor
+
+    @property
+    def source_cells(self) -> int:
+        """Number of source cells."""
+        return self.cells_x * self.cells_y
+
+    @property
+    def seeds_shape(self) -> tuple[int, int]:
+        """Seeds to the east and to the north."""
+        return self.cells_x + 1, self.cells_y + 1
+
+    @property
+    def seeds(self) -> int:
+        """Number J of seeds."""
+        return math.prod(self.seeds_shape)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Records to the east and to the north."""
+        return self.cells_x * self.factor + 1, self.cells_y * self.factor + 1
+
+    @property
+    def records(self) -> int:
+        """Number N of records."""
+        return math.prod(self.shape)
+
+    @property
+    def box(self) -> Box:
+        """The closed rectangle that the grid covers."""
+        return Box(
+            self.west_km,
+            self.south_km,
+            self.west_km + self.cells_x * self.cell_km,
+            self.south_km + self.cells_y * self.cell_km,
+        )
+
+    def x_km(self) -> NDArray[np.float64]:
+        """Return the east coordinates of the fine lattice, float64, in km."""
+        return self.west_km + np.arange(self.shape[0], dtype=np.float64) * self.spacing_km
+
+    def y_km(self) -> NDArray[np.float64]:
+        """Return the north coordinates of the fine lattice, float64, in km."""
+        return self.south_km + np.arange(self.shape[1], dtype=np.float64) * self.spacing_km
+
+    def seeds_xy_km(self) -> NDArray[np.float64]:
+        """Return the seeds' coordinates, float64 of shape (J, 2), in km, x first."""
+        x = self.west_km + np.arange(self.seeds_shape[0]) * self.cell_km
+        y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
+        return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def fractions(self) -> NDArray[np.float64]:
+        """Return i / F for i = 0..F: positions inside a source cell, float64 of shape (F + 1,)."""
+        return np.arange(self.factor + 1) / self.factor
+
+    def nearest_records(
+        self, xy_km: NDArray[np.float64]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+        """Return the nearest record of each point and whether the point lies in the rectangle.
+
+        Clamping to the rectangle first is non-expansive in every metric d_p, so the guarantee holds
+        for points outside as well.
+
+        Parameters
+        ----------
+        xy_km
+            Points, float64 of shape (n, 2), in km.
+
+        Returns
+        -------
+        i, j
+            Record indices, each of shape (n,).
+        inside
+            Whether the point lies in the closed rectangle, bool of shape (n,).
+        """
+        inside = self.box.contains(xy_km)
+        steps = (xy_km - (self.west_km, self.south_km)) / self.spacing_km
+        nearest = np.rint(np.clip(steps, 0, np.array(self.shape) - 1)).astype(np.intp)
+        return nearest[:, 0], nearest[:, 1], inside
