@@ -1,0 +1,295 @@
+"""From a job to numbers: network, projection, grid, outputs, prior and tasks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.grid import Box, Grid
+from mdpext_dask.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.projection import Projection
+from mdpext_dask.roads import RoadNetwork, points_path, read_roads
+from mdpext_dask.spec import JobSpec, check_min_probability
+from mdpext_dask.tables import Points, read_points
+
+# Independent streams for what is drawn, so that changing one number redraws one thing.
+_STREAM_OUTPUTS, _STREAM_TASKS = 1, 2
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Everything about the problem that does not depend on ε.
+
+    Parameters
+    ----------
+    projection
+        From degrees to the plane.
+    distortion
+        Largest relative stretching of a ground distance over the grid; charged to ε.
+    grid
+        The grid of records.
+    output_xy_km, output_lonlat
+        Outputs, float64 of shape (K, 2).
+    prior
+        π of the records, float64 of shape ``grid.shape``, summing to 1.
+    loss
+        The loss between records and outputs.
+    notes
+        What a user should know: parts of the network dropped, prior points outside.
+    """
+
+    projection: Projection
+    distortion: float
+    grid: Grid
+    output_xy_km: NDArray[np.float64]
+    output_lonlat: NDArray[np.float64]
+    prior: NDArray[np.float64]
+    loss: TravelLoss | EuclideanLoss
+    notes: tuple[str, ...]
+
+    @property
+    def outputs(self) -> int:
+        """Number K of outputs."""
+        return len(self.output_xy_km)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Network, projection and grid: the part of a domain that is cheap to build.
+
+    Parameters
+    ----------
+    network
+        The kept part of the road network.
+    projection
+        From degrees to the plane.
+    distortion
+        Largest relative stretching of a ground distance over the grid.
+    grid
+        The grid of records.
+    node_xy_km
+        The network's nodes in the plane, float64 of shape (n, 2).
+    nodes_inside
+        Indices of the nodes inside the box that the job names.
+    """
+
+    network: RoadNetwork
+    projection: Projection
+    distortion: float
+    grid: Grid
+    node_xy_km: NDArray[np.float64]
+    nodes_inside: NDArray[np.intp]
+
+
+def build_frame(spec: JobSpec) -> Frame:
+    """Read the network and lay the grid.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the job and its files do not fit together; before any long work.
+    """
+    directed = spec.loss.kind == "travel" and spec.loss.directed
+    network = read_roads(spec.domain.roads, spec.domain.place)
+    if directed and not network.directions_known:
+        raise SpecError(
+            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
+        )
+    network = network.largest_connected_part(directed=directed)
+    degrees = spec.domain.bbox or network.box_degrees
+    projection = Projection.centred_on(*degrees)
+    node_xy = projection.to_plane(network.lonlat)
+    if spec.domain.bbox is None:
+        west, south = node_xy.min(axis=0)
+        east, north = node_xy.max(axis=0)
+        inside = np.arange(network.nodes)
+        box = Box(float(west), float(south), float(east), float(north))
+    else:
+        lon, lat = network.lonlat.T
+        west, south, east, north = degrees
+        within = (lon >= west) & (lon <= east) & (lat >= south) & (lat <= north)
+        inside = np.flatnonzero(within)
+        if len(inside) == 0:
+            raise DataError(
+                f"domain.bbox: no road within reach: none of the {network.nodes} road nodes lies in "
+                f"{list(degrees)}; the network spans {[round(d, 4) for d in network.box_degrees]}"
+            )
+        box = _projected_box(projection, degrees)
+    grid = Grid.covering(box, spec.domain.cell_km, spec.domain.refine)
+    bounds = grid.box
+    distortion = projection.distortion(bounds.west_km, bounds.south_km, bounds.east_km, bounds.north_km)
+    return Frame(
+        network=network,
+        projection=projection,
+        distortion=distortion,
+        grid=grid,
+        node_xy_km=node_xy,
+        nodes_inside=inside,
+    )
+
+
+def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
+    """Build the whole domain of a job.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the job and its files do not fit together; before any long work.
+    """
+    frame = frame or build_frame(spec)
+    network, grid = frame.network, frame.grid
+    notes = []
+    if network.nodes < network.nodes_read:
+        notes.append(
+            f"kept the largest connected part of the road network: {network.nodes} of "
+            f"{network.nodes_read} nodes"
+        )
+    output_xy, output_node = _choose_outputs(spec, frame)
+    check_min_probability(spec.privacy.min_probability, len(output_xy))
+    prior, dropped = _make_prior(spec, frame)
+    if dropped:
+        notes.append(f"{dropped} prior points lie outside the grid and were left out")
+    loss: TravelLoss | EuclideanLoss = EuclideanLoss(output_xy)
+    if spec.loss.kind == "travel":
+        task_node, task_weight = _choose_tasks(spec, frame)
+        loss = TravelLoss(
+            node_xy_km=frame.node_xy_km,
+            task_distance_km=network.distances_to(task_node, directed=spec.loss.directed),
+            task_weight=task_weight,
+            output_node=output_node,
+        )
+    return Domain(
+        projection=frame.projection,
+        distortion=frame.distortion,
+        grid=grid,
+        output_xy_km=output_xy,
+        output_lonlat=frame.projection.to_degrees(output_xy),
+        prior=prior,
+        loss=loss,
+        notes=tuple(notes),
+    )
+
+
+def output_count(spec: JobSpec, grid: Grid) -> int:
+    """Return K without drawing anything.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the outputs' file cannot be read.
+    """
+    if spec.outputs.choose == "seeds":
+        return grid.seeds
+    if spec.outputs.choose == "file":
+        return len(_read_file(spec.outputs.file, "outputs.file", weights=False).coordinates)
+    assert spec.outputs.count is not None  # the job file's validation sees to it
+    return spec.outputs.count
+
+
+def _projected_box(projection: Projection, degrees: tuple[float, float, float, float]) -> Box:
+    """Return the box in the plane around a box in degrees; its curved sides are sampled."""
+    west, south, east, north = degrees
+    along = np.linspace(0, 1, 65)
+    lon, lat = west + along * (east - west), south + along * (north - south)
+    border = np.concatenate(
+        [
+            np.stack(np.broadcast_arrays(lon, south), axis=-1),
+            np.stack(np.broadcast_arrays(lon, north), axis=-1),
+            np.stack(np.broadcast_arrays(west, lat), axis=-1),
+            np.stack(np.broadcast_arrays(east, lat), axis=-1),
+        ]
+    )
+    xy = projection.to_plane(border)
+    (left, lower), (right, upper) = xy.min(axis=0), xy.max(axis=0)
+    return Box(float(left), float(lower), float(right), float(upper))
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng([seed, stream])
+
+
+def _choose_outputs(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Return the outputs, float64 of shape (K, 2) in km, and the nearest road node of each."""
+    if spec.outputs.choose == "road-nodes":
+        count, available = output_count(spec, frame.grid), len(frame.nodes_inside)
+        if count > available:
+            raise DataError(
+                f"outputs.count: {count} outputs are wanted, but the box holds only {available} road nodes"
+            )
+        generator = _generator(spec.outputs.random_seed, _STREAM_OUTPUTS)
+        node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
+        return frame.node_xy_km[node], node
+    if spec.outputs.choose == "seeds":
+        xy = frame.grid.seeds_xy_km()
+    else:
+        points = _read_file(spec.outputs.file, "outputs.file", weights=False)
+        xy = _in_plane(points, frame.projection)
+        outside = ~frame.grid.box.contains(xy)
+        if outside.any():
+            row = int(np.argmax(outside))
+            raise DataError(
+                f"outputs.file: {spec.outputs.file}: {int(outside.sum())} of {len(xy)} outputs lie "
+                f"outside the grid, the first in row {row + 1} at x = {xy[row, 0]:.3f} km, "
+                f"y = {xy[row, 1]:.3f} km"
+            )
+        if len(np.unique(xy, axis=0)) < len(xy):
+            raise DataError(f"outputs.file: {spec.outputs.file}: two outputs are the same place")
+    return xy, _nearest_nodes(frame, xy)
+
+
+def _choose_tasks(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the tasks' road nodes, shape (Q,), and their weights, summing to 1."""
+    if spec.loss.tasks_file is not None:
+        points = _read_file(spec.loss.tasks_file, "loss.tasks_file")
+        xy = _in_plane(points, frame.projection)
+        outside = ~frame.grid.box.contains(xy)
+        if outside.any():
+            raise DataError(
+                f"loss.tasks_file: {spec.loss.tasks_file}: {int(outside.sum())} of {len(xy)} tasks lie "
+                "outside the grid"
+            )
+        return _nearest_nodes(frame, xy), points.weight / points.weight.sum()
+    count = spec.loss.tasks
+    if count > len(frame.nodes_inside):
+        raise DataError(
+            f"loss.tasks: {count} tasks are wanted, but the box holds only "
+            f"{len(frame.nodes_inside)} road nodes"
+        )
+    generator = _generator(spec.loss.random_seed, _STREAM_TASKS)
+    node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
+    return node, np.full(count, 1 / count)
+
+
+def _nearest_nodes(frame: Frame, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
+    return np.asarray(KDTree(frame.node_xy_km).query(xy_km)[1], dtype=np.intp)
+
+
+def _make_prior(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], int]:
+    """Return π on the fine lattice and the number of prior points outside the grid."""
+    grid = frame.grid
+    if spec.prior.kind == "uniform":
+        return np.full(grid.shape, 1 / grid.records), 0
+    if spec.prior.kind == "road-nodes":
+        xy = frame.node_xy_km[frame.nodes_inside]
+        weight = np.ones(len(xy))
+    else:
+        points = _read_file(spec.prior.file, "prior.file")
+        xy, weight = _in_plane(points, frame.projection), points.weight
+    i, j, inside = grid.nearest_records(xy)
+    if not weight[inside].any():
+        raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
+    # bincount adds in the order of the points, so the prior is the same on every machine.
+    flat = np.bincount(i[inside] * grid.shape[1] + j[inside], weights=weight[inside], minlength=grid.records)
+    return (flat / flat.sum()).reshape(grid.shape), int((~inside).sum())
+
+
+def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:
+    assert name is not None  # the job file's validation sees to it
+    return read_points(Path(points_path(name, key)), weights=weights)
+
+
+def _in_plane(points: Points, projection: Projection) -> NDArray[np.float64]:
+    return points.coordinates if points.planar else projection.to_plane(points.coordinates)
