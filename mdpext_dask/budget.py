@@ -1,0 +1,168 @@
+"""How ε is shared out: metric exponents, the normaliser bound, and budgets for the seed LP.
+
+A *budget* β_t bounds how fast a log score may change along axis t between neighbouring seeds, in 1/km.
+Normalisation makes the log *probability* change faster than the score; the ways to set β differ in
+how they pay for that. PROOF.md beside this module derives the bound.
+"""
+
+import math
+from dataclasses import dataclass
+
+from scipy.optimize import brentq
+
+from mdpext_dask.errors import SpecError
+
+# Shares of ε that the published experiments try for the first axis.
+PUBLISHED_SHARES = (1 / 5, 2 / 5, 3 / 5, 4 / 5)
+# float32 rounding moves a stored log probability by at most 2^-24, and a row's total by as much.
+_STORED_LOG_ERROR = 4 * 2.0**-24
+
+
+@dataclass(frozen=True)
+class AxisBudgets:
+    """Budgets of the seed LP for both axes.
+
+    Parameters
+    ----------
+    split
+        (ε_1, ε_2): what each axis may use of ε after normalisation, in 1/km.
+    beta
+        (β_1, β_2): budgets of log scores, in 1/km.
+    """
+
+    split: tuple[float, float]
+    beta: tuple[float, float]
+
+
+def dual_exponent(p: float) -> float:
+    """Return q with 1/p + 1/q = 1, for p in [1, ∞]."""
+    if p == 1:
+        return math.inf
+    return 1.0 if math.isinf(p) else p / (p - 1)
+
+
+def vector_norm(first: float, second: float, q: float) -> float:
+    """Return ‖(first, second)‖_q."""
+    first, second = abs(first), abs(second)
+    if math.isinf(q):
+        return max(first, second)
+    largest = max(first, second)
+    if largest == 0:
+        return 0.0
+    return float(largest * ((first / largest) ** q + (second / largest) ** q) ** (1 / q))
+
+
+def planar_epsilon(epsilon: float, distortion: float) -> float:
+    """Return the ε, in 1/km, to keep in the plane so that `epsilon` holds on the ground.
+
+    Planar distance is at most (1 + distortion) times ground distance.
+    """
+    return math.nextafter(epsilon / (1 + distortion), 0)
+
+
+def design_epsilon(epsilon: float, spacing_km: float, p: float) -> float:
+    """Return the ε, in 1/km, to design for so that `epsilon` survives storing float32.
+
+    Stored log probabilities are off by at most 2 · 2^-24, so a difference along a fine edge by twice
+    that, and the dual norm of the two axes' differences by 2^{1/q} times that over the spacing.
+
+    Raises
+    ------
+    SpecError
+        If the fine spacing is so small that float32 cannot carry ε.
+    """
+    design = epsilon - _STORED_LOG_ERROR * vector_norm(1, 1, dual_exponent(p)) / spacing_km
+    if design <= epsilon / 2:
+        raise SpecError(
+            f"privacy.epsilon_per_km: {epsilon:g}/km over a fine spacing of {spacing_km:g} km is below "
+            "the resolution of stored probabilities; use larger cells or less refinement"
+        )
+    return design
+
+
+def even_split(epsilon: float, p: float) -> tuple[float, float]:
+    """Return the split that treats both axes alike: ‖(ε_1, ε_2)‖_q = ε."""
+    share = epsilon / vector_norm(1, 1, dual_exponent(p))
+    return share, share
+
+
+def candidate_splits(epsilon: float, p: float) -> list[tuple[float, float]]:
+    """Return the published splits ε_1 = ε k/5, k = 1..4, and the even one, all with ‖·‖_q = ε.
+
+    For p = 1 every axis may use all of ε, so there is only one split.
+    """
+    even = even_split(epsilon, p)
+    q = dual_exponent(p)
+    if math.isinf(q):
+        return [even]
+    splits = [even]
+    for share in PUBLISHED_SHARES:
+        first = share * epsilon
+        splits.append((first, epsilon * (1 - share**q) ** (1 / q)))
+    return splits
+
+
+def normaliser_excess(delta_axis: float, delta_other: float) -> float:
+    """Return η of bound (2): by how much normalising can steepen a log probability.
+
+    |∂_t log M| ≤ β_t (1 + η(β_t h_0, β_o h_0)),
+    η(δ_t, δ_o) = min(1, (cosh δ_t − sech(δ_o / 2)) / sinh δ_t).
+
+    Parameters
+    ----------
+    delta_axis, delta_other
+        δ_t = β_t h_0 along the axis and δ_o across it, both ≥ 0.
+    """
+    if delta_axis == 0:
+        return 0.0 if delta_other == 0 else 1.0
+    # (cosh δ − 1)/sinh δ = tanh(δ/2); written so, nothing cancels or overflows.
+    tilt = math.tanh(delta_axis / 2)
+    across = 1 - _sech(delta_other / 2)
+    return min(1.0, tilt + across * _csch(delta_axis))
+
+
+def half_budgets(split: tuple[float, float]) -> AxisBudgets:
+    """Return the published budgets β_t = ε_t / 2; the factor 2 is the worst case of bound (2)."""
+    return AxisBudgets(split=split, beta=(split[0] / 2, split[1] / 2))
+
+
+def bound_budgets(split: tuple[float, float], cell_km: float) -> AxisBudgets:
+    """Return the largest budgets for which bound (2) stays within the split on both axes.
+
+    Each β_t is the root of β (1 + η(β h_0, β_o h_0)) = ε_t for the other axis' β_o, iterated to a fixed
+    point; a last common factor makes sure that both axes hold whatever the iteration left open.
+    """
+    beta = (split[0] / 2, split[1] / 2)
+    for _ in range(60):
+        first = _largest_budget(split[0], beta[1], cell_km)
+        second = _largest_budget(split[1], first, cell_km)
+        if (first, second) == beta:
+            break
+        beta = (first, second)
+    scale = 1.0
+    while any(_slope_bound(beta[t] * scale, beta[1 - t] * scale, cell_km) > split[t] for t in (0, 1)):
+        scale = scale * (1 - 1e-12) if scale > 1 - 1e-9 else scale * 0.99
+    return AxisBudgets(split=split, beta=(beta[0] * scale, beta[1] * scale))
+
+
+def _slope_bound(beta: float, beta_other: float, cell_km: float) -> float:
+    return beta * (1 + normaliser_excess(beta * cell_km, beta_other * cell_km))
+
+
+def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float) -> float:
+    def excess(beta: float) -> float:
+        return _slope_bound(beta, beta_other, cell_km) - epsilon_axis
+
+    # β = ε/2 always holds because η ≤ 1; β = ε never does, unless η vanishes.
+    low, high = epsilon_axis / 2, epsilon_axis
+    if excess(low) >= 0:
+        return low
+    return float(brentq(excess, low, high, xtol=1e-15 * epsilon_axis))
+
+
+def _sech(x: float) -> float:
+    return 2 * math.exp(-x) / (1 + math.exp(-2 * x))
+
+
+def _csch(x: float) -> float:
+    return 2 * math.exp(-x) / -math.expm1(-2 * x)

@@ -1,0 +1,155 @@
+"""The seed LP with HiGHS: its interior-point method without crossover.
+
+HiGHS stops within absolute tolerances, so its answer is only a proposal: statuses are checked, the
+rows are repaired to keep every constraint exactly, and the dual bound is recomputed from the
+multipliers with their signs enforced.
+"""
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from mdpext_dask.errors import SolverError
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+
+# The thread count is fixed by the first solve of a process, so it goes first. One thread: the method is
+# serial, and thread counts must not decide bytes.
+_OPTIONS: dict[str, bool | float | str] = {
+    "threads": 1,
+    "solver": "ipm",
+    "run_crossover": "off",
+    "primal_feasibility_tolerance": 1e-9,
+    "dual_feasibility_tolerance": 1e-9,
+    "ipm_optimality_tolerance": 1e-9,
+}
+
+
+class _SilentHighs(highspy.Highs):
+    """HiGHS without its banner, which would break a machine-readable standard output.
+
+    The constructor of :class:`highspy.Highs` enables callbacks, and that prints already (seen in 1.16),
+    before anybody can turn printing off; this one initialises the base alone and turns it off first.
+    """
+
+    def __init__(self) -> None:
+        super(highspy.Highs, self).__init__()
+        _check(self.setOptionValue("output_flag", False), "turning output off")
+
+
+def solve_highs(problem: SeedProblem) -> SeedMechanism:
+    """Solve a seed LP.
+
+    Raises
+    ------
+    SolverError
+        If HiGHS does not report an optimum, or its answer cannot be repaired.
+    """
+    seeds, outputs = problem.cost.shape
+    scale = float(np.abs(problem.cost).max()) or 1.0
+    matrix = _constraint_matrix(problem)
+    rows, multipliers, iterations = _run(
+        matrix=matrix,
+        cost=problem.cost.ravel() / scale,
+        floor=problem.min_probability,
+        sums=seeds,
+    )
+    mechanism = problem.repair(rows.reshape(seeds, outputs))
+    return SeedMechanism(
+        rows=mechanism,
+        primal=problem.objective(mechanism),
+        dual=scale * _dual_bound(matrix, problem, scale, multipliers),
+        solver="highs",
+        iterations=iterations,
+    )
+
+
+def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
+    """Return all rows of the LP: the budgets output by output, then the sums of the seeds' rows."""
+    seeds, outputs = problem.cost.shape
+    budgets = sparse.kron(_budget_rows(problem), sparse.eye_array(outputs))
+    sums = sparse.kron(sparse.eye_array(seeds), np.ones((1, outputs)))
+    return sparse.csr_array(sparse.vstack([budgets, sums]))
+
+
+def _budget_rows(problem: SeedProblem) -> sparse.csr_array:
+    """Return the rows z_i − exp(β h_0) z_j ≤ 0 of one output, both ways for every pair."""
+    i, j, budget = problem.pairs()
+    # Where exp(β h) ≥ 1/δ the row follows from δ ≤ z ≤ 1, and its huge coefficient would only do harm.
+    binding = budget < -np.log(problem.min_probability)
+    i, j, budget = i[binding], j[binding], budget[binding]
+    count = len(i)
+    one, growth = np.ones(count), np.exp(budget)
+    row = np.arange(count)
+    data = np.concatenate([one, -growth, one, -growth])
+    rows = np.concatenate([row, row, row + count, row + count])
+    columns = np.concatenate([i, j, j, i])
+    return sparse.csr_array((data, (rows, columns)), shape=(2 * count, problem.cost.shape[0]))
+
+
+def _run(
+    *,
+    matrix: sparse.csr_array,
+    cost: NDArray[np.float64],
+    floor: float,
+    sums: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Minimise cost·z subject to matrix z ≤ 0 (last `sums` rows: = 1), z ≥ floor."""
+    solver = _SilentHighs()
+    for option, value in _OPTIONS.items():
+        _check(solver.setOptionValue(option, value), f"option {option}")
+
+    count, variables = matrix.shape
+    program = highspy.HighsLp()
+    program.num_row_, program.num_col_ = count, variables
+    program.col_cost_ = cost
+    program.col_lower_ = np.full(variables, floor)
+    program.col_upper_ = np.full(variables, highspy.kHighsInf)
+    upper = np.zeros(count)
+    upper[-sums:] = 1.0
+    lower = np.full(count, -highspy.kHighsInf)
+    lower[-sums:] = 1.0
+    program.row_lower_, program.row_upper_ = lower, upper
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.start_ = matrix.indptr
+    program.a_matrix_.index_ = matrix.indices
+    program.a_matrix_.value_ = matrix.data
+
+    _check(solver.passModel(program), "passing the model")
+    _check(solver.run(), "solving")
+    status = solver.getModelStatus()
+    if status != highspy.HighsModelStatus.kOptimal:
+        raise SolverError(
+            f"HiGHS ended the seed LP ({sums} seeds, {variables // sums} outputs) with status "
+            f"'{solver.modelStatusToString(status)}'"
+        )
+    solution, info = solver.getSolution(), solver.getInfo()
+    return (
+        np.array(solution.col_value),
+        np.array(solution.row_dual),
+        int(info.ipm_iteration_count),
+    )
+
+
+def _check(status: highspy.HighsStatus, what: str) -> None:
+    # A warning is not an answer either: HiGHS returns one with an objective of 0.
+    if status != highspy.HighsStatus.kOk:
+        raise SolverError(f"HiGHS: {what} failed with status {status}")
+
+
+def _dual_bound(
+    matrix: sparse.csr_array,
+    problem: SeedProblem,
+    scale: float,
+    multipliers: NDArray[np.float64],
+) -> float:
+    """Return a lower bound on the optimum of the scaled LP that holds for any multipliers.
+
+    For y ≤ 0 on the budget rows and free ν on the row sums, every feasible z has
+    c·z ≥ Σ ν + Σ r z with r = c − Aᵀ(y, ν); and δ ≤ z ≤ 1, so each term is at least min(δ r, r).
+    """
+    seeds = problem.cost.shape[0]
+    y = multipliers.copy()
+    y[:-seeds] = np.minimum(y[:-seeds], 0)
+    reduced = problem.cost.ravel() / scale - matrix.T @ y
+    return float(y[-seeds:].sum() + np.minimum(problem.min_probability * reduced, reduced).sum())

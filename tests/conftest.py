@@ -1,0 +1,74 @@
+"""Shared fixtures: small jobs, real networks where they are at hand, every executor."""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdpext_dask.spec import ClusterSection
+
+ROADS_VARIABLE = "MDPEXT_ROADS"
+_BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data" / "roads"
+
+_SMALL_JOB: dict[str, dict[str, Any]] = {
+    "job": {"name": "small"},
+    "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
+    "privacy": {"epsilon_per_km": 1.0},
+    "outputs": {"count": 8},
+    "loss": {"tasks": 5},
+    "cluster": {"kind": "inline"},
+}
+
+
+@pytest.fixture
+def small_job() -> Callable[..., dict[str, dict[str, Any]]]:
+    """Return a function that makes a small job; keyword sections are merged into it."""
+
+    def make(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        job = copy.deepcopy(_SMALL_JOB)
+        for name, keys in sections.items():
+            job.setdefault(name, {}).update(keys)
+        return job
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def city_roads() -> Callable[[str], Path]:
+    """Return a function from a city's name to the folder of its network; skips where there is none."""
+
+    def find(city: str) -> Path:
+        folder = Path(os.environ.get(ROADS_VARIABLE, _BESIDE_THE_PROJECT)) / city
+        if not folder.is_dir():
+            pytest.skip(f"no road network of {city} in {folder.parent} (set {ROADS_VARIABLE})")
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def scheduler_address() -> Iterator[str]:
+    """Return the address of a running scheduler with two worker processes on loopback."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(params=["inline", "one process", "two processes", "scheduler"])
+def any_cluster(request: pytest.FixtureRequest) -> ClusterSection:
+    """Every way to run tasks, as a ``[cluster]`` section."""
+    if request.param == "scheduler":
+        return ClusterSection(kind="address", address=request.getfixturevalue("scheduler_address"))
+    if request.param == "inline":
+        return ClusterSection(kind="inline")
+    return ClusterSection(kind="local", workers=1 if request.param == "one process" else 2)

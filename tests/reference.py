@@ -1,0 +1,55 @@
+"""Slow, obvious versions of what the package does fast, written apart from it."""
+
+import itertools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def dual(p: float) -> float:
+    """Return q with 1/p + 1/q = 1."""
+    return math.inf if p == 1 else 1.0 if math.isinf(p) else p / (p - 1)
+
+
+def distance(a: NDArray[np.float64], b: NDArray[np.float64], p: float) -> float:
+    """Return the l_p distance of two points."""
+    return float(np.linalg.norm(np.asarray(a) - np.asarray(b), ord=p))
+
+
+def audited_epsilon(
+    probability: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.float64], p: float
+) -> float:
+    """Return sup |log M(k|a) - log M(k|b)| / d_p(a, b) over all pairs of records and outputs."""
+    rows = probability.reshape(-1, probability.shape[-1]).astype(np.float64)
+    logs = np.log(rows / rows.sum(axis=1, keepdims=True))
+    points = np.array(list(itertools.product(x, y)))
+    worst = 0.0
+    for first in range(len(points) - 1):
+        apart = np.linalg.norm(points[first + 1 :] - points[first], ord=p, axis=1)
+        change = np.abs(logs[first + 1 :] - logs[first]).max(axis=1)
+        worst = max(worst, float((change / apart).max()))
+    return worst
+
+
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Normalise exp(scores) over the last axis."""
+    weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weight / weight.sum(axis=-1, keepdims=True)
+
+
+def interpolate(corners: NDArray[np.float64], s: float, t: float) -> NDArray[np.float64]:
+    """Return the bilinear interpolant of corners of shape (2, 2, ...) at (s, t) in [0, 1]^2."""
+    return (
+        (1 - s) * (1 - t) * corners[0, 0]
+        + s * (1 - t) * corners[1, 0]
+        + (1 - s) * t * corners[0, 1]
+        + s * t * corners[1, 1]
+    )
+
+
+def random_mechanism(
+    rng: np.random.Generator, shape: tuple[int, int], outputs: int, roughness: float
+) -> NDArray[np.float32]:
+    """Return random rows, float32 of shape (*shape, outputs), the rougher the less private."""
+    return softmax(rng.normal(scale=roughness, size=(*shape, outputs))).astype(np.float32)

@@ -1,0 +1,179 @@
+"""The seed LP: against an independent dense formulation, exact feasibility, honest bounds."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from mdpext_dask.errors import SolverError
+from mdpext_dask.seed import highs
+from mdpext_dask.seed.highs import solve_highs
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+
+
+def random_problem(rng: np.random.Generator, **changes: object) -> SeedProblem:
+    shape = (int(rng.integers(1, 5)), int(rng.integers(2, 5)))
+    outputs = int(rng.integers(2, 7))
+    values: dict[str, object] = {
+        "cost": rng.exponential(size=(shape[0] * shape[1], outputs)),
+        "seeds_shape": shape,
+        "beta": (float(rng.uniform(0.05, 3)), float(rng.uniform(0.05, 3))),
+        "cell_km": float(rng.uniform(0.2, 2)),
+        "min_probability": float(10 ** rng.uniform(-8, -2)),
+    }
+    return SeedProblem(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def dense_optimum(problem: SeedProblem) -> float:
+    """Solve the LP written out constraint by constraint, with another solver front end."""
+    nx, ny = problem.seeds_shape
+    outputs = problem.cost.shape[1]
+
+    def column(i: int, j: int, k: int) -> int:
+        return (i * ny + j) * outputs + k
+
+    upper = []
+    for i in range(nx):
+        for j in range(ny):
+            for di, dj, beta in ((1, 0, problem.beta[0]), (0, 1, problem.beta[1])):
+                if i + di < nx and j + dj < ny:
+                    growth = math.exp(beta * problem.cell_km)
+                    for k in range(outputs):
+                        here, there = column(i, j, k), column(i + di, j + dj, k)
+                        for a, b in ((here, there), (there, here)):
+                            row = np.zeros(nx * ny * outputs)
+                            row[a], row[b] = 1, -growth
+                            upper.append(row)
+    sums = np.kron(np.eye(nx * ny), np.ones(outputs))
+    answer = linprog(
+        problem.cost.ravel(),
+        A_ub=np.array(upper),
+        b_ub=np.zeros(len(upper)),
+        A_eq=sums,
+        b_eq=np.ones(nx * ny),
+        bounds=(problem.min_probability, None),
+        method="highs-ds",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    assert answer.status == 0
+    return float(answer.fun)
+
+
+def assert_feasible(problem: SeedProblem, rows: np.ndarray) -> None:
+    """Check every constraint with nothing of the package but the numbers."""
+    outputs = rows.shape[1]
+    grid = rows.reshape(*problem.seeds_shape, outputs)
+    for axis, beta in enumerate(problem.beta):
+        if grid.shape[axis] > 1:
+            change = np.abs(np.diff(np.log(grid), axis=axis)).max()
+            assert change <= beta * problem.cell_km
+    assert rows.min() >= problem.min_probability
+    assert np.abs(rows.sum(axis=1) - 1).max() <= 1e-14
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
+    problem = random_problem(np.random.default_rng(seed))
+    solved = solve_highs(problem)
+    optimum = dense_optimum(problem)
+    assert_feasible(problem, solved.rows)
+    assert solved.primal == pytest.approx(optimum, rel=2e-6)
+    assert solved.dual <= optimum * (1 + 1e-9)
+    assert solved.dual == pytest.approx(optimum, rel=1e-6)
+    assert 0 <= solved.gap + 1e-12 < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_the_scale_of_the_cost_does_not_matter(scale: float) -> None:
+    problem = random_problem(np.random.default_rng(3))
+    scaled = random_problem(np.random.default_rng(3), cost=problem.cost * scale)
+    assert solve_highs(scaled).primal == pytest.approx(scale * solve_highs(problem).primal, rel=1e-6)
+
+
+def test_seeds_without_cost_are_no_obstacle() -> None:
+    rng = np.random.default_rng(5)
+    cost = np.zeros((12, 4))
+    cost[3] = rng.exponential(size=4)
+    problem = random_problem(rng, cost=cost, seeds_shape=(3, 4))
+    solved = solve_highs(problem)
+    assert_feasible(problem, solved.rows)
+    free = random_problem(rng, cost=np.zeros((12, 4)), seeds_shape=(3, 4))
+    assert_feasible(free, solve_highs(free).rows)
+
+
+def test_one_output_is_certain() -> None:
+    problem = random_problem(np.random.default_rng(0), cost=np.ones((6, 1)), seeds_shape=(2, 3))
+    assert (solve_highs(problem).rows == 1).all()
+
+
+def test_what_hinders_nobody_is_the_best_output() -> None:
+    """With budgets so wide that nothing binds, every seed reports its cheapest output."""
+    rng = np.random.default_rng(1)
+    problem = random_problem(rng, beta=(40.0, 40.0), cell_km=1.0, min_probability=1e-9)
+    rows = solve_highs(problem).rows
+    assert (rows.argmax(axis=1) == problem.cost.argmin(axis=1)).all()
+    assert rows.max(axis=1).min() > 1 - 1e-5
+
+
+def test_repair_keeps_what_is_feasible() -> None:
+    problem = random_problem(np.random.default_rng(2), seeds_shape=(2, 3), cost=np.ones((6, 4)))
+    uniform = np.full((6, 4), 0.25)
+    assert np.array_equal(problem.repair(uniform), uniform)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), error=st.floats(-12, -8))
+def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, min_probability=1e-6)
+    rows = solve_highs(problem).rows
+    blurred = rows + rng.normal(scale=10**error, size=rows.shape)
+    repaired = problem.repair(blurred)
+    assert_feasible(problem, repaired)
+    assert np.abs(repaired - rows).max() < 1e3 * 10**error / min(problem.beta) + 1e-9
+
+
+def test_rubbish_is_not_repaired() -> None:
+    problem = random_problem(
+        np.random.default_rng(2), seeds_shape=(2, 3), cost=np.ones((6, 4)), beta=(0.1, 0.1), cell_km=1.0
+    )
+    rubbish = np.eye(4)[np.arange(6) % 4]
+    with pytest.raises(SolverError, match="beyond repair"):
+        problem.repair(rubbish)
+    with pytest.raises(SolverError, match="non-finite"):
+        problem.repair(np.full((6, 4), np.nan))
+    with pytest.raises(SolverError, match="negative"):
+        problem.repair(np.full((6, 4), -0.25))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_any_multipliers_give_a_lower_bound(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng)
+    matrix = highs._constraint_matrix(problem)
+    bound = highs._dual_bound(matrix, problem, 1.0, rng.normal(size=matrix.shape[0]))
+    assert bound <= dense_optimum(problem) + 1e-9
+
+
+def test_an_infeasible_program_is_an_error_not_an_answer() -> None:
+    # Four outputs cannot all have at least 0.3.
+    problem = random_problem(
+        np.random.default_rng(0), seeds_shape=(2, 3), cost=np.ones((6, 4)), min_probability=0.3
+    )
+    with pytest.raises(SolverError, match="status"):
+        solve_highs(problem)
+
+
+def test_solving_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    solve_highs(random_problem(np.random.default_rng(0)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_gap_is_relative() -> None:
+    mechanism = SeedMechanism(rows=np.ones((1, 1)), primal=2.0, dual=1.9, solver="x", iterations=1)
+    assert mechanism.gap == pytest.approx(0.05)
