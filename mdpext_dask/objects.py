@@ -1,0 +1,95 @@
+"""Whole small files beside the arrays: receipts and audits, through the same store as the arrays.
+
+Everything goes through Zarr's store interface, so a local folder and an object store behave alike.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore
+
+from mdpext_dask.errors import StoreError
+
+
+def is_remote(url: str) -> bool:
+    """Whether a store address is a URL rather than a local path."""
+    return "://" in url and not url.startswith("file://")
+
+
+def open_objects(url: str, *, read_only: bool = False) -> Store:
+    """Return the Zarr store behind a local path or URL, without touching it yet.
+
+    Raises
+    ------
+    StoreError
+        If the URL's protocol is not known or its driver is not installed.
+    """
+    if not is_remote(url):
+        return LocalStore(Path(url.removeprefix("file://")), read_only=read_only)
+    try:
+        return FsspecStore.from_url(url, read_only=read_only)
+    except (ImportError, ValueError, TypeError) as error:
+        raise StoreError(f"{url}: cannot be opened: {error}") from None
+
+
+def get_bytes(store: Store, key: str) -> bytes | None:
+    """Return an object's bytes, or None if there is no such object."""
+    buffer = sync(store.get(key, default_buffer_prototype()))
+    return None if buffer is None else buffer.to_bytes()
+
+
+def put_bytes(store: Store, key: str, value: bytes) -> None:
+    """Write an object; a reader sees the old one or the new one, never a part."""
+    sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+
+
+def get_json(store: Store, key: str) -> Any:
+    """Return an object parsed as JSON; None if it is not there or is damaged."""
+    value = get_bytes(store, key)
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def put_json(store: Store, key: str, value: Mapping[str, Any]) -> None:
+    """Write an object as JSON, keys in order; not-a-number and infinity are refused."""
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    put_bytes(store, key, text.encode())
+
+
+def list_keys(store: Store, prefix: str) -> list[str]:
+    """Return the keys under a prefix, sorted; the prefix stays in them."""
+    return sorted(sync(_collect(store.list_prefix(prefix))))
+
+
+def exists(store: Store, key: str) -> bool:
+    """Whether there is an object of that key."""
+    return bool(sync(store.exists(key)))
+
+
+def is_empty(store: Store) -> bool:
+    """Whether the store holds nothing at all."""
+    return bool(sync(store.is_empty("")))
+
+
+def delete_keys(store: Store, keys: list[str]) -> None:
+    """Delete objects; those that are not there are no error."""
+    for key in keys:
+        sync(store.delete(key))
+
+
+def delete_everything(store: Store) -> None:
+    """Delete all objects of the store."""
+    sync(store.clear())
+
+
+async def _collect(keys: AsyncIterator[str]) -> list[str]:
+    return [key async for key in keys]

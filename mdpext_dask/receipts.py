@@ -1,0 +1,125 @@
+"""Receipts: the only sign that a block is done.
+
+A receipt is written after its block's shards and says what their bytes hash to, so a killed write or a
+byte changed later is told from a finished block. It also carries digests of the rows that the block
+shares with its neighbours.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from zarr.abc.store import Store
+
+from mdpext_dask import objects
+from mdpext_dask.partition import Block
+
+PREFIX = "receipts/"
+SIDES = ("west", "east", "south", "north")
+_ROW_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task says about the block it has written.
+
+    Parameters
+    ----------
+    block
+        Index of the block.
+    seed_sha256
+        Which seed it was extended from.
+    shards
+        SHA-256 (hex) of each shard the block owns, by key.
+    sides
+        For each side of the closed block, the digests of its records in order, hex, 16 digits each.
+    fallbacks
+        Rows for which a local program fell back to its reference.
+    seconds
+        Time the task took.
+    peak_bytes
+        What the task allocated at most, where it was measured.
+    worker
+        Which process on which machine.
+    """
+
+    block: int
+    seed_sha256: str
+    shards: dict[str, str]
+    sides: dict[str, str]
+    fallbacks: int
+    seconds: float
+    peak_bytes: int | None
+    worker: str
+
+    def row_digests(self, side: str) -> list[str]:
+        """Return the digests of the records on one side, in the order of the fine lattice."""
+        text, digits = self.sides[side], 2 * _ROW_DIGEST_BYTES
+        return [text[start : start + digits] for start in range(0, len(text), digits)]
+
+
+def key_of(block: int) -> str:
+    """Return the key of a block's receipt."""
+    return f"{PREFIX}{block:08d}.json"
+
+
+def write_receipt(store: Store, receipt: Receipt) -> None:
+    """Write a receipt as one small object."""
+    objects.put_json(store, key_of(receipt.block), asdict(receipt))
+
+
+def read_receipt(store: Store, block: int) -> Receipt | None:
+    """Return a block's receipt, or None if there is none or it is damaged."""
+    content = objects.get_json(store, key_of(block))
+    if not isinstance(content, Mapping):
+        return None
+    try:
+        receipt = Receipt(**content)
+    except TypeError:
+        return None
+    return receipt if receipt.block == block and receipt.shards else None
+
+
+def is_intact(store: Store, receipt: Receipt) -> bool:
+    """Whether every shard that the receipt names still has the bytes it names."""
+    return all(shard_sha256(store, key) == digest for key, digest in receipt.shards.items())
+
+
+def shard_sha256(store: Store, key: str) -> str | None:
+    """Return the SHA-256 (hex) of an object, or None if it is not there."""
+    value = objects.get_bytes(store, key)
+    return None if value is None else hashlib.sha256(value).hexdigest()
+
+
+def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
+    """Return digests of the closed block's sides that it shares with neighbours.
+
+    Parameters
+    ----------
+    fine
+        The closed block, float32 of shape (rows east, rows north, K).
+    block
+        Which block it is.
+    """
+    shared = {
+        "west": (block.cells_x.start > 0, fine[0]),
+        "south": (block.cells_y.start > 0, fine[:, 0]),
+        "east": ("east" in block.neighbours, fine[-1]),
+        "north": ("north" in block.neighbours, fine[:, -1]),
+    }
+    return {side: _digest_rows(rows) for side, (used, rows) in shared.items() if used}
+
+
+def digest_of(receipts: Mapping[int, Receipt]) -> str:
+    """Return one SHA-256 (hex) over the keys and hashes of all shards, in order."""
+    digest = hashlib.sha256()
+    for _, receipt in sorted(receipts.items()):
+        for key, sha256 in sorted(receipt.shards.items()):
+            digest.update(f"{key} {sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest_rows(rows: NDArray[np.float32]) -> str:
+    return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)

@@ -1,0 +1,422 @@
+"""The mechanism store: one Zarr v3 hierarchy with the mechanism, its seed, its problem and its proof.
+
+    probability (x, y, output)     float32; one shard = one block of source cells x all outputs
+    x, y, output_x, ..., prior     coordinates and prior
+    seed/                          corner rows (float64), log scores, budgets, objectives
+    problem/                       tables of the loss, so that a finished store can be evaluated
+    receipts/                      one small object per finished block
+    audit/                         certificates and audits
+
+The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
+and its receipt. The state ``complete`` is the last thing written, after the certificate.
+"""
+
+import hashlib
+import math
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import zarr
+import zarr.errors
+from numpy.typing import NDArray
+from zarr.abc.store import Store
+
+from mdpext_dask import objects, receipts, template
+from mdpext_dask.domain import Domain
+from mdpext_dask.errors import IncompleteStoreError, SpecError, StoreError
+from mdpext_dask.grid import Grid
+from mdpext_dask.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.partition import Block, Plan
+from mdpext_dask.projection import Projection
+from mdpext_dask.receipts import Receipt
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
+
+# States in the order in which a store goes through them, after template.CREATING.
+PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
+_ROOT_KEY = "zarr.json"
+
+
+class MechanismStore:
+    """A mechanism store, open for reading or for writing.
+
+    Use :meth:`create` or :meth:`open`.
+    """
+
+    def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
+        self.url = url
+        self.objects = objects_store
+        self._root = root
+
+    # --- life cycle -------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, url: str, spec: JobSpec, domain: Domain, facts: Mapping[str, Any]) -> "MechanismStore":
+        """Create the whole hierarchy, with everything in it that does not depend on the seed.
+
+        Parameters
+        ----------
+        url
+            Local path or URL; must be empty or not exist.
+        spec, domain
+            The job and its problem.
+        facts
+            Further attributes of the root (planar ε, and so on).
+
+        Raises
+        ------
+        StoreError
+            If it cannot be written.
+        """
+        store = objects.open_objects(url)
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells)
+        try:
+            root = zarr.create_group(
+                store,
+                attributes=cast(Any, template.attributes_of(spec, domain, plan, facts)),
+                overwrite=False,
+            )
+            template.write_arrays(root, domain, plan)
+        except (OSError, zarr.errors.ContainsGroupError) as error:
+            raise StoreError(f"{url}: cannot be created: {error}") from None
+        created = cls(url, store, root)
+        created.update(state=PLANNED)
+        return created
+
+    @classmethod
+    def open(cls, url: str, *, mode: str = "r") -> "MechanismStore":
+        """Open an existing store; `mode` is ``"r"`` or ``"r+"``.
+
+        Raises
+        ------
+        StoreError
+            If there is no mechanism store, or one of a newer format.
+        """
+        if not objects.is_remote(url) and not Path(url.removeprefix("file://")).exists():
+            raise StoreError(f"{url}: no such store")
+        store = objects.open_objects(url, read_only=mode == "r")
+        try:
+            # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
+            root = zarr.open_group(store, mode=cast(Any, mode), use_consolidated=False)
+            version = root.attrs.get("format_version")
+        except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
+            raise StoreError(f"{url}: not a mechanism store: {_one_line(error)}") from None
+        if not isinstance(version, int):
+            raise StoreError(f"{url}: not a mechanism store: format_version is missing")
+        if version > template.FORMAT_VERSION:
+            raise StoreError(
+                f"{url}: format version {version} is newer than {template.FORMAT_VERSION}, which this "
+                "software reads; update mdpext-dask"
+            )
+        return cls(url, store, root)
+
+    @classmethod
+    def find(cls, url: str, spec: JobSpec, *, overwrite: bool) -> "MechanismStore | None":
+        """Return the job's own unfinished or finished store at `url`, or None if the place is free.
+
+        With `overwrite`, a mechanism store of another job, and one that was left half created, is
+        deleted; anything that is not a mechanism store never is.
+
+        Raises
+        ------
+        StoreError
+            If something else is there, or another job's store and not `overwrite`.
+        """
+        store = objects.open_objects(url)
+        try:
+            if objects.is_empty(store):
+                return None
+            content = objects.get_json(store, _ROOT_KEY)
+        except OSError as error:
+            raise StoreError(f"{url}: cannot be read: {_one_line(error)}") from None
+        attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
+        if "fingerprint" not in attributes:
+            raise StoreError(
+                f"{url}: exists and is not a mechanism store; choose another path (it is left as it is)"
+            )
+        found = cls.open(url, mode="r+")
+        identity = spec.identity()
+        same = found.fingerprint == fingerprint_of(identity)
+        if same and not overwrite and found.state != template.CREATING:
+            return found
+        if not same and not overwrite:
+            keys = ", ".join(differing_keys(found.attributes["identity"], identity))
+            raise StoreError(
+                f"{url}: belongs to another job, which differs in {keys}; "
+                "use --overwrite to replace it, or another --store"
+            )
+        found.delete()
+        return None
+
+    def delete(self) -> None:
+        """Delete the whole store."""
+        try:
+            if objects.is_remote(self.url):
+                objects.delete_everything(self.objects)
+            else:
+                shutil.rmtree(self.url.removeprefix("file://"))
+        except OSError as error:
+            raise StoreError(f"{self.url}: cannot be deleted: {_one_line(error)}") from None
+
+    # --- attributes -------------------------------------------------------------------------------
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of the root, as they were when the store was opened or last updated here."""
+        return dict(self._root.attrs)
+
+    def update(self, **attributes: Any) -> None:
+        """Write attributes of the root in one atomic step.
+
+        The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
+        """
+        document = objects.get_json(self.objects, _ROOT_KEY)
+        document["attributes"].update(attributes)
+        objects.put_json(self.objects, _ROOT_KEY, document)
+        self._root = zarr.open_group(self.objects, mode="r+", use_consolidated=False)
+
+    @property
+    def state(self) -> str:
+        """``creating``, ``planned``, ``extending``, ``complete`` or ``refused``."""
+        return str(self.attributes["state"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the job."""
+        return str(self.attributes["fingerprint"])
+
+    @property
+    def metric_p(self) -> float:
+        """Exponent of the metric."""
+        return float(self.attributes["metric_p"])
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of records."""
+        return Grid(**{**self.attributes["grid"], "refine": tuple(self.attributes["grid"]["refine"])})
+
+    @property
+    def projection(self) -> Projection:
+        """The projection from degrees to the plane."""
+        return Projection(**self.attributes["projection"])
+
+    @property
+    def plan(self) -> Plan:
+        """How the grid is cut into blocks."""
+        across, along = self.attributes["block_cells"]
+        return Plan(grid=self.grid, outputs=self.outputs, block_cells=(across, along))
+
+    @property
+    def outputs(self) -> int:
+        """Number K of outputs."""
+        return int(self._array(template.PROBABILITY).shape[2])
+
+    # --- arrays -----------------------------------------------------------------------------------
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        try:
+            array = self._root[name]
+        except KeyError:
+            raise StoreError(f"{self.url}: the array {name} is missing") from None
+        if not isinstance(array, zarr.Array):
+            raise StoreError(f"{self.url}: {name} is not an array")
+        return array
+
+    def read(self, name: str, *index: slice) -> NDArray[Any]:
+        """Return (a part of) an array of the hierarchy.
+
+        Raises
+        ------
+        StoreError
+            If the array is not there or its bytes are damaged.
+        """
+        array = self._array(name)
+        try:
+            return np.asarray(array[index] if index else array[...])
+        except (ValueError, RuntimeError, OSError) as error:  # what codecs and storage raise
+            raise StoreError(f"{self.url}: {name} cannot be read: {_one_line(error)}") from None
+
+    def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
+        """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
+        return self.read(template.PROBABILITY, x, y)
+
+    def write_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, str]:
+        """Write the rows that a block owns, and return the SHA-256 of each shard as it is stored.
+
+        Parameters
+        ----------
+        block
+            Which block.
+        fine
+            The closed block, float32 of shape (rows east, rows north, K).
+
+        Raises
+        ------
+        StoreError
+            If the store refuses the write.
+        """
+        array = self._array(template.PROBABILITY)
+        keys = self.shard_keys(block)
+        east, north = block.owned_shape
+        try:
+            # What an earlier, killed write has left would be read before it is written over.
+            objects.delete_keys(self.objects, [k for k in keys if objects.exists(self.objects, k)])
+            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+            hashes = {key: receipts.shard_sha256(self.objects, key) for key in keys}
+        except OSError as error:
+            raise StoreError(f"{self.url}: block {block.index}: {_one_line(error)}") from None
+        lost = [key for key, digest in hashes.items() if digest is None]
+        if lost:
+            raise StoreError(f"{self.url}: block {block.index}: shard {lost[0]} was not stored")
+        return {key: digest for key, digest in hashes.items() if digest is not None}
+
+    def shard_keys(self, block: Block) -> list[str]:
+        """Return the keys of the shards that a block owns.
+
+        Raises
+        ------
+        StoreError
+            If the rows that the block owns are not whole shards; two tasks would write one file.
+        """
+        array = self._array(template.PROBABILITY)
+        shard = array.shards
+        if shard is None:
+            raise StoreError(f"{self.url}: the probability array is not sharded")
+        ranges = []
+        for owned, side, end in zip((block.owned_x, block.owned_y), shard, array.shape, strict=False):
+            aligned = owned.start % side == 0 and (owned.stop % side == 0 or owned.stop == end)
+            if not aligned:
+                raise StoreError(
+                    f"{self.url}: block {block.index}: rows {owned.start}..{owned.stop - 1} are not "
+                    f"whole shards of {side} rows in an array of {end}"
+                )
+            ranges.append(range(owned.start // side, math.ceil(owned.stop / side)))
+        return [f"{template.PROBABILITY}/c/{i}/{j}/0" for i in ranges[0] for j in ranges[1]]
+
+    # --- seed and problem -------------------------------------------------------------------------
+
+    def write_seed(self, seed: SeedMechanism, attributes: Mapping[str, Any]) -> None:
+        """Write the seed; its digest is what receipts refer to."""
+        shape = (*self.grid.seeds_shape, seed.rows.shape[1])
+        rows = seed.rows.reshape(shape)
+        scores = np.log(rows)
+        digest = hashlib.sha256(scores.tobytes()).hexdigest()
+        group = self._root.create_group("seed", overwrite=True)
+        dimensions = ("seed_x", "seed_y", "output")
+        for name, values in ((template.PROBABILITY, rows), ("score", scores)):
+            group.create_array(
+                name, data=values, chunks=self.plan.seed_chunk_shape, dimension_names=dimensions
+            )
+        # The attributes come last: with them the seed is there.
+        group.attrs.update(
+            {
+                "primal_km": seed.primal,
+                "dual_km": seed.dual,
+                "gap": seed.gap,
+                "solver": seed.solver,
+                "iterations": seed.iterations,
+                "sha256": digest,
+                **seed.details,
+                **attributes,
+            }
+        )
+
+    @property
+    def seed_attributes(self) -> dict[str, Any]:
+        """Attributes of the seed group; empty while there is no seed."""
+        group = self._root.get("seed")
+        return dict(group.attrs) if isinstance(group, zarr.Group) else {}
+
+    def seed_sha256(self) -> str:
+        """Return the digest of the seed.
+
+        Raises
+        ------
+        IncompleteStoreError
+            If the seed is not solved yet.
+        """
+        digest = self.seed_attributes.get("sha256")
+        if digest is None:
+            raise IncompleteStoreError(f"{self.url}: the seed is not solved yet; run the job again")
+        return str(digest)
+
+    def read_scores(self, block: Block) -> NDArray[np.float64]:
+        """Return the log scores on a block's corners, (cells east + 1, cells north + 1, K)."""
+        across, along = block.cells_x, block.cells_y
+        return self.read(
+            "seed/score", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
+        )
+
+    def read_loss(self) -> TravelLoss | EuclideanLoss:
+        """Return the loss of the problem."""
+        if "problem/task_distance" not in self._root:
+            xy = np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
+            return EuclideanLoss(xy)
+        return TravelLoss(
+            node_xy_km=self.read("problem/node_xy"),
+            task_distance_km=self.read("problem/task_distance"),
+            task_weight=self.read("problem/task_weight"),
+            output_node=self.read("problem/output_node"),
+        )
+
+    # --- receipts ---------------------------------------------------------------------------------
+
+    def read_receipts(self) -> dict[int, Receipt]:
+        """Return the receipts that belong to the present seed, by block."""
+        digest = self.seed_attributes.get("sha256")
+        found = (receipts.read_receipt(self.objects, index) for index in self._receipt_indices())
+        return {r.block: r for r in found if r is not None and r.seed_sha256 == digest}
+
+    def _receipt_indices(self) -> Iterator[int]:
+        for key in objects.list_keys(self.objects, receipts.PREFIX):
+            stem = key.removeprefix(receipts.PREFIX).removesuffix(".json")
+            if stem.isdigit():
+                yield int(stem)
+
+    # --- finishing --------------------------------------------------------------------------------
+
+    def sweep(self) -> int:
+        """Delete what killed writes have left behind; return how many files."""
+        leftovers = [key for key in objects.list_keys(self.objects, "") if key.endswith(".partial")]
+        objects.delete_keys(self.objects, leftovers)
+        return len(leftovers)
+
+    def consolidate(self) -> None:
+        """Write consolidated metadata, so that readers open the store with one request."""
+        with warnings.catch_warnings():
+            # Receipts and audits are plain objects on purpose; Zarr remarks on each.
+            warnings.filterwarnings("ignore", message="Object at .* is not recognized")
+            warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+            zarr.consolidate_metadata(self.objects)
+
+
+def check_place(url: str) -> None:
+    """Refuse a store path that cannot be written, before any work is done for it.
+
+    Raises
+    ------
+    SpecError, StoreError
+        If the path is empty or its parent folder does not exist or is not writable.
+    """
+    if not url:
+        raise SpecError("--store: the path is empty")
+    if objects.is_remote(url):
+        return
+    path = Path(url.removeprefix("file://")).absolute()
+    if path.is_file():
+        raise StoreError(f"{url}: is a file, not a store")
+    parent = next(p for p in (path, *path.parents) if p.exists())
+    probe = parent / f".mdpext-probe-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be written: {_one_line(error)}") from None
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

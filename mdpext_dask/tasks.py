@@ -1,0 +1,84 @@
+"""What a worker runs to build a store: plain functions of a store URL and a block index.
+
+A task reads what it needs from the store and answers with something small, so nothing large travels
+through the scheduler and no task needs another task's output.
+"""
+
+import os
+import socket
+import time
+import tracemalloc
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask import receipts
+from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.loss import Loss, corner_costs
+from mdpext_dask.receipts import Receipt
+from mdpext_dask.seed.highs import solve_highs
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+from mdpext_dask.store import MechanismStore
+
+
+def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
+    """Return a block's part of the seed cost; see :func:`mdpext_dask.loss.corner_costs`."""
+    store = MechanismStore.open(url)
+    block = store.plan[index]
+    return corner_costs(
+        grid=store.grid,
+        loss=cached_loss(url, store.fingerprint),
+        prior=store.read("prior", block.owned_x, block.owned_y),
+        cells=(block.cells_x, block.cells_y),
+    )
+
+
+def solve_seed(problem: SeedProblem) -> SeedMechanism:
+    """Solve one seed LP."""
+    return solve_highs(problem)
+
+
+def extend_block(url: str, index: int) -> Receipt:
+    """Extend a block from the seed, write the rows it owns, and leave a receipt.
+
+    A block whose receipt is there and whose shards still have the bytes it names is not done again.
+    """
+    started = time.perf_counter()
+    store = MechanismStore.open(url, mode="r+")
+    seed_sha256 = store.seed_sha256()
+    done = receipts.read_receipt(store.objects, index)
+    if done is not None and done.seed_sha256 == seed_sha256 and receipts.is_intact(store.objects, done):
+        return done
+
+    block = store.plan[index]
+    # All full blocks are alike; tracing every allocation is slow, so the first stands for them.
+    measure = index == 0 and not tracemalloc.is_tracing()
+    if measure:
+        tracemalloc.start()
+    try:
+        scores = store.read_scores(block)
+        fine = extend_log_convex(scores, store.grid.factor)
+        shards = store.write_block(block, fine)
+        peak = tracemalloc.get_traced_memory()[1] if measure else None
+    finally:
+        if measure:
+            tracemalloc.stop()
+    receipt = Receipt(
+        block=index,
+        seed_sha256=seed_sha256,
+        shards=shards,
+        sides=receipts.digest_sides(fine, block),
+        fallbacks=0,
+        seconds=time.perf_counter() - started,
+        peak_bytes=peak,
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+    )
+    receipts.write_receipt(store.objects, receipt)
+    return receipt
+
+
+@lru_cache(maxsize=2)
+def cached_loss(url: str, fingerprint: str) -> Loss:  # noqa: ARG001 the fingerprint is the cache's key
+    """Return the loss of a store's problem, read once per process."""
+    return MechanismStore.open(url).read_loss()

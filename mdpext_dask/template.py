@@ -1,0 +1,158 @@
+"""What a new store holds before any task runs: attributes, arrays and coordinates."""
+
+import math
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec
+
+from mdpext_dask.domain import Domain
+from mdpext_dask.loss import TravelLoss
+from mdpext_dask.partition import Plan
+from mdpext_dask.spec import JobSpec, fingerprint_of, json_number
+
+FORMAT_VERSION = 1
+# The state of a store while its template is being written.
+CREATING = "creating"
+PROBABILITY = "probability"
+# Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
+_COMPRESSOR = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+_SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
+
+
+def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a new store's root.
+
+    Parameters
+    ----------
+    spec, domain, plan
+        The job, its problem and how it is cut into blocks.
+    facts
+        Further attributes: the ε's.
+    """
+    identity = spec.identity()
+    return {
+        "Conventions": "CF-1.11",
+        "title": f"Location obfuscation mechanism {spec.job.name}",
+        "format_version": FORMAT_VERSION,
+        "job": spec.canonical(),
+        "identity": identity,
+        "fingerprint": fingerprint_of(identity),
+        "state": CREATING,
+        "epsilon_certified": None,
+        "metric_p": json_number(spec.domain.metric_p),
+        "units": {"distance": "km", "epsilon": "1/km"},
+        "grid": {
+            "west_km": domain.grid.west_km,
+            "south_km": domain.grid.south_km,
+            "cells_x": domain.grid.cells_x,
+            "cells_y": domain.grid.cells_y,
+            "cell_km": domain.grid.cell_km,
+            "refine": list(domain.grid.refine),
+        },
+        "block_cells": list(plan.block_cells),
+        "projection": {
+            "centre_lon": domain.projection.centre_lon,
+            "centre_lat": domain.projection.centre_lat,
+        },
+        "distortion": domain.distortion,
+        "quantisation_km": domain.grid.spacing_km / math.sqrt(2),
+        "notes": list(domain.notes),
+        "software": software_versions(),
+        "attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0",
+        **facts,
+    }
+
+
+def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
+    """Create the probability array, empty, and everything that describes it."""
+    grid = domain.grid
+    root.create_array(
+        PROBABILITY,
+        shape=(*grid.shape, domain.outputs),
+        dtype="float32",
+        chunks=plan.chunk_shape,
+        shards=plan.shard_shape,
+        # Not 0: an all-zero chunk would not be stored and would look unwritten.
+        fill_value=np.nan,
+        compressors=_COMPRESSOR,
+        dimension_names=("x", "y", "output"),
+        attributes={
+            "long_name": "probability of reporting an output from a record",
+            "units": "1",
+            "grid_mapping": "spatial_ref",
+            "coordinates": "output_x output_y output_lon output_lat",
+        },
+    )
+    for name, title, values in (("x", "easting", grid.x_km()), ("y", "northing", grid.y_km())):
+        _write(
+            root,
+            name,
+            values,
+            (name,),
+            standard_name=f"projection_{name}_coordinate",
+            long_name=title,
+            units="km",
+            axis=name.upper(),
+        )
+    _write(root, "output", np.arange(domain.outputs), ("output",), long_name="output number")
+    for name, values, title, units in (
+        ("output_x", domain.output_xy_km[:, 0], "easting of the output", "km"),
+        ("output_y", domain.output_xy_km[:, 1], "northing of the output", "km"),
+        ("output_lon", domain.output_lonlat[:, 0], "longitude of the output", "degrees_east"),
+        ("output_lat", domain.output_lonlat[:, 1], "latitude of the output", "degrees_north"),
+    ):
+        _write(root, name, values, ("output",), long_name=title, units=units)
+    for name, values, title in (
+        ("prior", domain.prior, "prior probability of the record"),
+        ("inside", np.ones(grid.shape, dtype=bool), "whether the record belongs to the region"),
+    ):
+        chunks = plan.shard_shape[:2]
+        _write(root, name, values, ("x", "y"), chunks, long_name=title, grid_mapping="spatial_ref")
+    _write(root, "spatial_ref", np.array(0), (), **domain.projection.grid_mapping())
+    _write_problem(root.create_group("problem"), domain)
+
+
+def _write_problem(problem: zarr.Group, domain: Domain) -> None:
+    """Write the tables of the loss, so that a finished store can be evaluated by itself."""
+    if not isinstance(domain.loss, TravelLoss):
+        problem.attrs["loss"] = "euclidean"
+        return
+    _write(problem, "node_xy", domain.loss.node_xy_km, ("node", "axis"), units="km")
+    _write(problem, "task_distance", domain.loss.task_distance_km, ("node", "task"), units="km")
+    _write(problem, "task_weight", domain.loss.task_weight, ("task",))
+    _write(problem, "output_node", domain.loss.output_node, ("output",))
+    problem.attrs["loss"] = "travel"
+
+
+def _write(
+    group: zarr.Group,
+    name: str,
+    values: NDArray[Any],
+    dimensions: tuple[str, ...],
+    chunks: tuple[int, ...] | None = None,
+    **attributes: Any,
+) -> None:
+    group.create_array(
+        name,
+        data=np.ascontiguousarray(values) if values.ndim else values,
+        chunks=chunks or "auto",
+        dimension_names=dimensions,
+        attributes=attributes,
+    )
+
+
+def software_versions() -> dict[str, str]:
+    """Return the versions of what decides the bytes of a store."""
+    versions = {"python": platform.python_version()}
+    for package in _SOFTWARE:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
