@@ -1,0 +1,1 @@
+"""Auditors: whether what a store holds is as private as it says."""

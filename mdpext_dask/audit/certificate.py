@@ -1,0 +1,219 @@
+"""The certificate: a proof over all pairs of records, in one pass over the stored bytes.
+
+Let ℓ(y|x) be the log of the probability that the sampler uses (stored bytes, normalised exactly), D1
+the differences of ℓ(y|·) along the bottom and top of a fine cell, D2 those along its left and right,
+both over the side's length, and q dual to p. If ‖(D1, D2)‖_q ≤ ε at the four corners of every fine cell
+of the rectangle and for every output, then |ℓ(y|x) − ℓ(y|x')| ≤ ε ‖x − x'‖_p for *all* pairs. PROOF.md in
+the package's folder has the proof.
+
+The norm grows with both components, so the largest of the four corners is the norm of the larger D1
+and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
+proof. A probability that is not a number, not positive, above 1, or so small that the sampler cannot
+represent it makes the certificate infinite.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask import receipts
+from mdpext_dask.budget import dual_exponent, vector_norm
+from mdpext_dask.errors import StoreError
+from mdpext_dask.spec import SMALLEST_PROBABILITY
+from mdpext_dask.store import MechanismStore
+
+# Of a log ratio: four logarithms of numbers in [2^-36, 2^12] (each good to 4 units in the last place,
+# 1.4e-14) and their differences; a row's total adds its number of terms times 2^-53, twice.
+_LOG_RATIO_ERROR = 1e-12
+_TOTAL_ERROR_PER_OUTPUT = 2.0**-51
+# Quotients, powers and the root behind a norm.
+_NORM_RELATIVE_ERROR = 1e-12
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a certificate is largest: a fine cell, by its lower left record, and an output."""
+
+    i: int
+    j: int
+    output: int
+
+
+@dataclass(frozen=True)
+class BlockCertificate:
+    """Certificate of the fine cells of one block.
+
+    Parameters
+    ----------
+    block
+        Index of the block.
+    epsilon
+        Smallest ε, in 1/km, for which the certificate holds there, rounded outward; may be infinite.
+    place
+        Where it is attained.
+    violations
+        Number of (fine cell, output) with a norm above the limit that was asked for.
+    changed_shards
+        Keys of shards whose bytes are not those of the block's receipt, or that are not there.
+    """
+
+    block: int
+    epsilon: float
+    place: Place
+    violations: int
+    changed_shards: tuple[str, ...]
+
+
+def certify_cells(
+    probability: NDArray[np.float32],
+    x_km: NDArray[np.float64],
+    y_km: NDArray[np.float64],
+    metric_p: float,
+    limit: float = math.inf,
+) -> tuple[float, Place, int]:
+    """Return the certificate of a rectangle of records.
+
+    Parameters
+    ----------
+    probability
+        M(y|x), float32 of shape (len(x_km), len(y_km), K), at least 2 × 2 records.
+    x_km, y_km
+        Coordinates, float64, strictly increasing, in km.
+    metric_p
+        Exponent p of the metric.
+    limit
+        ε, in 1/km, above which a (cell, output) counts as a violation.
+
+    Returns
+    -------
+    epsilon
+        Smallest ε for which the certificate holds, in 1/km, rounded outward.
+    place
+        Where, relative to the rectangle.
+    violations
+        Number of (cell, output) above `limit`.
+    """
+    step_x, step_y = np.diff(x_km), np.diff(y_km)
+    if not (np.isfinite(x_km).all() and np.isfinite(y_km).all()):
+        return math.inf, Place(0, 0, 0), _all(probability)
+    if (step_x <= 0).any() or (step_y <= 0).any():
+        return math.inf, Place(0, 0, 0), _all(probability)
+    # Written so that not-a-number fails.
+    sound = (probability >= SMALLEST_PROBABILITY) & (probability <= 1)
+    if not sound.all():
+        first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
+        place = _cell_of(first_x, first_y, first_output, probability.shape)
+        return math.inf, place, int((~sound).sum())
+
+    q = dual_exponent(metric_p)
+    outputs = probability.shape[2]
+    error = _LOG_RATIO_ERROR + outputs * _TOTAL_ERROR_PER_OUTPUT
+    allowance = error * vector_norm(1 / step_x.min(), 1 / step_y.min(), q)
+    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    # A cell is over the limit if it is so after rounding outward.
+    raw_limit = _rank_of_norm((limit - allowance) / (1 + _NORM_RELATIVE_ERROR), q)
+    previous, previous_north = _row(probability[0], step_y)
+    for i in range(len(step_x)):
+        current, north = _row(probability[i + 1], step_y)
+        east = np.abs(current - previous)
+        east *= 1 / step_x[i]
+        along_x = np.maximum(east[:-1], east[1:])
+        along_y = np.maximum(previous_north, north)
+        rank = _rank(along_x, along_y, q)
+        peak = float(rank.max())
+        if peak > largest:
+            largest = peak
+            j, output = divmod(int(rank.argmax()), outputs)
+            place = Place(i, j, output)
+        if peak > raw_limit:
+            violations += int((rank > raw_limit).sum())
+        previous, previous_north = current, north
+    norm = math.sqrt(largest) if q == 2 else largest
+    return norm * (1 + _NORM_RELATIVE_ERROR) + allowance, place, violations
+
+
+def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockCertificate:
+    """Certify the fine cells of one block on the bytes read back from the store.
+
+    Besides the rows the block owns, the row after them is read, so that every fine cell of the
+    rectangle belongs to one block.
+    """
+    store = MechanismStore.open(url)
+    block = store.plan[index]
+    receipt = receipts.read_receipt(store.objects, index)
+    named = receipt.shards if receipt is not None else {}
+    changed = tuple(
+        key
+        for key in store.shard_keys(block)
+        if key not in named or receipts.shard_sha256(store.objects, key) != named[key]
+    )
+    try:
+        probability = store.read_probability(block.closed_x, block.closed_y)
+    except StoreError:
+        # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
+        probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
+    epsilon, place, violations = certify_cells(
+        probability, store.read("x", block.closed_x), store.read("y", block.closed_y), metric_p, limit
+    )
+    return BlockCertificate(
+        block=index,
+        epsilon=epsilon,
+        place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
+        violations=violations,
+        changed_shards=changed,
+    )
+
+
+def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return ℓ = log p − log Σ p over the last axis: the log of what the sampler uses."""
+    wide = probability.astype(np.float64)
+    total = np.add.reduce(wide, axis=-1, keepdims=True)
+    return np.asarray(np.log(wide, out=wide) - np.log(total))
+
+
+def _row(
+    probability: NDArray[np.float32], step_y: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ℓ of one fine row and |D2| between its records."""
+    logs = log_probability(probability)
+    north = np.abs(logs[1:] - logs[:-1])
+    north *= (1 / step_y)[:, None]
+    return logs, north
+
+
+def _rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+    """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites `first`.
+
+    The square saves a root per element. Other powers must not be taken without scaling: for p near 1, q
+    is so large that they underflow, and a norm of 0 would pass anything.
+    """
+    if q == 1:
+        return np.add(first, second, out=first)
+    if math.isinf(q):
+        return np.maximum(first, second, out=first)
+    if q == 2:
+        np.multiply(first, first, out=first)
+        np.multiply(second, second, out=second)
+        return np.add(first, second, out=first)
+    larger = np.maximum(first, second)
+    ratio = np.minimum(first, second, out=first)
+    ratio /= np.maximum(larger, np.finfo(float).tiny)
+    return np.multiply(larger, (1 + ratio**q) ** (1 / q), out=first)
+
+
+def _rank_of_norm(norm: float, q: float) -> float:
+    """Bring a norm to the scale of :func:`_rank`; below 0, everything exceeds it."""
+    if norm <= 0:
+        return -1.0
+    return norm * norm if q == 2 else norm
+
+
+def _cell_of(i: int, j: int, output: int, shape: tuple[int, ...]) -> Place:
+    """Return the cell whose lower left record is (i, j), or the last one on the border."""
+    return Place(min(i, shape[0] - 2), min(j, shape[1] - 2), output)
+
+
+def _all(probability: NDArray[np.float32]) -> int:
+    return int((probability.shape[0] - 1) * (probability.shape[1] - 1) * probability.shape[2])

@@ -1,0 +1,1 @@
+"""Evaluation: what a finished mechanism costs its users."""
