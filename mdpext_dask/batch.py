@@ -1,0 +1,76 @@
+"""Obfuscating a file of locations."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import pandas as pd
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.mechanism import OutsideRule, open_mechanism
+from mdpext_dask.tables import read_points
+
+
+def sample_file(store: str, points: Path, output: Path, outside: str = "nearest") -> dict[str, Any]:
+    """Draw one reported place for every point of a CSV file, and write them as CSV.
+
+    The output has the columns row (of the input, from 0), output, lon, lat; nothing else of the input
+    is carried over, since any other column may give the place away. It is written whole or not at all.
+
+    Parameters
+    ----------
+    store
+        A finished mechanism store.
+    points
+        CSV with columns lon,lat or x_km,y_km.
+    output
+        Where the reports go.
+    outside
+        Rule for points outside the grid; see :meth:`mdpext_dask.mechanism.Mechanism.sample_points`.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the rule is not known, the points cannot be read, or the output cannot be written.
+    """
+    started = time.perf_counter()
+    if outside not in get_args(OutsideRule):
+        raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
+    mechanism = open_mechanism(store)
+    places = read_points(points, weights=False)
+    drawn, was_outside = mechanism.sample_points(
+        places.coordinates, planar=places.planar, outside=cast(OutsideRule, outside)
+    )
+    kept = np.flatnonzero(drawn >= 0)
+    reported = mechanism.output_lonlat[drawn[kept]]
+    table = pd.DataFrame({"row": kept, "output": drawn[kept], "lon": reported[:, 0], "lat": reported[:, 1]})
+    _write_whole(table, output)
+    return {
+        "points": len(kept),
+        "outside": int(was_outside.sum()),
+        "outside_rule": outside,
+        "max_quantisation_km": mechanism.max_quantisation_km,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _write_whole(table: pd.DataFrame, path: Path) -> None:
+    """Write beside the target first, so that a full disk leaves no half a file under its name."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            table.to_csv(temporary, index=False)
+            # mkstemp is private to the user; the result gets the permissions of any new file.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error}") from None

@@ -1,0 +1,269 @@
+"""A finished mechanism: look up rows, sample reported places."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from mdpext_dask import objects, receipts
+from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
+from mdpext_dask.sampler import integer_weights, sample_outputs
+from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
+
+# Rows that are looked up together; bounds the memory of a batch.
+_BATCH = 65_536
+# What a batch does with points outside the grid.
+OutsideRule = Literal["nearest", "drop", "error"]
+
+
+def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
+    """Open a finished mechanism store.
+
+    Parameters
+    ----------
+    url
+        Local path or URL.
+    verify
+        Also compare every shard with the hash its receipt names.
+
+    Raises
+    ------
+    StoreError
+        If there is no mechanism store.
+    IncompleteStoreError
+        If blocks or the certificate are missing.
+    GuaranteeViolation
+        If the certificate failed, or `verify` finds changed bytes.
+    """
+    store = MechanismStore.open(str(url))
+    if store.state == REFUSED:
+        raise GuaranteeViolation(
+            f"{url}: refused: its certificate or boundary check failed; it must not be sampled"
+        )
+    if store.state != COMPLETE:
+        done = store.read_receipts()
+        missing = [index for index in range(store.plan.blocks) if index not in done]
+        raise IncompleteStoreError(
+            f"{url}: is {store.state}, not complete: {len(missing)} of {store.plan.blocks} blocks are "
+            "missing; run the job again",
+            missing=missing,
+        )
+    if verify:
+        _verify(store)
+    return Mechanism(store)
+
+
+class Mechanism:
+    """A certified mechanism; made by :func:`open_mechanism`.
+
+    A location is first moved to its nearest record, at most `max_quantisation_km` away; locations
+    outside the grid are moved to its border first, which never increases a distance between two of
+    them.
+    """
+
+    def __init__(self, store: MechanismStore) -> None:
+        self._store = store
+        self._grid = store.grid
+        self._projection = store.projection
+        self._output_lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
+
+    @property
+    def epsilon_per_km(self) -> float:
+        """Promised ε, in 1/km, for distance on the ground."""
+        return float(self._store.attributes["epsilon_per_km"])
+
+    @property
+    def epsilon_certified(self) -> float:
+        """Certified ε, in 1/km, for distance in the plane."""
+        return float(self._store.attributes["epsilon_certified"])
+
+    @property
+    def metric_p(self) -> float:
+        """Exponent of the metric."""
+        return self._store.metric_p
+
+    @property
+    def max_quantisation_km(self) -> float:
+        """Largest distance ρ, in km, from a location in the grid to its record.
+
+        Two locations at distance d are told apart no better than at ε (d + 2 ρ).
+        """
+        return float(self._store.attributes["quantisation_km"])
+
+    @property
+    def output_lonlat(self) -> NDArray[np.float64]:
+        """Outputs, lon and lat in degrees, float64 of shape (K, 2)."""
+        return self._output_lonlat.copy()
+
+    @property
+    def dataset(self) -> xr.Dataset:
+        """The store as an xarray Dataset, loaded lazily."""
+        remote = objects.is_remote(self._store.url)
+        dataset: xr.Dataset = xr.open_zarr(self._store.objects if remote else self._store.url)
+        return dataset
+
+    def row(
+        self,
+        *,
+        lon: float | None = None,
+        lat: float | None = None,
+        x_km: float | None = None,
+        y_km: float | None = None,
+    ) -> xr.DataArray:
+        """Return M(·|x) of the record nearest to a place: float64 over outputs, exactly normalised.
+
+        Parameters
+        ----------
+        lon, lat
+            The place in degrees; or
+        x_km, y_km
+            in the plane, in km.
+        """
+        point = self._one_point(lon, lat, x_km, y_km)
+        i, j, _ = self._grid.nearest_records(point)
+        stored = self._rows(i, j)[0]
+        weights = integer_weights(stored).astype(np.float64)
+        return xr.DataArray(
+            weights / weights.sum(),
+            dims="output",
+            coords={
+                "output": np.arange(len(weights)),
+                "output_lon": ("output", self._output_lonlat[:, 0]),
+                "output_lat": ("output", self._output_lonlat[:, 1]),
+                "x": float(self._grid.x_km()[i[0]]),
+                "y": float(self._grid.y_km()[j[0]]),
+            },
+            name="probability",
+            attrs={"long_name": "probability of reporting the output", "units": "1"},
+        )
+
+    def sample(
+        self,
+        *,
+        lon: float | None = None,
+        lat: float | None = None,
+        x_km: float | None = None,
+        y_km: float | None = None,
+        n: int = 1,
+    ) -> NDArray[np.float64]:
+        """Return `n` independent reported places for one true place, lon and lat, shape (n, 2).
+
+        Every one of them is a release of its own: n of them together are n ε, not ε.
+
+        Raises
+        ------
+        SpecError
+            If `n` is not a positive whole number, or the place is not given in one way.
+        """
+        if n < 1:
+            raise SpecError(f"n: must be at least 1, got {n}")
+        i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
+        row = self._rows(i, j)
+        picked = [
+            sample_outputs(np.broadcast_to(row, (min(_BATCH, n - first), row.shape[1])))
+            for first in range(0, n, _BATCH)
+        ]
+        return np.asarray(self._output_lonlat[np.concatenate(picked)])
+
+    def sample_points(
+        self,
+        coordinates: NDArray[np.float64],
+        *,
+        planar: bool = False,
+        outside: OutsideRule = "nearest",
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Draw one output for each of many places.
+
+        Parameters
+        ----------
+        coordinates
+            float64 of shape (n, 2): lon and lat in degrees, or x and y in km.
+        planar
+            Whether they are x and y.
+        outside
+            Rule for places outside the grid: ``"nearest"`` reports from the nearest record (the
+            guarantee still holds), ``"drop"`` gives -1 (which reveals that the place is outside),
+            ``"error"`` refuses the batch.
+
+        Returns
+        -------
+        outputs
+            Output numbers, shape (n,); -1 where dropped.
+        was_outside
+            Which places lie outside, bool of shape (n,).
+
+        Raises
+        ------
+        DataError
+            If a place is outside and the rule is ``"error"``, or a coordinate is not finite.
+        """
+        if not np.isfinite(coordinates).all():
+            raise DataError("points: coordinates must be finite numbers")
+        xy = coordinates if planar else self._projection.to_plane(coordinates)
+        i, j, inside = self._grid.nearest_records(xy)
+        if outside == "error" and not inside.all():
+            raise DataError(
+                f"points: {int((~inside).sum())} of {len(inside)} lie outside the grid, the first in "
+                f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"
+            )
+        outputs = np.full(len(xy), -1, dtype=np.intp)
+        wanted = np.flatnonzero(inside) if outside == "drop" else np.arange(len(xy))
+        # In the order of the records, so that a chunk is read once and not once a point.
+        wanted = wanted[np.lexsort((j[wanted], i[wanted]))]
+        for first in range(0, len(wanted), _BATCH):
+            part = wanted[first : first + _BATCH]
+            outputs[part] = sample_outputs(self._rows(i[part], j[part]))
+        return outputs, ~inside
+
+    def _rows(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return stored rows of records, float32 of shape (n, K), chunk by chunk."""
+        chunk_x, chunk_y, outputs = self._store.plan.chunk_shape
+        rows = np.empty((len(i), outputs), dtype=np.float32)
+        chunk = (i // chunk_x) * (self._grid.shape[1] // chunk_y + 1) + j // chunk_y
+        order = np.argsort(chunk, kind="stable")
+        starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+        for members in np.split(order, starts[1:]):
+            left, lower = i[members].min(), j[members].min()
+            part = self._store.read_probability(
+                slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
+            )
+            rows[members] = part[i[members] - left, j[members] - lower]
+        return rows
+
+    def _one_point(
+        self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
+    ) -> NDArray[np.float64]:
+        degrees, plane = (lon, lat), (x_km, y_km)
+        if plane == (None, None) and None not in degrees:
+            point = np.array([degrees], dtype=np.float64)
+            if not (np.abs(point) <= (180, 90)).all():
+                raise SpecError(f"lon, lat: must be degrees, got {lon}, {lat}")
+            return self._projection.to_plane(point)
+        if degrees == (None, None) and None not in plane:
+            point = np.array([plane], dtype=np.float64)
+            if not np.isfinite(point).all():
+                raise SpecError(f"x_km, y_km: must be finite, got {x_km}, {y_km}")
+            return point
+        raise SpecError("a place is given either by lon and lat or by x_km and y_km")
+
+    def __repr__(self) -> str:
+        rows, columns = self._grid.shape
+        return (
+            f"<Mechanism {self._store.url}: {rows} x {columns} records, {len(self._output_lonlat)} "
+            f"outputs, epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})>"
+        )
+
+
+def _verify(store: MechanismStore) -> None:
+    found: dict[int, Any] = store.read_receipts()
+    for block in store.plan:
+        receipt = found.get(block.index)
+        if receipt is None or not receipts.is_intact(store.objects, receipt):
+            raise GuaranteeViolation(
+                f"{store.url}: block {block.index} (records {block.owned_x.start}.."
+                f"{block.owned_x.stop - 1} x {block.owned_y.start}..{block.owned_y.stop - 1}) has "
+                "changed since it was certified",
+                worst={"block": block.index},
+            )
