@@ -1,0 +1,293 @@
+"""The command line: thin glue between arguments, the stages, and what is printed.
+
+Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from mdpext_dask.errors import EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
+
+if TYPE_CHECKING:
+    from mdpext_dask.progress import Observer
+    from mdpext_dask.spec import JobSpec
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Blur locations with a proof: metric differential privacy for a whole city.",
+)
+
+JobArgument = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Path or URL of the store.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Where the store goes; default: NAME.zarr here."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file."),
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace another job's store at the same place.")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=4096, help="Local processes, instead of the job's."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+ProgressOption = Annotated[
+    str,
+    typer.Option("--progress", metavar="auto|plain|json|none", help="How to show progress."),
+]
+
+
+@app.command()
+def run(
+    job: JobArgument,
+    store: StoreOption = None,
+    overwrite: OverwriteOption = False,
+    override: SetOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Do the whole job; run again after any interruption and it goes on where it stopped."""
+    from mdpext_dask.run import build
+
+    spec = _load(job, override)
+    with _observer(progress) as observer:
+        summary = build(spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer)
+    _print(summary, as_json)
+
+
+@app.command()
+def plan(job: JobArgument, override: SetOption = None, as_json: JsonOption = False) -> None:
+    """Say what a job will cost, without doing it."""
+    from mdpext_dask.costs import plan_job
+
+    _print(plan_job(_load(job, override)), as_json)
+
+
+@app.command()
+def init(
+    job: JobArgument,
+    store: StoreOption = None,
+    overwrite: OverwriteOption = False,
+    override: SetOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Create a store and solve its seed, ready for `partition`."""
+    from mdpext_dask.run import init as init_job
+
+    spec = _load(job, override)
+    with _observer(progress) as observer:
+        summary = init_job(
+            spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer
+        )
+    _print(summary, as_json)
+
+
+@app.command()
+def partition(
+    store: StoreArgument,
+    index: Annotated[int | None, typer.Argument(metavar="[I]", help="Block to extend, from 0.")] = None,
+    blocks: Annotated[
+        str | None, typer.Option("--range", metavar="A:B", help="Blocks A to B - 1 instead.")
+    ] = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Extend one block, or a range of blocks, of an initialised store in this process."""
+    from mdpext_dask.run import partition as extend_blocks
+
+    first, last = _block_range(index, blocks)
+    with _observer(progress) as observer:
+        summary = extend_blocks(store, first, last, observer=observer)
+    _print(summary, as_json)
+
+
+@app.command()
+def finalise(
+    store: StoreArgument,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Check, certify and close a store whose blocks are all done."""
+    from mdpext_dask.run import finalise as finalise_store
+
+    with _observer(progress) as observer:
+        summary = finalise_store(store, workers=workers, observer=observer)
+    _print(summary, as_json)
+
+
+@app.command()
+def status(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Show how far a store is."""
+    from mdpext_dask.run import summarise
+    from mdpext_dask.store import MechanismStore
+
+    _print(summarise(MechanismStore.open(store)), as_json)
+
+
+@app.command()
+def audit(
+    store: StoreArgument,
+    method: Annotated[
+        str, typer.Option("--method", metavar="certificate", help="Which auditor.")
+    ] = "certificate",
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Prove again, from the stored bytes, that a store keeps its promise; exit 1 if it does not."""
+    from mdpext_dask.run import audit_certificate
+
+    if method != "certificate":
+        raise SpecError(f"--method: must be certificate, got {method!r}")
+    with _observer(progress) as observer:
+        report = audit_certificate(store, workers=workers, observer=observer)
+    _print(report.as_json(), as_json)
+    if not report.holds:
+        print(f"error: {report.sentence()}", file=sys.stderr)
+        raise typer.Exit(EXIT_GUARANTEE)
+
+
+@app.command()
+def evaluate(
+    store: StoreArgument,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Compute the expected loss of a finished store from its bytes."""
+    from mdpext_dask.run import evaluate as evaluate_store
+
+    with _observer(progress) as observer:
+        result = evaluate_store(store, workers=workers, observer=observer)
+    _print(result, as_json)
+
+
+@app.command()
+def sample(
+    store: StoreArgument,
+    points: Annotated[Path, typer.Argument(metavar="POINTS.csv", help="Columns lon,lat or x_km,y_km.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.csv", help="Where the reports go.")],
+    outside: Annotated[
+        str,
+        typer.Option(
+            "--outside",
+            metavar="nearest|drop|error",
+            help="Points outside the grid: report from the nearest record, leave out, or refuse.",
+        ),
+    ] = "nearest",
+    as_json: JsonOption = False,
+) -> None:
+    """Obfuscate locations: one exact, independent draw for every point."""
+    from mdpext_dask.batch import sample_file
+
+    _print(sample_file(store, points, output, outside), as_json)
+
+
+# --- glue -----------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an expected error is one line and an exit code.
+
+    Parameters
+    ----------
+    arguments
+        Instead of the process' own.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=given)
+    except MdpextError as error:
+        _fail(error, as_json="--json" in given)
+    except KeyboardInterrupt:
+        _fail(IncompleteStoreError("interrupted; run again to go on"), as_json="--json" in given)
+
+
+def _fail(error: MdpextError, *, as_json: bool) -> NoReturn:
+    line = " ".join(str(error).split())
+    print(f"error: {line}", file=sys.stderr)
+    if as_json:
+        failure = {"error": type(error).__name__, "message": line, "exit_code": error.exit_code}
+        print(json.dumps(failure))
+    sys.exit(error.exit_code)
+
+
+def _print(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values, sort_keys=True, allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in values.items():
+        table.add_row(name, _readable(value))
+    Console().print(table)
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_readable, value)) or "none"
+    return "-" if value is None else str(value)
+
+
+def _load(job: Path, overrides: list[str] | None) -> "JobSpec":
+    from mdpext_dask.spec import load_job
+
+    return load_job(job, overrides or ())
+
+
+def _store_of(spec: "JobSpec", store: str | None) -> str:
+    return f"{spec.job.name}.zarr" if store is None else store
+
+
+def _block_range(index: int | None, blocks: str | None) -> tuple[int, int]:
+    if (index is None) == (blocks is None):
+        raise SpecError("give either a block or --range A:B")
+    if index is not None:
+        return index, index + 1
+    first, colon, last = (blocks or "").partition(":")
+    if not (colon and first.isdigit() and last.isdigit()):
+        raise SpecError(f"--range: must look like A:B, got {blocks!r}")
+    return int(first), int(last)
+
+
+@contextlib.contextmanager
+def _observer(style: str) -> Iterator["Observer"]:
+    from mdpext_dask import progress
+
+    if style not in ("auto", "plain", "json", "none"):
+        raise SpecError(f"--progress: must be auto, plain, json or none, got {style!r}")
+    if style == "none":
+        yield progress.silent
+    elif style == "json":
+        yield progress.json_lines
+    elif style == "plain" or not sys.stderr.isatty():
+        yield progress.plain_lines
+    else:
+        with progress.RichBar() as bar:
+            yield bar
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Where tasks run: in this process, in local processes, or on an existing Dask scheduler.
+
+Together with nothing else in the package, this module imports ``distributed``.
+"""
+
+import contextlib
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from mdpext_dask.errors import ClusterError
+from mdpext_dask.spec import ClusterSection
+
+T = TypeVar("T")
+
+# Arrays of numpy do not spill, so a worker that runs low must pause, not write to disk; the same
+# settings are in deploy/dask.yaml for clusters that are started otherwise.
+DASK_CONFIG: dict[str, Any] = {
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": 0.85,
+    "distributed.worker.memory.terminate": 0.95,
+    "distributed.scheduler.allowed-failures": 5,
+    "distributed.scheduler.worker-saturation": 1.1,
+}
+_CONNECT_SECONDS = 10
+
+
+class Executor(Protocol):
+    """Runs a function over a list of arguments, in any order."""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        ...
+
+    def map(
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, T]]:
+        """Yield (position in `arguments`, result) as results come in.
+
+        Raises
+        ------
+        ClusterError
+            If workers are lost for good.
+        """
+        ...
+
+
+class InlineExecutor:
+    """Runs everything in this process, one after the other."""
+
+    workers = 1
+
+    def map(
+        self,
+        stage: str,  # noqa: ARG002 part of the protocol
+        function: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+    ) -> Iterator[tuple[int, T]]:
+        """Yield results in order."""
+        for position, argument in enumerate(arguments):
+            yield position, function(*argument)
+
+
+class DaskExecutor:
+    """Runs tasks on a Dask cluster."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._calls = itertools.count()
+        self._run = uuid.uuid4().hex[:8]
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that are there now."""
+        return len(self._client.scheduler_info(n_workers=-1)["workers"])
+
+    def map(
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, T]]:
+        """Yield results as they come in; tasks of dead workers run again elsewhere."""
+        from distributed import KilledWorker, as_completed
+        from distributed.client import FutureCancelledError
+
+        call = next(self._calls)
+        # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
+        keys = [f"{stage}-{self._run}-{call}-{position}" for position in range(len(arguments))]
+        futures = self._client.map(_apply, [function] * len(arguments), arguments, key=keys, pure=False)
+        position_of = {future.key: position for position, future in enumerate(futures)}
+        try:
+            for future in as_completed(futures):
+                yield position_of[future.key], future.result()
+        except KilledWorker as error:
+            raise ClusterError(
+                f"{stage}: workers keep dying (out of memory?); what is done is kept, run again "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+        except (FutureCancelledError, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+                raise
+            raise ClusterError(
+                f"{stage}: the scheduler or its workers are gone; what is done is kept, run again"
+            ) from None
+        finally:
+            for future in futures:
+                future.release()
+
+
+def _apply(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    return function(*arguments)
+
+
+@contextlib.contextmanager
+def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
+    """Start or reach the workers that a job asks for, and let go of them at the end.
+
+    Parameters
+    ----------
+    cluster
+        Section of the job.
+    workers
+        Number of local processes, instead of the job's.
+
+    Raises
+    ------
+    ClusterError
+        If a scheduler cannot be reached.
+    """
+    if cluster.kind == "inline":
+        yield InlineExecutor()
+        return
+    import dask
+    from distributed import Client, LocalCluster
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set(DASK_CONFIG))
+        target: Any = cluster.address
+        if cluster.kind == "local":
+            target = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers or cluster.workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
+                )
+            )
+        try:
+            client = stack.enter_context(Client(target, timeout=_CONNECT_SECONDS))
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ClusterError(
+                f"cluster.address: no scheduler answers at {cluster.address}: "
+                f"{(str(error).splitlines() or ['no answer'])[0]}"
+            ) from None
+        yield DaskExecutor(client)

@@ -1,0 +1,428 @@
+"""The stages of a job: domain, loss, seed, extend, boundary, audit, evaluate; each resumable.
+
+Every function leaves the store in a state from which the next call goes on. Nothing is marked complete
+before the certificate has passed on the bytes read back from the store.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mdpext_dask import budget, objects, receipts
+from mdpext_dask.audit.certificate import certify_block
+from mdpext_dask.audit.report import AuditReport, summarise_certificate
+from mdpext_dask.boundary import BoundaryReport, check_boundaries
+from mdpext_dask.budget import AxisBudgets
+from mdpext_dask.cluster import Executor, open_executor
+from mdpext_dask.domain import Domain, build_domain
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.evaluate.loss import expected_loss_block
+from mdpext_dask.loss import assemble_seed_cost
+from mdpext_dask.progress import Note, Observer, StageFinished, StageStarted, TaskDone, silent
+from mdpext_dask.seed.model import SeedProblem
+from mdpext_dask.spec import JobSpec, json_number, parse_job
+from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore, check_place
+from mdpext_dask.tasks import extend_block, seed_cost_block, solve_seed
+
+T = TypeVar("T")
+STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
+
+
+class Stages:
+    """Times stages, tells the observer, and runs their tasks."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int = 0) -> Iterator[None]:
+        """Time a stage of `total` tasks."""
+        self.observer(StageStarted(name, total))
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+        self.observer(StageFinished(name, self.seconds[name]))
+
+    def gather(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> list[T]:
+        """Run tasks and return their results in the order of the arguments."""
+        results: dict[int, T] = {}
+        for position, result in executor.map(name, function, arguments):
+            results[position] = result
+            self.observer(TaskDone(name))
+        return [results[position] for position in range(len(arguments))]
+
+    def total(self) -> float:
+        """Seconds since the first stage."""
+        return time.perf_counter() - self._started
+
+
+def build(
+    spec: JobSpec,
+    url: str,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    observer: Observer = silent,
+) -> dict[str, Any]:
+    """Do a whole job, or what is left of it, and return its summary.
+
+    Raises
+    ------
+    MdpextError
+        Bad input and an occupied store before any long work; :class:`GuaranteeViolation` if the
+        finished store does not hold.
+    """
+    stages = Stages(observer)
+    store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
+    if store.state == COMPLETE:
+        return summarise(store)
+    with open_executor(spec.cluster, workers) as executor:
+        solve(store, executor, stages)
+        extend(store, executor, stages)
+        finish(store, executor, stages)
+    return summarise(store)
+
+
+def init(
+    spec: JobSpec,
+    url: str,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    observer: Observer = silent,
+) -> dict[str, Any]:
+    """Create a store and solve its seed, so that :func:`partition` can begin."""
+    stages = Stages(observer)
+    store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
+    if not store.seed_attributes:
+        with open_executor(spec.cluster, workers) as executor:
+            solve(store, executor, stages)
+    return summarise(store)
+
+
+def partition(url: str, first: int, last: int, *, observer: Observer = silent) -> dict[str, Any]:
+    """Extend the blocks `first` .. `last` - 1 of an initialised store, in this process.
+
+    Raises
+    ------
+    StoreError
+        If the blocks are not in the plan.
+    IncompleteStoreError
+        If the seed is not solved.
+    """
+    store = MechanismStore.open(url, mode="r+")
+    store.seed_sha256()
+    blocks = store.plan.blocks
+    if not 0 <= first < last <= blocks:
+        raise StoreError(f"{url}: blocks {first}..{last - 1} are not in the plan, which has 0..{blocks - 1}")
+    observer(StageStarted("extend", last - first))
+    started = time.perf_counter()
+    for index in range(first, last):
+        extend_block(url, index)
+        observer(TaskDone("extend"))
+    observer(StageFinished("extend", time.perf_counter() - started))
+    return summarise(store)
+
+
+def finalise(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
+    """Check, certify, evaluate and close a store whose blocks are all done.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks are missing; all of them are named.
+    GuaranteeViolation
+        If the store does not hold; it is marked as refused.
+    """
+    store = MechanismStore.open(url, mode="r+")
+    if store.state == COMPLETE:
+        return summarise(store)
+    require_all_blocks(store)
+    stages = Stages(observer)
+    with open_executor(job_of(store).cluster, workers) as executor:
+        finish(store, executor, stages)
+    return summarise(store)
+
+
+def audit_certificate(url: str, *, workers: int | None = None, observer: Observer = silent) -> AuditReport:
+    """Certify a store anew from its bytes, leave the report in it, and return it.
+
+    A store that does not hold is marked as refused, where it can be written.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks are missing.
+    """
+    store = MechanismStore.open(url)
+    require_all_blocks(store)
+    stages = Stages(observer)
+    with open_executor(job_of(store).cluster, workers) as executor:
+        report = certify(store, executor, stages)
+    with contextlib.suppress(OSError, ValueError, StoreError):  # a read-only store is audited as well
+        writable = MechanismStore.open(url, mode="r+")
+        objects.put_json(writable.objects, "audit/certificate.json", report.as_json())
+        if not report.holds and writable.state == COMPLETE:
+            writable.update(state=REFUSED)
+    return report
+
+
+def evaluate(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
+    """Return the expected loss of a finished store, from its bytes.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks are missing.
+    """
+    store = MechanismStore.open(url)
+    require_all_blocks(store)
+    stages = Stages(observer)
+    with open_executor(job_of(store).cluster, workers) as executor:
+        loss_km = expected_loss(store, executor, stages)
+    return {
+        "loss_km": loss_km,
+        "loss_quantiles_km": None,
+        "lower_bound_km": None,
+        "gap": None,
+        "offsets_used": 0,
+        "offsets_total": store.grid.factor**2,
+        "adversary": None,
+    }
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def open_or_create(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore:
+    """Return the job's store at `url`, created if it is not there yet."""
+    check_place(url)
+    if not overwrite:
+        found = MechanismStore.find(url, spec, overwrite=False)
+        if found is not None:
+            return found
+    # The problem is built first: bad input must not cost anybody a store.
+    with stages.stage("domain"):
+        domain = build_domain(spec)
+        facts = _facts(spec, domain)
+    MechanismStore.find(url, spec, overwrite=overwrite)
+    for note in domain.notes:
+        stages.observer(Note(note))
+    return MechanismStore.create(url, spec, domain, facts)
+
+
+def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Make the seed cost, solve the seed LP for every split, and keep the best."""
+    if store.seed_attributes:
+        return
+    spec, plan, grid = job_of(store), store.plan, store.grid
+    with stages.stage("loss", plan.blocks):
+        parts = stages.gather(
+            executor, "loss", seed_cost_block, [(store.url, index) for index in range(plan.blocks)]
+        )
+        cost = np.empty((grid.cells_x, grid.cells_y, 2, 2, plan.outputs))
+        for block, part in zip(plan, parts, strict=True):
+            cost[block.cells_x, block.cells_y] = part
+        seed_cost = assemble_seed_cost(grid, cost)
+    candidates = _budget_candidates(store, spec)
+    problems = [
+        SeedProblem(
+            cost=seed_cost,
+            seeds_shape=grid.seeds_shape,
+            beta=candidate.beta,
+            cell_km=grid.cell_km,
+            min_probability=spec.privacy.min_probability,
+        )
+        for candidate in candidates
+    ]
+    with stages.stage("seed", len(problems)):
+        solved = stages.gather(executor, "seed", solve_seed, [(problem,) for problem in problems])
+        best = min(range(len(solved)), key=lambda position: solved[position].primal)
+        store.write_seed(
+            solved[best],
+            {
+                "beta_per_km": list(candidates[best].beta),
+                "split_per_km": list(candidates[best].split),
+                "solves": len(solved),
+                "tried": [
+                    {"split_per_km": list(c.split), "primal_km": s.primal, "dual_km": s.dual}
+                    for c, s in zip(candidates, solved, strict=True)
+                ],
+            },
+        )
+    store.update(seconds={**store.attributes.get("seconds", {}), **stages.seconds})
+
+
+def extend(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Extend all blocks that have no valid receipt yet."""
+    store.update(state=EXTENDING)
+    blocks = store.plan.blocks
+    with stages.stage("extend", blocks):
+        stages.gather(executor, "extend", extend_block, [(store.url, i) for i in range(blocks)])
+
+
+def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Cross-check, certify, evaluate; then, and only if all of it holds, mark as complete."""
+    require_all_blocks(store)
+    with stages.stage("boundary"):
+        found = store.read_receipts()
+        store.sweep()
+        boundary = check_boundaries(store.plan, found)
+    report = certify(store, executor, stages)
+    objects.put_json(store.objects, "audit/certificate.json", report.as_json())
+    loss_km = expected_loss(store, executor, stages)
+    holds = report.holds and not boundary.mismatches
+    seconds = {**store.attributes.get("seconds", {}), **stages.seconds, "total": stages.total()}
+    peaks = [r.peak_bytes for r in found.values() if r.peak_bytes is not None]
+    store.consolidate()
+    # The last thing written, in one piece.
+    store.update(
+        state=COMPLETE if holds else REFUSED,
+        epsilon_certified=json_number(report.epsilon_certified),
+        loss_km=loss_km,
+        boundary_rows_checked=boundary.rows_checked,
+        boundary_mismatches=len(boundary.mismatches),
+        fallbacks=sum(r.fallbacks for r in found.values()),
+        peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes_per_task,
+        chunk_hashes={
+            "algorithm": "sha256",
+            "of": "the keys and hashes of all shards in receipts/, in order",
+            "digest": receipts.digest_of(found),
+        },
+        seconds={name: seconds.get(name, 0.0) for name in (*STAGES, "total")},
+    )
+    if boundary.mismatches:
+        raise _boundary_violation(store, boundary)
+    if not report.holds:
+        raise report.violation()
+
+
+def certify(store: MechanismStore, executor: Executor, stages: Stages) -> AuditReport:
+    """Certify all pairs from the bytes read back."""
+    blocks = store.plan.blocks
+    limit = float(store.attributes["epsilon_planar_per_km"])
+    with stages.stage("audit", blocks):
+        started = time.perf_counter()
+        certificates = stages.gather(
+            executor,
+            "audit",
+            certify_block,
+            [(store.url, index, store.metric_p, limit) for index in range(blocks)],
+        )
+        return summarise_certificate(store, certificates, time.perf_counter() - started)
+
+
+def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> float:
+    """Return UL(M) in km."""
+    blocks = store.plan.blocks
+    with stages.stage("evaluate", blocks):
+        parts = stages.gather(
+            executor, "evaluate", expected_loss_block, [(store.url, i) for i in range(blocks)]
+        )
+    return float(sum(parts))
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def job_of(store: MechanismStore) -> JobSpec:
+    """Return the job that a store was made for."""
+    return parse_job(store.attributes["job"], source=store.url)
+
+
+def require_all_blocks(store: MechanismStore) -> None:
+    """Refuse to go on while blocks have no receipt.
+
+    Raises
+    ------
+    IncompleteStoreError
+        With all missing blocks.
+    """
+    done = store.read_receipts()
+    blocks = store.plan.blocks
+    missing = [index for index in range(blocks) if index not in done]
+    if missing:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise IncompleteStoreError(
+            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
+            missing=missing,
+        )
+
+
+def summarise(store: MechanismStore) -> dict[str, Any]:
+    """Return what ``run`` and ``status`` print."""
+    attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
+    done = len(store.read_receipts()) if seed else 0
+    state = store.state
+    if state == PLANNED and done:
+        state = EXTENDING
+    return {
+        "store": store.url,
+        "state": state,
+        "records": plan.grid.records,
+        "outputs": plan.outputs,
+        "seeds": plan.grid.seeds,
+        "source_cells": plan.grid.source_cells,
+        "blocks": plan.blocks,
+        "blocks_done": done,
+        "epsilon_per_km": attributes["epsilon_per_km"],
+        "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
+        "epsilon_certified": attributes["epsilon_certified"],
+        "distortion": attributes["distortion"],
+        "max_quantisation_km": attributes["quantisation_km"],
+        "metric_p": attributes["metric_p"],
+        "method": attributes["job"]["extension"]["method"],
+        "budget": attributes["job"]["privacy"]["budget"],
+        "loss_km": attributes.get("loss_km"),
+        "seed_primal": seed.get("primal_km"),
+        "seed_dual": seed.get("dual_km"),
+        "seed_gap": seed.get("gap"),
+        "seed_solves": seed.get("solves", 0),
+        "boundary_rows_checked": attributes.get("boundary_rows_checked", 0),
+        "boundary_mismatches": attributes.get("boundary_mismatches", 0),
+        "fallbacks": attributes.get("fallbacks", 0),
+        "fingerprint": attributes["fingerprint"],
+        "notes": attributes["notes"],
+        "seconds": attributes.get("seconds", {}),
+        "peak_bytes_per_task": attributes.get("peak_bytes_per_task", plan.peak_bytes_per_task),
+    }
+
+
+def _facts(spec: JobSpec, domain: Domain) -> dict[str, Any]:
+    """Return the ε's of a job; refuses one that the store's resolution cannot carry."""
+    planar = budget.planar_epsilon(spec.privacy.epsilon_per_km, domain.distortion)
+    design = budget.design_epsilon(planar, domain.grid.spacing_km, spec.domain.metric_p)
+    return {
+        "epsilon_per_km": spec.privacy.epsilon_per_km,
+        "epsilon_planar_per_km": planar,
+        "epsilon_design_per_km": design,
+    }
+
+
+def _budget_candidates(store: MechanismStore, spec: JobSpec) -> list[AxisBudgets]:
+    design = float(store.attributes["epsilon_design_per_km"])
+    p = spec.domain.metric_p
+    if spec.privacy.budget == "half":
+        return [budget.half_budgets(split) for split in budget.candidate_splits(design, p)]
+    return [budget.bound_budgets(budget.even_split(design, p), store.grid.cell_km)]
+
+
+def _boundary_violation(store: MechanismStore, boundary: BoundaryReport) -> GuaranteeViolation:
+    first = boundary.mismatches[0]
+    more = f" and {len(boundary.mismatches) - 1} more" if len(boundary.mismatches) > 1 else ""
+    return GuaranteeViolation(
+        f"{store.url}: blocks {first.blocks[0]} and {first.blocks[1]} disagree on record "
+        f"{first.record}{more}; is a worker's hardware or software at fault?",
+        worst={"record": list(first.record), "blocks": list(first.blocks)},
+    )

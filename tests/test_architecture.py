@@ -1,0 +1,81 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "mdpext_dask"
+# Each module imports only from those before it.
+ORDER = (
+    "errors", "spec", "grid", "projection", "tables", "roads", "loss", "domain", "budget",
+    "seed.model", "seed.highs", "extend.log_convex", "partition", "objects", "receipts", "template",
+    "store", "tasks", "boundary", "audit.certificate", "audit.report", "evaluate.loss", "sampler",
+    "mechanism", "batch", "costs", "cluster", "progress", "run", "cli",
+)  # fmt: skip
+# Library -> the modules that may import it.
+CONFINED = {
+    "distributed": {"cluster"},
+    "dask": {"cluster"},
+    "osmnx": {"roads"},
+    "highspy": {"seed.highs"},
+    "typer": {"cli"},
+    "rich": {"cli", "progress"},
+}
+
+
+def modules() -> dict[str, ast.Module]:
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+
+
+def imported(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_the_order_lists_every_module() -> None:
+    assert set(modules()) == set(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_go_one_way(name: str) -> None:
+    own = {n.removeprefix("mdpext_dask.") for n in imported(modules()[name]) if "mdpext_dask." in n}
+    later = set(ORDER[ORDER.index(name) :])
+    assert not own & later
+
+
+@pytest.mark.parametrize(("library", "allowed"), CONFINED.items())
+def test_libraries_stay_where_they_belong(library: str, allowed: set[str]) -> None:
+    users = {
+        name
+        for name, tree in modules().items()
+        if any(n == library or n.startswith(library + ".") for n in imported(tree))
+    }
+    assert users <= allowed
+
+
+def test_no_module_is_over_500_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert max(lengths.values()) <= 500, lengths
+
+
+def test_help_does_not_wait_for_heavy_libraries() -> None:
+    heavy = "{'numpy', 'zarr', 'scipy', 'pandas', 'distributed', 'osmnx', 'highspy', 'pydantic'}"
+    code = f"import sys, mdpext_dask.cli; assert not {heavy} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workers_do_not_load_osmnx_or_a_plotting_library() -> None:
+    code = "import sys, mdpext_dask.run; assert not {'osmnx', 'matplotlib', 'geopandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,259 @@
+"""The command line: keys, exit codes, one line of error, nothing left behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+
+from mdpext_dask.cli import main
+
+JOB = """
+[job]
+name = "tiny"
+[domain]
+roads = "builtin:manhattan"
+cell_km = 3.0
+refine = [2, 2]
+[privacy]
+epsilon_per_km = 1.0
+[outputs]
+count = 6
+[loss]
+tasks = 4
+[cluster]
+kind = "inline"
+"""
+
+
+def mdpext(*arguments: object, folder: Path, env: dict[str, str] | None = None) -> Any:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command in this process: ten times as fast, for the many that only fail."""
+
+    def call(*arguments: object, folder: Path) -> Outcome:
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Outcome(int(stop.value.code or 0), out, err)
+
+    return call
+
+
+def answer(*arguments: object, folder: Path, code: int = 0) -> dict[str, Any]:
+    done = mdpext(*arguments, "--json", folder=folder)
+    assert done.returncode == code, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)  # one document, nothing else
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "job.toml").write_text(JOB)
+    answer("run", "job.toml", folder=folder)
+    return folder
+
+
+def test_a_job_from_beginning_to_end(folder: Path) -> None:
+    planned = answer("plan", "job.toml", folder=folder)
+    assert list(folder.iterdir()) == [folder / "job.toml"]
+    summary = answer("run", "job.toml", folder=folder)
+    for key in ("records", "outputs", "seeds", "blocks"):
+        assert planned[key] == summary[key]
+    assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
+    assert {"peak_bytes_per_task", "tasks", "seconds_by_workers"} <= set(planned)
+    assert summary["store"] == "tiny.zarr"
+    assert answer("status", "tiny.zarr", folder=folder) == summary
+    assert answer("run", "job.toml", folder=folder) == summary
+
+    audited = answer("audit", "tiny.zarr", "--method", "certificate", folder=folder)
+    assert audited["holds"] is True
+    assert audited["epsilon_certified"] == summary["epsilon_certified"]
+    assert audited["violations"] == 0
+    assert set(audited["worst"]) >= {"x", "x_prime", "output", "log_ratio", "bound"}
+    keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
+    assert keys <= set(audited)
+
+    evaluated = answer("evaluate", "tiny.zarr", folder=folder)
+    assert evaluated["loss_km"] == pytest.approx(summary["loss_km"], rel=1e-12)
+
+    (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n-70,40\n")
+    sampled = answer("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
+    assert (sampled["points"], sampled["outside"]) == (2, 1)
+    assert len((folder / "o.csv").read_text().splitlines()) == 3
+
+
+def test_in_pieces(folder: Path) -> None:
+    store = "elsewhere.zarr"
+    planned = answer("init", "job.toml", "--store", store, folder=folder)
+    assert planned["state"] == "planned"
+    assert answer("finalise", store, folder=folder, code=3)["error"] == "IncompleteStoreError"
+    assert answer("audit", store, folder=folder, code=3)["exit_code"] == 3
+    for index in range(planned["blocks"] - 1):
+        answer("partition", store, index, folder=folder)
+    last = planned["blocks"]
+    answer("partition", store, "--range", f"{last - 1}:{last}", folder=folder)
+    assert answer("finalise", store, folder=folder)["state"] == "complete"
+
+
+def test_overrides_and_workers(folder: Path) -> None:
+    summary = answer(
+        "run", "job.toml", "--set", "privacy.epsilon_per_km=0.5", "--set", "cluster.kind=local",
+        "--set", "domain.metric_p=inf", "--workers", 1, "--store", "s.zarr", folder=folder,
+    )  # fmt: skip
+    assert summary["epsilon_per_km"] == 0.5
+    assert summary["metric_p"] == "inf"
+
+
+def test_a_tampered_store_fails_the_audit(folder: Path) -> None:
+    answer("run", "job.toml", folder=folder)
+    array = zarr.open_array(str(folder / "tiny.zarr" / "probability"), mode="r+")
+    array[3, 4, 2] *= np.float32(1.05)
+    audited = mdpext("audit", "tiny.zarr", "--json", folder=folder)
+    assert audited.returncode == 1
+    assert json.loads(audited.stdout)["holds"] is False
+    assert "worst triple" in audited.stderr
+    assert audited.stderr.count("\n") == len(audited.stderr.splitlines())
+    (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
+    refused = mdpext("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
+    assert refused.returncode == 1
+    assert not (folder / "o.csv").exists()
+    assert answer("status", "tiny.zarr", folder=folder)["state"] == "refused"
+    assert answer("run", "job.toml", folder=folder)["state"] == "complete"
+
+
+BAD = {
+    "privacy.epsilon_per_km=0": "epsilon_per_km",
+    "privacy.epsilon_per_km=-1": "epsilon_per_km",
+    "privacy.epsilon_per_km=nan": "epsilon_per_km",
+    'privacy.epsilon_per_km="1"': "epsilon_per_km",
+    "privacy.epsilon=1": "did you mean epsilon_per_km",
+    "domain.cel_km=1": "did you mean cell_km",
+    "domain.refine=[0]": "refine",
+    "domain.refine=[1.5]": "refine",
+    "domain.metric_p=0.9": "metric_p",
+    "domain.cell_km=50": "larger than the box",
+    "domain.bbox=[12.0, 41.0, 12.5, 41.5]": "no road within reach",
+    "domain.roads=nowhere": "does not exist",
+    "domain.roads=builtin:atlantis": "not built in",
+    "outputs.count=100000": "only 4197 road",
+    "privacy.min_probability=0.5": "min_probability",
+    "prior.kind=gauss": "kind",
+    "nonsense": "section.key=value",
+    "loss.directed=true": "lost the directions",
+    "outputs.file=x.csv": "file goes with",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
+    folder: Path, override: str, inside: Callable[..., Outcome]
+) -> None:
+    before = sorted(folder.iterdir())
+    for command in ("run", "init"):
+        failed = inside(command, "job.toml", "--set", override, folder=folder)
+        assert failed.returncode == 2, failed.stderr
+        assert failed.stdout == ""
+        lines = failed.stderr.splitlines()
+        assert len(lines) == 1
+        assert BAD[override] in lines[0]
+        assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/nothing/here.zarr", "job.toml", "job.toml/inside.zarr", "/dev/null/x.zarr"]
+)
+def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Callable[..., Outcome]) -> None:
+    failed = inside("run", "job.toml", "--store", place, folder=folder)
+    assert failed.returncode == 2, failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert place in failed.stderr
+    assert list(folder.iterdir()) == [folder / "job.toml"]
+
+
+def test_another_job_s_store_is_left_alone(done: Path) -> None:
+    failed = mdpext("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
+    assert failed.returncode == 2
+    assert "privacy.epsilon_per_km" in failed.stderr
+    assert answer("status", "tiny.zarr", folder=done)["epsilon_per_km"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["status", "missing.zarr"], "no such store"),
+        (["audit", "tiny.zarr", "--method", "guess"], "--method"),
+        (["sample", "tiny.zarr", "none.csv", "-o", "o.csv"], "no such file"),
+        (["sample", "tiny.zarr", "job.toml", "-o", "o.csv"], "job.toml"),
+        (["partition", "tiny.zarr"], "either a block or --range"),
+        (["partition", "tiny.zarr", "--range", "x"], "A:B"),
+        (["partition", "tiny.zarr", "999"], "not in the plan"),
+        (["run", "missing.toml"], "no such job file"),
+        (["run", "job.toml", "--progress", "loud"], "--progress"),
+    ],
+)
+def test_careless_commands(
+    done: Path, arguments: list[str], complaint: str, inside: Callable[..., Outcome]
+) -> None:
+    failed = inside(*arguments, folder=done)
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert complaint in failed.stderr
+
+
+def test_no_scheduler_at_the_address(folder: Path) -> None:
+    failed = mdpext(
+        "run", "job.toml", "--set", "cluster.kind=address", "--set", "cluster.address=tcp://127.0.0.1:9",
+        folder=folder, env={"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"},
+    )  # fmt: skip
+    assert failed.returncode == 3
+    assert "no scheduler answers" in failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr
+
+
+def test_progress_as_json_lines(folder: Path) -> None:
+    finished = mdpext("run", "job.toml", "--json", "--progress", "json", folder=folder)
+    events = [json.loads(line) for line in finished.stderr.splitlines()]
+    stages = [e["stage"] for e in events if e["event"] == "StageFinished"]
+    assert stages == ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
+    json.loads(finished.stdout)
+
+
+def test_help_names_every_command(folder: Path) -> None:
+    started = time.perf_counter()
+    shown = mdpext("--help", folder=folder)
+    assert time.perf_counter() - started < 5  # a hang, not a benchmark
+    for command in ["run", "plan", "init", "partition", "finalise", "status", "audit", "evaluate", "sample"]:
+        assert command in shown.stdout

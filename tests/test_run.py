@@ -1,0 +1,457 @@
+"""A whole job: the same bytes everywhere, resumable, refused when it does not hold."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from mdpext_dask import objects, receipts, tasks
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.mechanism import open_mechanism
+from mdpext_dask.progress import Event, StageFinished, TaskDone
+from mdpext_dask.run import audit_certificate, build, evaluate, finalise, init, partition, summarise
+from mdpext_dask.spec import ClusterSection, JobSpec, parse_job
+from mdpext_dask.store import MechanismStore
+from tests.reference import audited_epsilon
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+
+
+def make(job: dict[str, Any], path: Path, **arguments: Any) -> dict[str, Any]:
+    return build(parse_job(job), str(path), **arguments)
+
+
+def bytes_of(path: Path) -> np.ndarray:
+    return MechanismStore.open(str(path)).read("probability")
+
+
+def shard_of(path: Path, block: int) -> Path:
+    store = MechanismStore.open(str(path))
+    return path / store.shard_keys(store.plan[block])[0]
+
+
+def spoil(path: Path, i: int, j: int, output: int, factor: float) -> None:
+    """Change one stored probability through Zarr, as someone outside would."""
+    array = zarr.open_array(str(path / "probability"), mode="r+")
+    array[i, j, output] = np.float32(array[i, j, output] * factor)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, small_job: Job) -> Path:
+    path = tmp_path / "small.zarr"
+    make(small_job(), path)
+    return path
+
+
+# --- the result -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, 4, "inf"])
+@pytest.mark.parametrize("budget", ["half", "bound"])
+def test_the_stored_mechanism_is_private_for_all_pairs(
+    tmp_path: Path, small_job: Job, p: float | str, budget: str
+) -> None:
+    """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
+    job = small_job(domain={"refine": [2], "metric_p": p}, privacy={"budget": budget, "epsilon_per_km": 0.7})
+    summary = make(job, tmp_path / "s.zarr")
+    dataset = xr.open_zarr(tmp_path / "s.zarr")
+    exact = audited_epsilon(
+        dataset.probability.values, dataset.x.values, dataset.y.values, float(summary["metric_p"])
+    )
+    assert exact <= summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] < 0.7
+    assert summary["state"] == "complete"
+
+
+def test_the_summary_has_every_key_that_programs_rely_on(tmp_path: Path, small_job: Job) -> None:
+    summary = make(small_job(), tmp_path / "s.zarr")
+    keys = {
+        "store", "state", "records", "outputs", "seeds", "source_cells", "blocks", "blocks_done",
+        "epsilon_per_km", "epsilon_certified", "metric_p", "method", "budget", "loss_km", "seed_primal",
+        "seed_dual", "seed_gap", "seed_solves", "boundary_rows_checked", "boundary_mismatches",
+        "fallbacks", "fingerprint", "seconds", "peak_bytes_per_task",
+    }  # fmt: skip
+    assert keys <= set(summary)
+    stages = {"domain", "loss", "seed", "extend", "boundary", "audit", "evaluate", "total"}
+    assert set(summary["seconds"]) == stages
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["records"] == 13 * 29
+    assert summary["blocks_done"] == summary["blocks"]
+    assert summarise(MechanismStore.open(str(tmp_path / "s.zarr"))) == summary
+
+
+def test_half_tries_the_published_splits_and_keeps_the_best(tmp_path: Path, small_job: Job) -> None:
+    summary = make(small_job(privacy={"budget": "half"}), tmp_path / "s.zarr")
+    assert summary["seed_solves"] == 5
+    tried = MechanismStore.open(str(tmp_path / "s.zarr")).seed_attributes["tried"]
+    assert summary["seed_primal"] == min(entry["primal_km"] for entry in tried)
+
+
+def test_the_loss_is_that_of_the_stored_rows(finished: Path) -> None:
+    store = MechanismStore.open(str(finished))
+    rows = store.read("probability").astype(float)
+    rows /= rows.sum(axis=-1, keepdims=True)
+    x, y = store.read("x"), store.read("y")
+    points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    cost = store.read_loss().rows(points).reshape(rows.shape)
+    expected = float((store.read("prior")[..., None] * rows * cost).sum())
+    assert store.attributes["loss_km"] == pytest.approx(expected, rel=1e-12)
+    assert evaluate(str(finished))["loss_km"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_store_opens_in_xarray_with_units_and_coordinates(finished: Path) -> None:
+    import matplotlib as mpl
+    from pyproj import CRS
+
+    mpl.use("Agg")
+    dataset = xr.open_zarr(finished)
+    assert dataset.probability.dims == ("x", "y", "output")
+    assert dataset.x.attrs["units"] == dataset.y.attrs["units"] == "km"
+    assert {"output_lon", "output_lat", "output_x", "output_y"} <= set(dataset.coords)
+    assert CRS.from_cf(dataset.spatial_ref.attrs).coordinate_operation.method_name == "Azimuthal Equidistant"
+    assert float(dataset.prior.sum()) == pytest.approx(1)
+    assert dataset.inside.all()
+    assert float(dataset.probability.sum("output").max()) == pytest.approx(1, abs=1e-6)
+    dataset.probability.sel(output=3).plot()
+    assert dataset.attrs["state"] == "complete"
+    assert {"fingerprint", "job", "software", "format_version", "chunk_hashes"} <= set(dataset.attrs)
+
+
+# --- the same bytes -------------------------------------------------------------------------------
+
+
+def test_every_executor_writes_the_same_bytes(
+    tmp_path: Path, small_job: Job, any_cluster: ClusterSection
+) -> None:
+    reference = tmp_path / "reference.zarr"
+    make(small_job(), reference)
+    spec = parse_job(small_job()).model_copy(update={"cluster": any_cluster})
+    build(spec, str(tmp_path / "s.zarr"))
+    assert np.array_equal(bytes_of(tmp_path / "s.zarr"), bytes_of(reference))
+    for shard in (reference / "probability" / "c").rglob("0"):
+        if shard.is_file():
+            assert shard.read_bytes() == (tmp_path / "s.zarr" / shard.relative_to(reference)).read_bytes()
+
+
+@pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [3, 2], [99, 99]])
+def test_every_block_shape_gives_the_same_numbers(
+    tmp_path: Path, small_job: Job, block_cells: list[int]
+) -> None:
+    reference, other = tmp_path / "reference.zarr", tmp_path / "s.zarr"
+    make(small_job(), reference)
+    summary = make(small_job(store={"block_cells": block_cells}), other)
+    assert np.array_equal(bytes_of(other), bytes_of(reference))
+    assert summary["boundary_mismatches"] == 0
+
+
+def test_in_pieces_without_dask_it_is_the_same(tmp_path: Path, small_job: Job) -> None:
+    reference, path = tmp_path / "reference.zarr", tmp_path / "s.zarr"
+    make(small_job(), reference)
+    planned = init(parse_job(small_job()), str(path))
+    assert (planned["state"], planned["blocks_done"]) == ("planned", 0)
+    blocks = planned["blocks"]
+    with pytest.raises(IncompleteStoreError) as error:
+        finalise(str(path))
+    assert error.value.missing == tuple(range(blocks))
+    under_way = partition(str(path), blocks - 1, blocks)
+    assert (under_way["state"], under_way["blocks_done"]) == ("extending", 1)
+    with pytest.raises(IncompleteStoreError, match="blocks are missing"):
+        open_mechanism(path)
+    partition(str(path), 0, blocks)
+    assert finalise(str(path))["state"] == "complete"
+    assert np.array_equal(bytes_of(path), bytes_of(reference))
+    with pytest.raises(StoreError, match="not in the plan"):
+        partition(str(path), 0, blocks + 1)
+
+
+# --- interruptions --------------------------------------------------------------------------------
+
+
+class Interruption(Exception):
+    """Stands for whatever ends a run in the middle."""
+
+
+@pytest.mark.parametrize("after", ["domain", "loss", "seed", "extend", "boundary", "audit"])
+def test_after_an_interruption_at_any_stage_the_job_goes_on(
+    tmp_path: Path, small_job: Job, finished: Path, after: str
+) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StageFinished) and event.stage == after:
+            raise Interruption
+
+    path = tmp_path / "s.zarr"
+    with pytest.raises(Interruption):
+        make(small_job(), path, observer=interrupt)
+    assert make(small_job(), path)["state"] == "complete"
+    assert np.array_equal(bytes_of(path), bytes_of(finished))
+
+
+def test_blocks_with_a_valid_receipt_are_not_done_again(
+    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.zarr"
+    done: list[int] = []
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, TaskDone) and event.stage == "extend":
+            done.append(1)
+            if len(done) == 3:
+                raise Interruption
+
+    with pytest.raises(Interruption):
+        make(small_job(store={"block_cells": [1, 2]}), path, observer=interrupt)
+    calls: list[int] = []
+    original = tasks.extend_log_convex
+    monkeypatch.setattr(tasks, "extend_log_convex", lambda *a: (calls.append(1), original(*a))[1])
+    summary = make(small_job(store={"block_cells": [1, 2]}), path)
+    assert len(calls) == summary["blocks"] - 3
+
+
+@pytest.mark.parametrize(
+    "harm", ["receipt damaged", "receipt gone", "shard truncated", "shard gone", "shard changed", "leftover"]
+)
+def test_harm_done_to_an_unfinished_store_is_mended(
+    tmp_path: Path, small_job: Job, finished: Path, harm: str
+) -> None:
+    path = tmp_path / "s.zarr"
+    job = small_job(store={"block_cells": [1, 2]})
+    blocks = init(parse_job(job), str(path))["blocks"]
+    partition(str(path), 0, blocks)
+    receipt, shard = path / receipts.key_of(2), shard_of(path, 2)
+    if harm == "receipt damaged":
+        receipt.write_text(receipt.read_text()[:40])
+    elif harm == "receipt gone":
+        receipt.unlink()
+    elif harm == "shard truncated":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    elif harm == "shard gone":
+        shard.unlink()
+    elif harm == "shard changed":
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    else:
+        (shard.parent / "0.abc.partial").write_bytes(b"half a shard")
+    assert make(job, path)["state"] == "complete"
+    assert np.array_equal(bytes_of(path), bytes_of(finished))
+    assert not list(path.rglob("*.partial"))
+
+
+def test_killed_for_real_in_the_middle_it_goes_on(tmp_path: Path, small_job: Job, finished: Path) -> None:
+    """SIGKILL the whole process group of a command-line run while it extends; run again."""
+    path, job = tmp_path / "s.zarr", tmp_path / "job.toml"
+    write_toml(job, small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local", "workers": 2}))
+    command = [sys.executable, "-m", "mdpext_dask.cli", "run", str(job), "--store", str(path)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(path.glob("receipts/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(list(path.glob("receipts/*.json"))) >= 1
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    assert MechanismStore.open(str(path)).state == "complete"
+    assert np.array_equal(bytes_of(path), bytes_of(finished))
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path, small_job: Job, finished: Path) -> None:
+    killed = []
+
+    def kill_once(event: Event) -> None:
+        if isinstance(event, TaskDone) and event.stage == "extend" and not killed:
+            written = next(iter(MechanismStore.open(str(path)).read_receipts().values()))
+            killed.append(int(written.worker.rpartition(":")[2]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    path = tmp_path / "s.zarr"
+    job = small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local", "workers": 2})
+    assert make(job, path, observer=kill_once)["state"] == "complete"
+    assert killed
+    assert np.array_equal(bytes_of(path), bytes_of(finished))
+
+
+def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
+    lines = []
+    for section, keys in job.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    path.write_text("\n".join(lines))
+
+
+# --- what must be refused -------------------------------------------------------------------------
+
+
+def test_a_probability_changed_by_five_percent_is_found_and_named(finished: Path) -> None:
+    spoil(finished, 7, 11, 3, 1.05)
+    report = audit_certificate(str(finished))
+    assert not report.holds
+    assert report.changed_shards
+    worst = report.worst
+    assert worst["output"] == 3 or report.epsilon_certified < report.epsilon_planar_per_km
+    assert {"x", "x_prime", "log_ratio", "bound"} <= set(worst)
+    with pytest.raises(GuaranteeViolation, match="refused"):
+        open_mechanism(finished)
+    assert MechanismStore.open(str(finished)).state == "refused"
+
+
+def test_a_large_change_fails_the_certificate_itself(finished: Path) -> None:
+    spoil(finished, 7, 11, 3, 8)
+    report = audit_certificate(str(finished))
+    assert report.epsilon_certified > report.epsilon_planar_per_km
+    assert report.violations >= 1
+    assert report.worst["output"] == 3
+    assert [7, 11] in (report.worst["record"], report.worst["record_prime"])
+    assert report.worst["log_ratio"] > report.worst["bound"]
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, -1.0])
+def test_a_value_that_is_no_probability_fails_and_is_named(finished: Path, value: float) -> None:
+    array = zarr.open_array(str(finished / "probability"), mode="r+")
+    array[4, 5, 1] = value
+    report = audit_certificate(str(finished))
+    assert not report.holds
+    assert report.as_json()["epsilon_certified"] == "inf"
+    json.dumps(report.as_json(), allow_nan=False)
+    assert [4, 5] in (report.worst["record"], report.worst["record_prime"])
+
+
+def test_running_again_mends_a_refused_store(finished: Path, small_job: Job) -> None:
+    good = bytes_of(finished)
+    spoil(finished, 7, 11, 3, 8)
+    audit_certificate(str(finished))
+    assert make(small_job(), finished)["state"] == "complete"
+    assert np.array_equal(bytes_of(finished), good)
+
+
+def test_a_mechanism_that_is_not_private_is_never_marked_complete(
+    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extend with a rule that sharpens the scores: the certificate refuses the store."""
+    original = tasks.extend_log_convex
+    monkeypatch.setattr(tasks, "extend_log_convex", lambda scores, factor: original(3 * scores, factor))
+    path = tmp_path / "s.zarr"
+    with pytest.raises(GuaranteeViolation, match="worst triple") as error:
+        make(small_job(), path)
+    assert error.value.worst["log_ratio"] > error.value.worst["bound"]
+    assert MechanismStore.open(str(path)).state == "refused"
+    with pytest.raises(GuaranteeViolation):
+        open_mechanism(path)
+    with pytest.raises(GuaranteeViolation):
+        make(small_job(), path)
+
+
+def test_blocks_that_disagree_on_a_shared_record_are_refused(
+    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task computes its west side with another last bit, as faulty hardware would."""
+    original = tasks.extend_log_convex
+    calls: list[int] = []
+
+    def faulty(scores: np.ndarray, factor: int) -> np.ndarray:
+        fine = original(scores, factor)
+        calls.append(1)
+        if len(calls) == 1:
+            fine[-1, 3, 0] = np.nextafter(fine[-1, 3, 0], np.float32(0))
+        return fine
+
+    monkeypatch.setattr(tasks, "extend_log_convex", faulty)
+    with pytest.raises(GuaranteeViolation, match=r"disagree on record \(\d+, 3\)") as error:
+        make(small_job(store={"block_cells": [1, 9]}), tmp_path / "s.zarr")
+    assert error.value.worst["blocks"] == [0, 1]
+    assert MechanismStore.open(str(tmp_path / "s.zarr")).state == "refused"
+
+
+def test_verify_names_the_changed_block(finished: Path) -> None:
+    open_mechanism(finished, verify=True)
+    spoil(finished, 0, 0, 0, 1.001)
+    with pytest.raises(GuaranteeViolation, match="block 0"):
+        open_mechanism(finished, verify=True)
+
+
+def test_another_job_at_the_same_place_is_refused_and_named(finished: Path, small_job: Job) -> None:
+    other = small_job(privacy={"epsilon_per_km": 0.5}, outputs={"random_seed": 4})
+    before = bytes_of(finished)
+    with pytest.raises(StoreError, match=r"privacy\.epsilon_per_km") as error:
+        make(other, finished)
+    assert "outputs.random_seed" in str(error.value)
+    assert np.array_equal(bytes_of(finished), before)
+    assert make(other, finished, overwrite=True)["epsilon_per_km"] == 0.5
+
+
+def test_overwriting_never_deletes_what_is_not_a_store(tmp_path: Path, small_job: Job) -> None:
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    (folder / "me.jpg").write_text("precious")
+    with pytest.raises(StoreError, match="not a mechanism store"):
+        make(small_job(), folder, overwrite=True)
+    assert (folder / "me.jpg").read_text() == "precious"
+
+
+def test_a_half_created_store_is_created_anew(finished: Path, small_job: Job) -> None:
+    MechanismStore.open(str(finished), mode="r+").update(state="creating")
+    shutil.rmtree(finished / "problem")
+    assert make(small_job(), finished)["state"] == "complete"
+
+
+def test_a_newer_format_is_refused(finished: Path) -> None:
+    MechanismStore.open(str(finished), mode="r+").update(format_version=99)
+    with pytest.raises(StoreError, match="newer"):
+        open_mechanism(finished)
+
+
+def test_a_seed_solved_anew_voids_the_receipts(finished: Path) -> None:
+    """Receipts name the seed they were made from."""
+    store = MechanismStore.open(str(finished), mode="r+")
+    store._root["seed"].attrs["sha256"] = "another"
+    assert MechanismStore.open(str(finished)).read_receipts() == {}
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell_km", "refine", "outputs"), [(2.0, [4, 6], 60), (1.0, [2, 3], 300), (0.5, [8], 20)]
+)
+def test_a_task_needs_the_memory_that_the_plan_says(
+    tmp_path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int
+) -> None:
+    job = small_job(
+        domain={"cell_km": cell_km, "refine": refine},
+        outputs={"count": outputs},
+        loss={"kind": "euclidean"},
+        store={"block_cells": [4, 5]},
+    )
+    path = tmp_path / "s.zarr"
+    write_seed_without_solving(parse_job(job), path)
+    store = MechanismStore.open(str(path))
+    tasks.extend_block(str(path), 0)  # imports and caches are not the task's
+    objects.delete_keys(MechanismStore.open(str(path), mode="r+").objects, [receipts.key_of(0)])
+    tracemalloc.start()
+    tasks.extend_block(str(path), 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak == pytest.approx(store.plan.peak_bytes_per_task, rel=0.3)
+
+
+def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
+    """Create a store whose seed is random: memory does not depend on what the seed says."""
+    from mdpext_dask.domain import build_domain
+    from mdpext_dask.run import _facts
+    from mdpext_dask.seed.model import SeedMechanism
+
+    domain = build_domain(spec)
+    store = MechanismStore.create(str(path), spec, domain, _facts(spec, domain))
+    rows = np.random.default_rng(0).dirichlet(np.ones(domain.outputs), size=domain.grid.seeds)
+    rows = np.maximum(rows, 1e-6)
+    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {})
