@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation
-from mdpext_dask.spec import SMALLEST_PROBABILITY
+from mdpext_dask.spec import LARGEST_TOTAL, SMALLEST_PROBABILITY
 
 _WEIGHT_UNIT = 2.0**60
 _DRAW_BYTES = 8
@@ -24,14 +24,16 @@ def integer_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     Raises
     ------
     GuaranteeViolation
-        If an entry is not a probability that the certificate could have passed.
+        If an entry or a row's total is not one that the certificate could have passed.
     """
+    wide = rows.astype(np.float64)
     # Written so that not-a-number fails.
-    if not ((rows >= SMALLEST_PROBABILITY) & (rows <= 1)).all():
+    if not (rows.min() >= SMALLEST_PROBABILITY and wide.sum(axis=-1).max() <= LARGEST_TOTAL):
         raise GuaranteeViolation(
-            "a stored probability is damaged (not a number, or outside [2^-36, 1]); run the audit"
+            "a stored row is damaged (an entry is not a number or below 2^-36, or the total is above 2); "
+            "run the audit"
         )
-    return (rows.astype(np.float64) * _WEIGHT_UNIT).astype(np.uint64)
+    return (wide * _WEIGHT_UNIT).astype(np.uint64)
 
 
 def sample_outputs(rows: NDArray[np.float32]) -> NDArray[np.intp]:

@@ -8,8 +8,8 @@ the package's folder has the proof.
 
 The norm grows with both components, so the largest of the four corners is the norm of the larger D1
 and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
-proof. A probability that is not a number, not positive, above 1, or so small that the sampler cannot
-represent it makes the certificate infinite.
+proof. What the sampler cannot represent makes the certificate infinite: a probability that is not a
+number, or below 2^-36, and a row whose total is above 2.
 """
 
 import math
@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from mdpext_dask import receipts
 from mdpext_dask.budget import dual_exponent, vector_norm
 from mdpext_dask.errors import StoreError
-from mdpext_dask.spec import SMALLEST_PROBABILITY
+from mdpext_dask.spec import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store import MechanismStore
 
 # Of a log ratio: four logarithms of numbers in [2^-36, 2^12] (each good to 4 units in the last place,
 # 1.4e-14) and their differences; a row's total adds its number of terms times 2^-53, twice.
 _LOG_RATIO_ERROR = 1e-12
 _TOTAL_ERROR_PER_OUTPUT = 2.0**-51
+# Of one fine row of a strip, so that its working arrays stay in the processor's cache.
+_STRIP_ELEMENTS = 8192
 # Quotients, powers and the root behind a norm.
 _NORM_RELATIVE_ERROR = 1e-12
 
@@ -101,8 +103,8 @@ def certify_cells(
     if (step_x <= 0).any() or (step_y <= 0).any():
         return math.inf, Place(0, 0, 0), _all(probability)
     # Written so that not-a-number fails.
-    sound = (probability >= SMALLEST_PROBABILITY) & (probability <= 1)
-    if not sound.all():
+    if not (probability.min() >= SMALLEST_PROBABILITY and probability.max() <= LARGEST_TOTAL):
+        sound = (probability >= SMALLEST_PROBABILITY) & (probability <= LARGEST_TOTAL)
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
         place = _cell_of(first_x, first_y, first_output, probability.shape)
         return math.inf, place, int((~sound).sum())
@@ -111,25 +113,17 @@ def certify_cells(
     outputs = probability.shape[2]
     error = _LOG_RATIO_ERROR + outputs * _TOTAL_ERROR_PER_OUTPUT
     allowance = error * vector_norm(1 / step_x.min(), 1 / step_y.min(), q)
-    largest, place, violations = -1.0, Place(0, 0, 0), 0
     # A cell is over the limit if it is so after rounding outward.
     raw_limit = _rank_of_norm((limit - allowance) / (1 + _NORM_RELATIVE_ERROR), q)
-    previous, previous_north = _row(probability[0], step_y)
-    for i in range(len(step_x)):
-        current, north = _row(probability[i + 1], step_y)
-        east = np.abs(current - previous)
-        east *= 1 / step_x[i]
-        along_x = np.maximum(east[:-1], east[1:])
-        along_y = np.maximum(previous_north, north)
-        rank = _rank(along_x, along_y, q)
-        peak = float(rank.max())
+    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    width = max(_STRIP_ELEMENTS // outputs, 1)
+    for start in range(0, len(step_y), width):
+        cells = slice(start, min(start + width, len(step_y)))
+        records = slice(start, cells.stop + 1)
+        peak, where, count = _certify_strip(probability[:, records], step_x, step_y[cells], q, raw_limit)
+        violations += count
         if peak > largest:
-            largest = peak
-            j, output = divmod(int(rank.argmax()), outputs)
-            place = Place(i, j, output)
-        if peak > raw_limit:
-            violations += int((rank > raw_limit).sum())
-        previous, previous_north = current, north
+            largest, place = peak, Place(where.i, where.j + start, where.output)
     norm = math.sqrt(largest) if q == 2 else largest
     return norm * (1 + _NORM_RELATIVE_ERROR) + allowance, place, violations
 
@@ -173,18 +167,50 @@ def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(np.log(wide, out=wide) - np.log(total))
 
 
-def _row(
-    probability: NDArray[np.float32], step_y: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ℓ of one fine row and |D2| between its records."""
-    logs = log_probability(probability)
-    north = np.abs(logs[1:] - logs[:-1])
-    north *= (1 / step_y)[:, None]
-    return logs, north
+def _certify_strip(
+    probability: NDArray[np.float32],
+    step_x: NDArray[np.float64],
+    step_y: NDArray[np.float64],
+    q: float,
+    raw_limit: float,
+) -> tuple[float, Place, int]:
+    """Return the largest :func:`_rank` of a strip narrow enough for the cache, where, and the excesses."""
+    rows, width, outputs = probability.shape
+    # Two fine rows at a time: ℓ, and |D2| between their records.
+    logs, north = np.empty((2, width, outputs)), np.empty((2, width - 1, outputs))
+    total, east = np.empty((width, 1)), np.empty((width, outputs))
+    along_x, along_y = np.empty((width - 1, outputs)), np.empty((width - 1, outputs))
+    per_step_y = (1 / step_y)[:, None]
+    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    for i in range(rows):
+        row, between = logs[i % 2], north[i % 2]
+        np.copyto(row, probability[i])
+        np.add.reduce(row, axis=-1, keepdims=True, out=total)
+        if not total.max() <= LARGEST_TOTAL:
+            j = int(total.argmax())
+            return math.inf, _cell_of(i, j, 0, probability.shape), width * outputs
+        np.log(row, out=row)
+        row -= np.log(total, out=total)
+        np.abs(np.subtract(row[1:], row[:-1], out=between), out=between)
+        between *= per_step_y
+        if i == 0:
+            continue
+        np.abs(np.subtract(logs[0], logs[1], out=east), out=east)
+        east *= 1 / step_x[i - 1]
+        np.maximum(east[:-1], east[1:], out=along_x)
+        np.maximum(north[0], north[1], out=along_y)
+        rank = _rank(along_x, along_y, q)
+        peak = float(rank.max())
+        if peak > largest:
+            j, output = divmod(int(rank.argmax()), outputs)
+            largest, place = peak, Place(i - 1, j, output)
+        if peak > raw_limit:
+            violations += int((rank > raw_limit).sum())
+    return largest, place, violations
 
 
 def _rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
-    """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites `first`.
+    """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites both.
 
     The square saves a root per element. Other powers must not be taken without scaling: for p near 1, q
     is so large that they underflow, and a norm of 0 would pass anything.
