@@ -28,7 +28,7 @@ class Domain:
     projection
         From degrees to the plane.
     distortion
-        Largest relative stretching of a ground distance over the grid; charged to ε.
+        Largest relative stretching of a ground distance in the disc that holds the grid; charged to ε.
     grid
         The grid of records.
     output_xy_km, output_lonlat
@@ -119,8 +119,7 @@ def build_frame(spec: JobSpec) -> Frame:
             )
         box = _projected_box(projection, degrees)
     grid = Grid.covering(box, spec.domain.cell_km, spec.domain.refine)
-    bounds = grid.box
-    distortion = projection.distortion(bounds.west_km, bounds.south_km, bounds.east_km, bounds.north_km)
+    distortion = projection.distortion(grid.box.radius_km)
     return Frame(
         network=network,
         projection=projection,
@@ -251,7 +250,7 @@ def _choose_tasks(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.intp], NDArra
                 f"loss.tasks_file: {spec.loss.tasks_file}: {int(outside.sum())} of {len(xy)} tasks lie "
                 "outside the grid"
             )
-        return _nearest_nodes(frame, xy), points.weight / points.weight.sum()
+        return _nearest_nodes(frame, xy), _shares(points.weight)
     count = spec.loss.tasks
     if count > len(frame.nodes_inside):
         raise DataError(
@@ -261,6 +260,12 @@ def _choose_tasks(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.intp], NDArra
     generator = _generator(spec.loss.random_seed, _STREAM_TASKS)
     node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
     return node, np.full(count, 1 / count)
+
+
+def _shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights that add up to 1, however large they are."""
+    relative = weight / weight.max()
+    return np.asarray(relative / relative.sum())
 
 
 def _nearest_nodes(frame: Frame, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -277,7 +282,7 @@ def _make_prior(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], int]:
         weight = np.ones(len(xy))
     else:
         points = _read_file(spec.prior.file, "prior.file")
-        xy, weight = _in_plane(points, frame.projection), points.weight
+        xy, weight = _in_plane(points, frame.projection), _shares(points.weight)
     i, j, inside = grid.nearest_records(xy)
     if not weight[inside].any():
         raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")

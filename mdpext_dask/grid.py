@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
 
-# A box whose side is a whole number of cells must not gain a cell through rounding.
+# A box whose side is a whole number of cells must not gain a cell through rounding ...
 _ROUNDING_CELLS = 1e-9
+# ... and a place on its border must not fall out of it: a millimetre is nothing to anybody.
+_BORDER_KM = 1e-6
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,17 @@ class Box:
         return self.north_km - self.south_km
 
     def contains(self, xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return, for points of shape (n, 2) in km, whether each lies in the closed box."""
-        x, y = xy_km[:, 0], xy_km[:, 1]
-        inside: NDArray[np.bool_] = (
-            (x >= self.west_km) & (x <= self.east_km) & (y >= self.south_km) & (y <= self.north_km)
+        """Return, for points of shape (n, 2) in km, whether each lies in the box, to a millimetre."""
+        low = np.array([self.west_km, self.south_km]) - _BORDER_KM
+        high = np.array([self.east_km, self.north_km]) + _BORDER_KM
+        return np.asarray(((xy_km >= low) & (xy_km <= high)).all(axis=1))
+
+    @property
+    def radius_km(self) -> float:
+        """Radius, in km, of the disc around the origin of the plane that holds the box."""
+        return math.hypot(
+            max(abs(self.west_km), abs(self.east_km)), max(abs(self.south_km), abs(self.north_km))
         )
-        return inside
 
 
 @dataclass(frozen=True)
@@ -131,8 +138,9 @@ class Grid:
         return Box(
             self.west_km,
             self.south_km,
-            self.west_km + self.cells_x * self.cell_km,
-            self.south_km + self.cells_y * self.cell_km,
+            # The same operations as in x_km and y_km, so that the last records lie on the border.
+            self.west_km + (self.shape[0] - 1) * self.spacing_km,
+            self.south_km + (self.shape[1] - 1) * self.spacing_km,
         )
 
     def x_km(self) -> NDArray[np.float64]:
@@ -158,8 +166,8 @@ class Grid:
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Return the nearest record of each point and whether the point lies in the rectangle.
 
-        Clamping to the rectangle first is non-expansive in every metric d_p, so the guarantee holds
-        for points outside as well.
+        Clamping to the rectangle first increases no distance d_p in the plane, so the guarantee holds for
+        points outside as well.
 
         Parameters
         ----------
@@ -171,7 +179,7 @@ class Grid:
         i, j
             Record indices, each of shape (n,).
         inside
-            Whether the point lies in the closed rectangle, bool of shape (n,).
+            Whether the point lies in the rectangle, bool of shape (n,).
         """
         inside = self.box.contains(xy_km)
         steps = (xy_km - (self.west_km, self.south_km)) / self.spacing_km

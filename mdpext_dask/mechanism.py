@@ -11,6 +11,7 @@ from mdpext_dask import objects, receipts
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
 from mdpext_dask.sampler import integer_weights, sample_outputs
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.tables import check_degrees
 
 # Rows that are looked up together; bounds the memory of a batch.
 _BATCH = 65_536
@@ -58,9 +59,9 @@ def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
 class Mechanism:
     """A certified mechanism; made by :func:`open_mechanism`.
 
-    A location is first moved to its nearest record, at most `max_quantisation_km` away; locations
-    outside the grid are moved to its border first, which never increases a distance between two of
-    them.
+    A location is first moved to its nearest record, at most `max_quantisation_km` away. Locations outside
+    the grid, anywhere on Earth, are moved to its border first, in a way that increases no distance between
+    two of them.
     """
 
     def __init__(self, store: MechanismStore) -> None:
@@ -201,7 +202,9 @@ class Mechanism:
         """
         if not np.isfinite(coordinates).all():
             raise DataError("points: coordinates must be finite numbers")
-        xy = coordinates if planar else self._projection.to_plane(coordinates)
+        if not planar:
+            check_degrees(coordinates, "points")
+        xy = coordinates if planar else self._to_disc(coordinates)
         i, j, inside = self._grid.nearest_records(xy)
         if outside == "error" and not inside.all():
             raise DataError(
@@ -216,6 +219,10 @@ class Mechanism:
             part = wanted[first : first + _BATCH]
             outputs[part] = sample_outputs(self._rows(i[part], j[part]))
         return outputs, ~inside
+
+    def _to_disc(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Project places anywhere on Earth to where the distortion is charged."""
+        return self._projection.to_disc(lonlat, self._grid.box.radius_km)
 
     def _rows(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return stored rows of records, float32 of shape (n, K), chunk by chunk."""
@@ -240,7 +247,7 @@ class Mechanism:
             point = np.array([degrees], dtype=np.float64)
             if not (np.abs(point) <= (180, 90)).all():
                 raise SpecError(f"lon, lat: must be degrees, got {lon}, {lat}")
-            return self._projection.to_plane(point)
+            return self._to_disc(point)
         if degrees == (None, None) and None not in plane:
             point = np.array([plane], dtype=np.float64)
             if not np.isfinite(point).all():

@@ -16,8 +16,11 @@ from mdpext_dask.errors import SpecError
 
 # Beyond this, "planar distance" no longer says much about the ground.
 LARGEST_DISTORTION = 0.02
-_PROBES = 33  # points a side at which the distortion is evaluated
-_MARGIN = 0.05  # geodesics bulge out of a box; the probes reach this share of its size beyond it
+# Where the distortion is evaluated; it grows with the distance from the centre.
+_BEARINGS, _RADII = 64, 9
+_LARGEST_RADIUS_KM = 5_000.0
+# A little less than half of any geodesic round the Earth (20,003 km along a meridian).
+_ANTIPODE_KM = 19_900.0
 
 
 @dataclass(frozen=True)
@@ -62,35 +65,64 @@ class Projection:
         lon, lat = self._proj(xy_km[:, 0], xy_km[:, 1], inverse=True)
         return np.stack([lon, lat], axis=-1)
 
-    def distortion(self, west_km: float, south_km: float, east_km: float, north_km: float) -> float:
-        """Return the largest relative stretching of a ground distance over a box.
+    def to_disc(self, lonlat: NDArray[np.float64], radius_km: float) -> NDArray[np.float64]:
+        """Project places anywhere on Earth into the disc of `radius_km` around the centre.
 
-        With s the largest scale factor (the larger semi-axis of Tissot's indicatrix) over the box and
-        a margin around it, a geodesic of length d maps to a curve no longer than s d, and the straight
-        segment in the plane is no longer than that curve: planar distance ≤ (1 + distortion) · ground
-        distance with distortion = s − 1. The scale factors are evaluated on a 33 × 33 lattice; they
-        grow away from the centre, so the largest lies on the border, which the lattice holds.
+        A place at the distance r from the centre keeps its bearing and gets the distance
+        min(r, radius, antipode − r). On the ground that increases no distance between two places: along
+        the bearing the map is constant or an isometry, and circles around the centre do not grow, since
+        their circumference, like sin(r / R), rises up to a quarter of the way round the Earth and falls
+        after it. Places in the disc stay where they are.
+
+        Parameters
+        ----------
+        lonlat
+            lon and lat in degrees, float64 of shape (n, 2).
+        radius_km
+            Radius of the disc, in km.
+
+        Returns
+        -------
+        float64 of shape (n, 2), in km.
+        """
+        xy = self.to_plane(lonlat)
+        # Next to the antipode there is no bearing, and PROJ may answer with infinity: the centre it is.
+        xy[~np.isfinite(xy).all(axis=1)] = 0.0
+        r = np.hypot(xy[:, 0], xy[:, 1])
+        target = np.minimum(radius_km, np.maximum(_ANTIPODE_KM - r, 0.0))
+        return np.asarray(xy * np.minimum(1.0, target / np.maximum(r, 1e-9))[:, None])
+
+    def distortion(self, radius_km: float) -> float:
+        """Return the largest relative stretching of a ground distance in a disc around the centre.
+
+        With s the largest scale factor (the larger semi-axis of Tissot's indicatrix) in the disc, a
+        geodesic of length d maps to a curve no longer than s d, and the straight segment in the plane is
+        no longer than that curve; geodesics between places of the disc stay in it. So planar distance is
+        at most (1 + distortion) times ground distance with distortion = s − 1.
+
+        Parameters
+        ----------
+        radius_km
+            Radius of the disc, in km.
 
         Raises
         ------
         SpecError
             If it exceeds 2 %: the box is too large for one plane.
         """
-        margin_x = _MARGIN * (east_km - west_km)
-        margin_y = _MARGIN * (north_km - south_km)
-        x, y = np.meshgrid(
-            np.linspace(west_km - margin_x, east_km + margin_x, _PROBES),
-            np.linspace(south_km - margin_y, north_km + margin_y, _PROBES),
-        )
+        if radius_km > _LARGEST_RADIUS_KM:
+            raise SpecError(f"domain: a box that reaches {radius_km:.0f} km is too large for one plane")
+        bearing = np.linspace(0, 2 * np.pi, _BEARINGS, endpoint=False)
+        r = np.linspace(0, radius_km, _RADII)[1:, None]
+        x, y = r * np.sin(bearing), r * np.cos(bearing)
         lonlat = self.to_degrees(np.stack([x.ravel(), y.ravel()], axis=-1))
         factors = self._proj.get_factors(lonlat[:, 0], lonlat[:, 1])
         # The factors are differentiated numerically; 1e-7 covers their noise (seen: 4e-8).
         distortion = max(float(np.max(factors.tissot_semimajor)) - 1.0, 0.0) + 1e-7
         if not distortion <= LARGEST_DISTORTION:
             raise SpecError(
-                f"domain: a box of {east_km - west_km:.0f} km x {north_km - south_km:.0f} km distorts "
-                f"distances by {distortion:.1%}; at most {LARGEST_DISTORTION:.0%} is allowed, choose a "
-                "smaller bbox"
+                f"domain: a box that reaches {radius_km:.0f} km from its centre distorts distances by "
+                f"{distortion:.1%}; at most {LARGEST_DISTORTION:.0%} is allowed, choose a smaller bbox"
             )
         return distortion
 

@@ -17,8 +17,8 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.spec import BUILTIN_PREFIX
-from mdpext_dask.tables import check_degrees, integers, numbers, read_csv
+from mdpext_dask.spec import BUILTIN_PREFIX, ROAD_FILES
+from mdpext_dask.tables import check_degrees, complain_where, integers, numbers, read_csv
 
 _BUILTIN_NETWORKS = ("manhattan",)
 _BUILTIN_POINTS = {"manhattan-trips": ("manhattan", "trip_origins.csv.gz")}
@@ -191,19 +191,16 @@ def _read_builtin(roads: str) -> RoadNetwork:
 
 def _read_folder(folder: Path, *, directions_known: bool) -> RoadNetwork:
     """Read nodes.csv.gz (id, lon, lat) and edges.csv.gz (u, v, length_m, oneway)."""
-    nodes_path, edges_path = folder / "nodes.csv.gz", folder / "edges.csv.gz"
+    nodes_path, edges_path = (folder / name for name in ROAD_FILES)
     nodes = read_csv(nodes_path, required=("id", "lon", "lat"))
     edges = read_csv(edges_path, required=("u", "v", "length_m", "oneway"))
 
     ids = integers(nodes, "id", nodes_path)
     lonlat = np.stack([numbers(nodes, c, nodes_path) for c in ("lon", "lat")], axis=-1)
     length_m = numbers(edges, "length_m", edges_path)
-    if (length_m < 0).any():
-        row = int(np.argmax(length_m < 0))
-        raise DataError(f"{edges_path}: line {row + 2}: length_m {length_m[row]:g} is negative")
+    complain_where(length_m < 0, edges, "length_m", edges_path, "is negative")
     oneway = integers(edges, "oneway", edges_path)
-    if not np.isin(oneway, (0, 1)).all():
-        raise DataError(f"{edges_path}: oneway must be 0 or 1")
+    complain_where(~np.isin(oneway, (0, 1)), edges, "oneway", edges_path, "is neither 0 nor 1")
     return _assemble(
         ids=ids,
         lonlat=lonlat,
@@ -271,7 +268,7 @@ def _read_graphml(path: Path) -> RoadNetwork:
     try:
         graph = osmnx.load_graphml(path)
     except Exception as error:  # whatever the XML and type parsers raise, the file is at fault
-        raise DataError(f"{path}: not a GraphML file as osmnx saves it: {error}") from None
+        raise DataError(f"{path}: not a GraphML file as osmnx saves it: {_first_line(error)}") from None
     return _from_osmnx(graph, str(path))
 
 
@@ -280,9 +277,8 @@ def _download_place(place: str) -> RoadNetwork:
     try:
         graph = osmnx.graph_from_place(place, network_type="drive")
     except Exception as error:  # network, geocoder and parser failures have no common base
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"domain.place: {place!r} could not be downloaded ({reason}); "
+            f"domain.place: {place!r} could not be downloaded ({_first_line(error)}); "
             "offline, give domain.roads a folder or file instead"
         ) from None
     return _from_osmnx(graph, place)
@@ -307,3 +303,7 @@ def _from_osmnx(graph: Any, source: str) -> RoadNetwork:
         directions_known=True,
         source=source,
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

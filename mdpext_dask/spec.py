@@ -27,6 +27,8 @@ from pydantic import (
 from mdpext_dask.errors import SpecError
 
 BUILTIN_PREFIX = "builtin:"
+# What the folder of a road network holds: nodes (id, lon, lat), edges (u, v, length_m, oneway).
+ROAD_FILES = ("nodes.csv.gz", "edges.csv.gz")
 
 # Probabilities are stored as float32; from 2^-36 upwards each is an integer multiple of 2^-60, which
 # is what makes exact integer sampling weights possible.
@@ -56,6 +58,7 @@ def _number_or_inf(value: Any) -> Any:
 
 
 MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+Named = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
@@ -91,8 +94,8 @@ class DomainSection(Section):
         Exponent p of the metric d_p in which privacy is measured; ``"inf"`` for the maximum.
     """
 
-    roads: str | None = None
-    place: str | None = None
+    roads: Named | None = None
+    place: Named | None = None
     bbox: tuple[float, float, float, float] | None = None
     cell_km: Positive
     refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
@@ -138,7 +141,7 @@ class OutputsSection(Section):
     choose: Literal["road-nodes", "seeds", "file"] = "road-nodes"
     count: Annotated[int, Field(ge=1)] | None = None
     random_seed: Annotated[int, Field(ge=0)] = 0
-    file: str | None = None
+    file: Named | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "OutputsSection":
@@ -155,7 +158,7 @@ class PriorSection(Section):
     """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight."""
 
     kind: Literal["road-nodes", "uniform", "file"] = "road-nodes"
-    file: str | None = None
+    file: Named | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "PriorSection":
@@ -173,7 +176,7 @@ class LossSection(Section):
 
     kind: Literal["travel", "euclidean"] = "travel"
     tasks: Annotated[int, Field(ge=1)] = 50
-    tasks_file: str | None = None
+    tasks_file: Named | None = None
     random_seed: Annotated[int, Field(ge=0)] = 0
     directed: bool = False
 
@@ -206,7 +209,7 @@ class ClusterSection(Section):
 
     kind: Literal["local", "inline", "address"] = "local"
     workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    address: str | None = None
+    address: Named | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":
@@ -342,9 +345,12 @@ def _resolve_paths(document: dict[str, Any], folder: Path) -> None:
 
 
 def _resolved(value: str, folder: Path) -> str:
-    if value.startswith(BUILTIN_PREFIX):
+    if value.startswith(BUILTIN_PREFIX) or not value.strip():
         return value
-    return str((folder / Path(value).expanduser()).resolve())
+    try:
+        return str((folder / Path(value).expanduser()).resolve())
+    except (RuntimeError, ValueError, OSError) as error:  # no such user, a null byte, a loop of links
+        raise SpecError(f"{value!r}: not a path: {error}") from None
 
 
 def _apply_override(document: dict[str, Any], override: str) -> None:
@@ -353,7 +359,8 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     if not (equals and dot and section and key):
         raise SpecError(f"--set {override}: must look like section.key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
     except tomllib.TOMLDecodeError:
         value = text.strip()
     table = document.setdefault(section, {})
@@ -376,6 +383,8 @@ def _first_complaint(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return _unknown_key(tuple(str(part) for part in first["loc"]))
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return f"{where.rpartition('.')[0]}: has too few numbers"
     if first["type"] == "missing":
         return f"{where}: is required"
     message = first["msg"].removeprefix("Value error, ")
@@ -386,7 +395,7 @@ def _first_complaint(error: ValidationError) -> str:
 
 def _unknown_key(location: tuple[str, ...]) -> str:
     known = list(_known_names(location[:-1]))
-    close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.52)
     prefixed = [name for name in known if name.startswith(location[-1])]
     hint = (close or prefixed or [""])[0]
     advice = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
@@ -412,15 +421,14 @@ def _plain(value: Any) -> Any:
 
 
 def _content_digest(path: Path, key: str) -> str:
-    """Return the SHA-256 of a file, or of the named contents of a folder in sorted order."""
+    """Return the SHA-256 of a file, or of the two files of a road network's folder."""
     if not path.exists():
         raise SpecError(f"{key}: {path} does not exist")
     digest = hashlib.sha256()
     try:
         if path.is_dir():
-            for member in sorted(path.glob("*.csv.gz")):
-                digest.update(member.name.encode() + b"\0")
-                digest.update(hashlib.sha256(member.read_bytes()).digest())
+            for name in ROAD_FILES:
+                digest.update(hashlib.sha256((path / name).read_bytes()).digest())
         else:
             digest.update(path.read_bytes())
     except OSError as error:

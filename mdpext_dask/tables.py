@@ -1,5 +1,7 @@
 """Reading CSV tables so that a bad cell is named, not guessed at."""
 
+import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from mdpext_dask.errors import DataError
 
 LONLAT = ("lon", "lat")
 PLANAR = ("x_km", "y_km")
+_FIRST_LINE = 2  # line 1 is the header
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,26 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> pd.DataFrame:
         If it cannot be read, is empty, or lacks a required column.
     """
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+        with warnings.catch_warnings():
+            # A row with more fields than the header would lose some of them with a warning only.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                path,
+                dtype=str,
+                index_col=False,
+                keep_default_na=False,
+                na_filter=False,
+                skipinitialspace=True,
+                skip_blank_lines=False,
+            )
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: not a readable CSV file: {_first_line(error)}") from None
+    except pd.errors.ParserWarning:
+        raise DataError(f"{path}: a row has more fields than the header") from None
+    # Blank lines are no rows, but they count as lines: the index keeps their numbers.
+    table = table[(table != "").any(axis=1)]
     missing = [name for name in required if name not in table.columns]
     if missing:
         raise DataError(f"{path}: column {missing[0]} is missing; found {', '.join(map(str, table.columns))}")
@@ -64,7 +82,7 @@ def numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]
         If a cell is not a finite number; line and text are named.
     """
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(np.float64)
-    _complain_where(~np.isfinite(values), table, column, path, "is not a finite number")
+    complain_where(~np.isfinite(values), table, column, path, "is not a finite number")
     return values
 
 
@@ -77,8 +95,8 @@ def integers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.int64]:
         If a cell is not a whole number; line and text are named.
     """
     text = table[column].str.strip()
-    whole = text.str.fullmatch(r"[+-]?\d{1,18}").to_numpy(bool)
-    _complain_where(~whole, table, column, path, "is not a whole number")
+    whole = text.str.fullmatch(r"[+-]?[0-9]{1,18}").to_numpy(bool)
+    complain_where(~whole, table, column, path, "is not a whole number of at most 18 digits")
     return text.to_numpy(str).astype(np.int64)
 
 
@@ -101,40 +119,59 @@ def read_points(path: Path, *, weights: bool = True) -> Points:
     first, second = PLANAR if planar else LONLAT
     coordinates = np.stack([numbers(table, first, path), numbers(table, second, path)], axis=-1)
     if not planar:
-        check_degrees(coordinates, path)
+        check_degrees(coordinates, path, lines=table.index.to_numpy() + _FIRST_LINE)
     weight = np.ones(len(table))
     if weights and "weight" in table.columns:
         weight = numbers(table, "weight", path)
-        _complain_where(weight < 0, table, "weight", path, "is negative")
+        complain_where(weight < 0, table, "weight", path, "is negative")
         if not weight.any():
             raise DataError(f"{path}: all weights are zero")
     return Points(coordinates=coordinates, planar=planar, weight=weight)
 
 
-def check_degrees(lonlat: NDArray[np.float64], source: object) -> None:
+def check_degrees(
+    lonlat: NDArray[np.float64], source: object, lines: NDArray[np.int64] | None = None
+) -> None:
     """Refuse coordinates that cannot be longitudes and latitudes in degrees.
+
+    Parameters
+    ----------
+    lonlat
+        float64 of shape (n, 2).
+    source
+        What to name in the error.
+    lines
+        Line numbers of the points in a file; without, they are counted from 1.
 
     Raises
     ------
     DataError
         With the first offending point.
     """
-    outside = (np.abs(lonlat[:, 0]) > 180) | (np.abs(lonlat[:, 1]) > 90)
+    outside = ~((np.abs(lonlat[:, 0]) <= 180) & (np.abs(lonlat[:, 1]) <= 90))
     if outside.any():
         row = int(np.argmax(outside))
         lon, lat = lonlat[row]
+        where = f"row {row + 1}" if lines is None else f"line {lines[row]}"
         raise DataError(
-            f"{source}: row {row + 1}: lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees"
+            f"{source}: {where}: lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees"
         )
 
 
-def _complain_where(
+def complain_where(
     bad: NDArray[np.bool_], table: pd.DataFrame, column: str, path: Path, complaint: str
 ) -> None:
+    """Name the first bad cell of a column, if there is one.
+
+    Raises
+    ------
+    DataError
+        With file, line, column and text.
+    """
     if bad.any():
         row = int(np.argmax(bad))
-        # Line 1 is the header.
-        raise DataError(f"{path}: line {row + 2}: {column} {table[column].iloc[row]!r} {complaint}")
+        line = table.index[row] + _FIRST_LINE
+        raise DataError(f"{path}: line {line}: {column} {table[column].iloc[row]!r} {complaint}")
 
 
 def _first_line(error: BaseException) -> str:

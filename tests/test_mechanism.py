@@ -172,3 +172,22 @@ def test_the_front_door(tmp_path: Path) -> None:
 def test_the_certificate_is_in_the_store(store: str) -> None:
     assert open_mechanism(store).dataset.attrs["epsilon_certified"] > 0
     assert (Path(store) / "audit" / "certificate.json").is_file()
+
+
+def test_places_far_outside_get_no_more_than_they_are_apart(mechanism: Mechanism) -> None:
+    """Four kilometres across the line of sight, an ocean away: still no more than epsilon times four."""
+    from pyproj import Geod
+
+    geod = Geod(ellps="WGS84")
+    for away_km in (100, 5_000, 10_000, 19_000):
+        for bearing in (0, 45, 90, 200):
+            lon, lat, back = geod.fwd(-73.967, 40.785, bearing, away_km * 1000)
+            pair = [geod.fwd(lon, lat, back + turn, 2000)[:2] for turn in (90, -90)]
+            rows = [np.log(mechanism.row(lon=a, lat=b).values) for a, b in pair]
+            moved = 2 * mechanism.max_quantisation_km
+            assert np.abs(rows[0] - rows[1]).max() <= mechanism.epsilon_per_km * (4 + moved)
+
+
+def test_coordinates_that_are_no_degrees_are_refused_in_batches(mechanism: Mechanism) -> None:
+    with pytest.raises(DataError, match="out of range"):
+        mechanism.sample_points(np.array([[-73.98, 91.0]]))
