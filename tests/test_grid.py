@@ -197,7 +197,9 @@ def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]
     x, y = _place(grid, relative)
     box = grid.box
     inside = grid.nearest_records(np.array([(x, y)]))[2]
-    assert inside.tolist() == [box.west_km <= x <= box.east_km and box.south_km <= y <= box.north_km]
+    beyond = max(box.west_km - x, x - box.east_km, box.south_km - y, y - box.north_km)
+    if beyond <= 0 or beyond > 2e-6:  # in between, a millimetre of doubt is allowed
+        assert inside.tolist() == [beyond <= 0]
 
 
 @given(grid=_grids)
