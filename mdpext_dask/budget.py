@@ -14,8 +14,16 @@ from mdpext_dask.errors import SpecError
 
 # Shares of ε that the published experiments try for the first axis.
 PUBLISHED_SHARES = (1 / 5, 2 / 5, 3 / 5, 4 / 5)
-# float32 rounding moves a stored log probability by at most 2^-24, and a row's total by as much.
-_STORED_LOG_ERROR = 4 * 2.0**-24
+# float32 rounding moves a stored log probability by at most 2^-24, and a row's total by as much; the
+# extension's own float64 arithmetic stays below the second term.
+_STORED_LOG_ERROR = 4 * 2.0**-24 * (1 + 2.0**-23) + 2e-12
+# What a certificate in float64 may be wrong by. A log ratio takes four logarithms of numbers in [2^-36, 2],
+# each good to 4 units in the last place (1.4e-14), and their differences; a row's total adds its number of
+# terms times 2^-53, twice.
+_LOG_RATIO_ERROR = 1e-12
+_TOTAL_ERROR_PER_OUTPUT = 2.0**-51
+# Quotients, powers and the root behind a norm.
+NORM_RELATIVE_ERROR = 1e-12
 
 
 @dataclass(frozen=True)
@@ -60,18 +68,36 @@ def planar_epsilon(epsilon: float, distortion: float) -> float:
     return math.nextafter(epsilon / (1 + distortion), 0)
 
 
-def design_epsilon(epsilon: float, spacing_km: float, p: float) -> float:
-    """Return the ε, in 1/km, to design for so that `epsilon` survives storing float32.
+def certificate_allowance(outputs: int, side_x_km: float, side_y_km: float, p: float) -> float:
+    """Return what rounding may hide from a certificate's norm, in 1/km, for fine sides of this length."""
+    error = _LOG_RATIO_ERROR + outputs * _TOTAL_ERROR_PER_OUTPUT
+    return error * vector_norm(1 / side_x_km, 1 / side_y_km, dual_exponent(p))
 
-    Stored log probabilities are off by at most 2 · 2^-24, so a difference along a fine edge by twice
-    that, and the dual norm of the two axes' differences by 2^{1/q} times that over the spacing.
+
+def design_epsilon(epsilon: float, spacing_km: float, outputs: int, p: float) -> float:
+    """Return the ε, in 1/km, to design for so that the certificate of the stored float32 is within `epsilon`.
+
+    What storing, the extension's arithmetic and the certificate's outward rounding may add is set aside.
+
+    Parameters
+    ----------
+    epsilon
+        The limit in the plane, in 1/km.
+    spacing_km
+        Fine spacing h, in km.
+    outputs
+        Number K of outputs.
+    p
+        Exponent of the metric.
 
     Raises
     ------
     SpecError
         If the fine spacing is so small that float32 cannot carry ε.
     """
-    design = epsilon - _STORED_LOG_ERROR * vector_norm(1, 1, dual_exponent(p)) / spacing_km
+    storing = _STORED_LOG_ERROR * vector_norm(1, 1, dual_exponent(p)) / spacing_km
+    rounding = certificate_allowance(outputs, spacing_km, spacing_km, p)
+    design = epsilon * (1 - 2 * NORM_RELATIVE_ERROR) - storing - rounding
     if design <= epsilon / 2:
         raise SpecError(
             f"privacy.epsilon_per_km: {epsilon:g}/km over a fine spacing of {spacing_km:g} km is below "

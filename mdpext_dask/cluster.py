@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from mdpext_dask.errors import ClusterError
+from mdpext_dask.errors import ClusterError, first_line
 from mdpext_dask.spec import ClusterSection
 
 T = TypeVar("T")
@@ -92,11 +92,14 @@ class DaskExecutor:
         position_of = {future.key: position for position, future in enumerate(futures)}
         try:
             for future in as_completed(futures):
-                yield position_of[future.key], future.result()
+                result = future.result()
+                # Let go at once: results of a hundred thousand tasks must not pile up.
+                future.release()
+                yield position_of[future.key], result
         except KilledWorker as error:
             raise ClusterError(
                 f"{stage}: workers keep dying (out of memory?); what is done is kept, run again "
-                f"({str(error).splitlines()[0]})"
+                f"({first_line(error)})"
             ) from None
         except (FutureCancelledError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
@@ -153,7 +156,6 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
             client = stack.enter_context(Client(target, timeout=_CONNECT_SECONDS))
         except (OSError, TimeoutError, ValueError) as error:
             raise ClusterError(
-                f"cluster.address: no scheduler answers at {cluster.address}: "
-                f"{(str(error).splitlines() or ['no answer'])[0]}"
+                f"cluster.address: no scheduler answers at {cluster.address}: {first_line(error)}"
             ) from None
         yield DaskExecutor(client)

@@ -6,9 +6,9 @@ do not promise.
 
 from typing import Any
 
-from mdpext_dask.budget import candidate_splits
-from mdpext_dask.domain import build_frame, output_count
-from mdpext_dask.partition import Plan
+from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon
+from mdpext_dask.domain import build_frame, check_counts, output_count
+from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec, check_min_probability
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -38,6 +38,9 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     grid = frame.grid
     outputs = output_count(spec, grid)
     check_min_probability(spec.privacy.min_probability, outputs)
+    check_counts(spec, frame)
+    planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
+    design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells)
     solves = 1
     if spec.privacy.budget == "half":
@@ -72,6 +75,8 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
         "peak_bytes_per_task": plan.peak_bytes_per_task,
+        # What a worker holds besides, once: the tables of the travel loss, twice while they are read.
+        "table_bytes_per_worker": 2 * nodes * (trees * FLOAT32 + 2 * FLOAT64),
         # One task a block in each of: loss, extend, audit, evaluate; and the seed LPs.
         "tasks": 4 * plan.blocks + solves,
         "seconds_by_workers": by_workers,

@@ -1,7 +1,6 @@
 """From a job to numbers: network, projection, grid, outputs, prior and tasks."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +145,7 @@ def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
             f"kept the largest connected part of the road network: {network.nodes} of "
             f"{network.nodes_read} nodes"
         )
+    check_counts(spec, frame)
     output_xy, output_node = _choose_outputs(spec, frame)
     check_min_probability(spec.privacy.min_probability, len(output_xy))
     prior, dropped = _make_prior(spec, frame)
@@ -188,6 +188,23 @@ def output_count(spec: JobSpec, grid: Grid) -> int:
     return spec.outputs.count
 
 
+def check_counts(spec: JobSpec, frame: Frame) -> None:
+    """Refuse to draw more outputs or tasks than there are road nodes in the box.
+
+    Raises
+    ------
+    DataError
+        With both numbers.
+    """
+    available = len(frame.nodes_inside)
+    wanted = [("outputs.count", spec.outputs.count or 0)]
+    if spec.loss.kind == "travel" and spec.loss.tasks_file is None:
+        wanted.append(("loss.tasks", spec.loss.tasks))
+    for key, count in wanted:
+        if count > available:
+            raise DataError(f"{key}: {count} are wanted, but the box holds only {available} road nodes")
+
+
 def _projected_box(projection: Projection, degrees: tuple[float, float, float, float]) -> Box:
     """Return the box in the plane around a box in degrees; its curved sides are sampled."""
     west, south, east, north = degrees
@@ -213,13 +230,8 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
 def _choose_outputs(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Return the outputs, float64 of shape (K, 2) in km, and the nearest road node of each."""
     if spec.outputs.choose == "road-nodes":
-        count, available = output_count(spec, frame.grid), len(frame.nodes_inside)
-        if count > available:
-            raise DataError(
-                f"outputs.count: {count} outputs are wanted, but the box holds only {available} road nodes"
-            )
         generator = _generator(spec.outputs.random_seed, _STREAM_OUTPUTS)
-        node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
+        node = np.sort(generator.choice(frame.nodes_inside, size=spec.outputs.count, replace=False))
         return frame.node_xy_km[node], node
     if spec.outputs.choose == "seeds":
         xy = frame.grid.seeds_xy_km()
@@ -252,11 +264,6 @@ def _choose_tasks(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.intp], NDArra
             )
         return _nearest_nodes(frame, xy), _shares(points.weight)
     count = spec.loss.tasks
-    if count > len(frame.nodes_inside):
-        raise DataError(
-            f"loss.tasks: {count} tasks are wanted, but the box holds only "
-            f"{len(frame.nodes_inside)} road nodes"
-        )
     generator = _generator(spec.loss.random_seed, _STREAM_TASKS)
     node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
     return node, np.full(count, 1 / count)
@@ -293,7 +300,7 @@ def _make_prior(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], int]:
 
 def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:
     assert name is not None  # the job file's validation sees to it
-    return read_points(Path(points_path(name, key)), weights=weights)
+    return read_points(points_path(name, key), weights=weights)
 
 
 def _in_plane(points: Points, projection: Projection) -> NDArray[np.float64]:

@@ -77,3 +77,8 @@ class GuaranteeViolation(MdpextError):
     def __init__(self, message: str, worst: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.worst = dict(worst or {})
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its name where there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

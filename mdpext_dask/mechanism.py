@@ -1,7 +1,7 @@
 """A finished mechanism: look up rows, sample reported places."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from mdpext_dask import objects, receipts
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
-from mdpext_dask.sampler import integer_weights, sample_outputs
+from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.tables import check_degrees
 
-# Rows that are looked up together; bounds the memory of a batch.
-_BATCH = 65_536
+# Probabilities that are looked up together; bounds the memory of a batch.
+_BATCH_ELEMENTS = 4_000_000
 # What a batch does with points outside the grid.
 OutsideRule = Literal["nearest", "drop", "error"]
 
@@ -87,7 +87,7 @@ class Mechanism:
 
     @property
     def max_quantisation_km(self) -> float:
-        """Largest distance ρ, in km, from a location in the grid to its record.
+        """Largest distance ρ = ‖(h/2, h/2)‖_p, in km, from a location in the grid to its record.
 
         Two locations at distance d are told apart no better than at ε (d + 2 ρ).
         """
@@ -113,7 +113,7 @@ class Mechanism:
         x_km: float | None = None,
         y_km: float | None = None,
     ) -> xr.DataArray:
-        """Return M(·|x) of the record nearest to a place: float64 over outputs, exactly normalised.
+        """Return M(·|x) of the record nearest to a place, float64 over outputs, normalised to rounding.
 
         Parameters
         ----------
@@ -158,15 +158,10 @@ class Mechanism:
         SpecError
             If `n` is not a positive whole number, or the place is not given in one way.
         """
-        if n < 1:
-            raise SpecError(f"n: must be at least 1, got {n}")
+        if not isinstance(n, int) or n < 1:
+            raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
         i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
-        row = self._rows(i, j)
-        picked = [
-            sample_outputs(np.broadcast_to(row, (min(_BATCH, n - first), row.shape[1])))
-            for first in range(0, n, _BATCH)
-        ]
-        return np.asarray(self._output_lonlat[np.concatenate(picked)])
+        return np.asarray(self._output_lonlat[sample_row(self._rows(i, j)[0], n)])
 
     def sample_points(
         self,
@@ -204,7 +199,7 @@ class Mechanism:
             raise DataError("points: coordinates must be finite numbers")
         if not planar:
             check_degrees(coordinates, "points")
-        xy = coordinates if planar else self._to_disc(coordinates)
+        xy = coordinates if planar else self._in_plane(coordinates)
         i, j, inside = self._grid.nearest_records(xy)
         if outside == "error" and not inside.all():
             raise DataError(
@@ -215,14 +210,24 @@ class Mechanism:
         wanted = np.flatnonzero(inside) if outside == "drop" else np.arange(len(xy))
         # In the order of the records, so that a chunk is read once and not once a point.
         wanted = wanted[np.lexsort((j[wanted], i[wanted]))]
-        for first in range(0, len(wanted), _BATCH):
-            part = wanted[first : first + _BATCH]
+        batch = max(_BATCH_ELEMENTS // len(self._output_lonlat), 1)
+        for first in range(0, len(wanted), batch):
+            part = wanted[first : first + batch]
             outputs[part] = sample_outputs(self._rows(i[part], j[part]))
         return outputs, ~inside
 
-    def _to_disc(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Project places anywhere on Earth to where the distortion is charged."""
-        return self._projection.to_disc(lonlat, self._grid.box.radius_km)
+    def _in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
+
+        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
+        charged; for other p they are those of the plane.
+        """
+        if self.metric_p == 2:
+            return self._projection.to_disc(lonlat, self._grid.box.radius_km)
+        xy = self._projection.to_plane(lonlat)
+        if not np.isfinite(xy).all():
+            raise DataError("points: a place on the other side of the Earth has no place in the plane")
+        return xy
 
     def _rows(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return stored rows of records, float32 of shape (n, K), chunk by chunk."""
@@ -247,7 +252,7 @@ class Mechanism:
             point = np.array([degrees], dtype=np.float64)
             if not (np.abs(point) <= (180, 90)).all():
                 raise SpecError(f"lon, lat: must be degrees, got {lon}, {lat}")
-            return self._to_disc(point)
+            return self._in_plane(point)
         if degrees == (None, None) and None not in plane:
             point = np.array([plane], dtype=np.float64)
             if not np.isfinite(point).all():
@@ -264,7 +269,8 @@ class Mechanism:
 
 
 def _verify(store: MechanismStore) -> None:
-    found: dict[int, Any] = store.read_receipts()
+    wrong = store.inconsistencies()
+    found = store.read_receipts()
     for block in store.plan:
         receipt = found.get(block.index)
         if receipt is None or not receipts.is_intact(store.objects, receipt):
@@ -274,3 +280,7 @@ def _verify(store: MechanismStore) -> None:
                 "changed since it was certified",
                 worst={"block": block.index},
             )
+    if wrong:
+        raise GuaranteeViolation(
+            f"{store.url}: {', '.join(wrong)} has changed since the store was certified; run the audit"
+        )

@@ -3,8 +3,9 @@
 Everything goes through Zarr's store interface, so a local folder and an object store behave alike.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,19 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
-from mdpext_dask.errors import StoreError
+from mdpext_dask.errors import StoreError, first_line
+
+_REQUESTS_AT_ONCE = 64
 
 
 def is_remote(url: str) -> bool:
     """Whether a store address is a URL rather than a local path."""
     return "://" in url and not url.startswith("file://")
+
+
+def absolute(url: str) -> str:
+    """Return a store address that means the same in every working folder."""
+    return url if is_remote(url) else str(Path(url.removeprefix("file://")).expanduser().absolute())
 
 
 def open_objects(url: str, *, read_only: bool = False) -> Store:
@@ -44,19 +52,27 @@ def get_bytes(store: Store, key: str) -> bytes | None:
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
-    """Write an object; a reader sees the old one or the new one, never a part."""
-    sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+    """Write an object; a reader sees the old one or the new one, never a part.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses: full, read-only, gone.
+    """
+    try:
+        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{store}: {key} cannot be written: {first_line(error)}") from None
 
 
 def get_json(store: Store, key: str) -> Any:
     """Return an object parsed as JSON; None if it is not there or is damaged."""
-    value = get_bytes(store, key)
-    if value is None:
-        return None
-    try:
-        return json.loads(value)
-    except ValueError:
-        return None
+    return _parsed(get_bytes(store, key))
+
+
+def get_many_json(store: Store, keys: Sequence[str]) -> list[Any]:
+    """Return many objects parsed as JSON, requested together; None as in :func:`get_json`."""
+    return [_parsed(value) for value in sync(_get_all(store, keys))]
 
 
 def put_json(store: Store, key: str, value: Mapping[str, Any]) -> None:
@@ -87,9 +103,30 @@ def delete_keys(store: Store, keys: list[str]) -> None:
 
 
 def delete_everything(store: Store) -> None:
-    """Delete all objects of the store."""
-    sync(store.clear())
+    """Delete all objects of the store, one by one: ``clear`` leaves some behind on remote stores."""
+    delete_keys(store, list_keys(store, ""))
 
 
 async def _collect(keys: AsyncIterator[str]) -> list[str]:
     return [key async for key in keys]
+
+
+async def _get_all(store: Store, keys: Sequence[str]) -> list[bytes | None]:
+    prototype = default_buffer_prototype()
+    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(key: str) -> bytes | None:
+        async with limit:
+            buffer = await store.get(key, prototype)
+        return None if buffer is None else buffer.to_bytes()
+
+    return list(await asyncio.gather(*(one(key) for key in keys)))
+
+
+def _parsed(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

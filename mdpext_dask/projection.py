@@ -19,7 +19,7 @@ LARGEST_DISTORTION = 0.02
 # Where the distortion is evaluated; it grows with the distance from the centre.
 _BEARINGS, _RADII = 64, 9
 _LARGEST_RADIUS_KM = 5_000.0
-# A little less than half of any geodesic round the Earth (20,003 km along a meridian).
+# Below the distance of the first conjugate point of any place, π · 6356.75 km = 19,970 km; see PROOF.md.
 _ANTIPODE_KM = 19_900.0
 
 
@@ -69,10 +69,8 @@ class Projection:
         """Project places anywhere on Earth into the disc of `radius_km` around the centre.
 
         A place at the distance r from the centre keeps its bearing and gets the distance
-        min(r, radius, antipode − r). On the ground that increases no distance between two places: along
-        the bearing the map is constant or an isometry, and circles around the centre do not grow, since
-        their circumference, like sin(r / R), rises up to a quarter of the way round the Earth and falls
-        after it. Places in the disc stay where they are.
+        min(r, radius, antipode − r). That lengthens no curve on the ground (PROOF.md, section 3), and
+        places in the disc stay where they are.
 
         Parameters
         ----------

@@ -6,8 +6,9 @@ shares with its neighbours.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from mdpext_dask import objects
 from mdpext_dask.partition import Block
 
 PREFIX = "receipts/"
-SIDES = ("west", "east", "south", "north")
 _ROW_DIGEST_BYTES = 8
 
 
@@ -72,14 +72,21 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
 
 def read_receipt(store: Store, block: int) -> Receipt | None:
     """Return a block's receipt, or None if there is none or it is damaged."""
-    content = objects.get_json(store, key_of(block))
-    if not isinstance(content, Mapping):
-        return None
-    try:
-        receipt = Receipt(**content)
-    except TypeError:
-        return None
-    return receipt if receipt.block == block and receipt.shards else None
+    return _parsed(objects.get_json(store, key_of(block)), block)
+
+
+def read_receipts(store: Store) -> dict[int, Receipt]:
+    """Return all undamaged receipts, by block."""
+    stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in objects.list_keys(store, PREFIX)]
+    blocks = [int(stem) for stem in stems if stem.isdigit()]
+    contents = objects.get_many_json(store, [key_of(block) for block in blocks])
+    found = (_parsed(content, block) for content, block in zip(contents, blocks, strict=True))
+    return {receipt.block: receipt for receipt in found if receipt is not None}
+
+
+def void(store: Store, blocks: Iterable[int]) -> None:
+    """Withdraw the receipts of blocks, so that they are done again."""
+    objects.delete_keys(store, [key_of(block) for block in blocks])
 
 
 def is_intact(store: Store, receipt: Receipt) -> bool:
@@ -123,3 +130,13 @@ def digest_of(receipts: Mapping[int, Receipt]) -> str:
 
 def _digest_rows(rows: NDArray[np.float32]) -> str:
     return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
+
+
+def _parsed(content: Any, block: int) -> Receipt | None:
+    if not isinstance(content, Mapping):
+        return None
+    try:
+        receipt = Receipt(**content)
+    except TypeError:
+        return None
+    return receipt if receipt.block == block and receipt.shards else None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, SpecError, first_line
 from mdpext_dask.spec import BUILTIN_PREFIX, ROAD_FILES
 from mdpext_dask.tables import check_degrees, complain_where, integers, numbers, read_csv
 
@@ -268,7 +268,7 @@ def _read_graphml(path: Path) -> RoadNetwork:
     try:
         graph = osmnx.load_graphml(path)
     except Exception as error:  # whatever the XML and type parsers raise, the file is at fault
-        raise DataError(f"{path}: not a GraphML file as osmnx saves it: {_first_line(error)}") from None
+        raise DataError(f"{path}: not a GraphML file as osmnx saves it: {first_line(error)}") from None
     return _from_osmnx(graph, str(path))
 
 
@@ -278,7 +278,7 @@ def _download_place(place: str) -> RoadNetwork:
         graph = osmnx.graph_from_place(place, network_type="drive")
     except Exception as error:  # network, geocoder and parser failures have no common base
         raise DataError(
-            f"domain.place: {place!r} could not be downloaded ({_first_line(error)}); "
+            f"domain.place: {place!r} could not be downloaded ({first_line(error)}); "
             "offline, give domain.roads a folder or file instead"
         ) from None
     return _from_osmnx(graph, place)
@@ -303,7 +303,3 @@ def _from_osmnx(graph: Any, source: str) -> RoadNetwork:
         directions_known=True,
         source=source,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,17 +17,19 @@ from mdpext_dask.audit.report import AuditReport, summarise_certificate
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.budget import AxisBudgets
 from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.domain import Domain, build_domain
+from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
+from mdpext_dask.grid import Grid
 from mdpext_dask.loss import assemble_seed_cost
 from mdpext_dask.progress import Note, Observer, StageFinished, StageStarted, TaskDone, silent
-from mdpext_dask.seed.model import SeedProblem
+from mdpext_dask.receipts import Receipt
 from mdpext_dask.spec import JobSpec, json_number, parse_job
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore, check_place
 from mdpext_dask.tasks import extend_block, seed_cost_block, solve_seed
 
 T = TypeVar("T")
+_CERTIFICATE = "audit/certificate.json"
 STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
 
 
@@ -56,11 +58,20 @@ class Stages:
         arguments: list[tuple[Any, ...]],
     ) -> list[T]:
         """Run tasks and return their results in the order of the arguments."""
-        results: dict[int, T] = {}
-        for position, result in executor.map(name, function, arguments):
-            results[position] = result
-            self.observer(TaskDone(name))
+        results = dict(self.run(executor, name, function, arguments))
         return [results[position] for position in range(len(arguments))]
+
+    def run(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> Iterator[tuple[int, T]]:
+        """Run tasks and yield (position, result) as they come in."""
+        for position, result in executor.map(name, function, arguments):
+            self.observer(TaskDone(name))
+            yield position, result
 
     def total(self) -> float:
         """Seconds since the first stage."""
@@ -84,6 +95,7 @@ def build(
         finished store does not hold.
     """
     stages = Stages(observer)
+    _check_workers(spec, workers, observer)
     store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
     if store.state == COMPLETE:
         return summarise(store)
@@ -104,6 +116,7 @@ def init(
 ) -> dict[str, Any]:
     """Create a store and solve its seed, so that :func:`partition` can begin."""
     stages = Stages(observer)
+    _check_workers(spec, workers, observer)
     store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
     if not store.seed_attributes:
         with open_executor(spec.cluster, workers) as executor:
@@ -117,22 +130,27 @@ def partition(url: str, first: int, last: int, *, observer: Observer = silent) -
     Raises
     ------
     StoreError
-        If the blocks are not in the plan.
+        If the blocks are not in the plan, or a block of a complete store would change.
     IncompleteStoreError
         If the seed is not solved.
     """
-    store = MechanismStore.open(url, mode="r+")
+    store = MechanismStore.open(url)
     store.seed_sha256()
     blocks = store.plan.blocks
     if not 0 <= first < last <= blocks:
         raise StoreError(f"{url}: blocks {first}..{last - 1} are not in the plan, which has 0..{blocks - 1}")
-    observer(StageStarted("extend", last - first))
-    started = time.perf_counter()
-    for index in range(first, last):
-        extend_block(url, index)
-        observer(TaskDone("extend"))
-    observer(StageFinished("extend", time.perf_counter() - started))
-    return summarise(store)
+    stages = Stages(observer)
+    with stages.stage("extend", last - first):
+        for index in range(first, last):
+            extend_block(store.url, index)
+            observer(TaskDone("extend"))
+    return {
+        "store": store.url,
+        "blocks": blocks,
+        "first": first,
+        "last": last,
+        "seconds": stages.seconds["extend"],
+    }
 
 
 def finalise(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
@@ -171,10 +189,10 @@ def audit_certificate(url: str, *, workers: int | None = None, observer: Observe
     with open_executor(job_of(store).cluster, workers) as executor:
         report = certify(store, executor, stages)
     with contextlib.suppress(OSError, ValueError, StoreError):  # a read-only store is audited as well
-        writable = MechanismStore.open(url, mode="r+")
-        objects.put_json(writable.objects, "audit/certificate.json", report.as_json())
+        writable = MechanismStore.open(store.url, mode="r+")
+        objects.put_json(writable.objects, _CERTIFICATE, report.as_json())
         if not report.holds and writable.state == COMPLETE:
-            writable.update(state=REFUSED)
+            writable.update(state=REFUSED, epsilon_certified=json_number(report.epsilon_certified))
     return report
 
 
@@ -207,16 +225,17 @@ def evaluate(url: str, *, workers: int | None = None, observer: Observer = silen
 
 def open_or_create(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore:
     """Return the job's store at `url`, created if it is not there yet."""
+    url = objects.absolute(url)
     check_place(url)
     if not overwrite:
-        found = MechanismStore.find(url, spec, overwrite=False)
+        found = MechanismStore.find(url, spec)
         if found is not None:
             return found
     # The problem is built first: bad input must not cost anybody a store.
     with stages.stage("domain"):
         domain = build_domain(spec)
-        facts = _facts(spec, domain)
-    MechanismStore.find(url, spec, overwrite=overwrite)
+        facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)
+    MechanismStore.clear(url)
     for note in domain.notes:
         stages.observer(Note(note))
     return MechanismStore.create(url, spec, domain, facts)
@@ -227,27 +246,17 @@ def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     if store.seed_attributes:
         return
     spec, plan, grid = job_of(store), store.plan, store.grid
-    with stages.stage("loss", plan.blocks):
-        parts = stages.gather(
-            executor, "loss", seed_cost_block, [(store.url, index) for index in range(plan.blocks)]
-        )
-        cost = np.empty((grid.cells_x, grid.cells_y, 2, 2, plan.outputs))
-        for block, part in zip(plan, parts, strict=True):
-            cost[block.cells_x, block.cells_y] = part
-        seed_cost = assemble_seed_cost(grid, cost)
+    if not store.has_seed_cost:
+        with stages.stage("loss", plan.blocks):
+            cost = np.empty((grid.cells_x, grid.cells_y, 2, 2, plan.outputs))
+            arguments = [(store.url, index) for index in range(plan.blocks)]
+            for index, part in stages.run(executor, "loss", seed_cost_block, arguments):
+                block = plan[index]
+                cost[block.cells_x, block.cells_y] = part
+            store.write_seed_cost(assemble_seed_cost(grid, cost))
     candidates = _budget_candidates(store, spec)
-    problems = [
-        SeedProblem(
-            cost=seed_cost,
-            seeds_shape=grid.seeds_shape,
-            beta=candidate.beta,
-            cell_km=grid.cell_km,
-            min_probability=spec.privacy.min_probability,
-        )
-        for candidate in candidates
-    ]
-    with stages.stage("seed", len(problems)):
-        solved = stages.gather(executor, "seed", solve_seed, [(problem,) for problem in problems])
+    with stages.stage("seed", len(candidates)):
+        solved = stages.gather(executor, "seed", solve_seed, [(store.url, c.beta) for c in candidates])
         best = min(range(len(solved)), key=lambda position: solved[position].primal)
         store.write_seed(
             solved[best],
@@ -261,7 +270,7 @@ def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
                 ],
             },
         )
-    store.update(seconds={**store.attributes.get("seconds", {}), **stages.seconds})
+    store.update(seconds=_seconds_so_far(store, stages))
 
 
 def extend(store: MechanismStore, executor: Executor, stages: Stages) -> None:
@@ -269,30 +278,45 @@ def extend(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     store.update(state=EXTENDING)
     blocks = store.plan.blocks
     with stages.stage("extend", blocks):
-        stages.gather(executor, "extend", extend_block, [(store.url, i) for i in range(blocks)])
+        for _ in stages.run(executor, "extend", extend_block, [(store.url, i) for i in range(blocks)]):
+            pass
 
 
 def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
-    """Cross-check, certify, evaluate; then, and only if all of it holds, mark as complete."""
-    require_all_blocks(store)
+    """Cross-check, certify, evaluate; then, and only if all of it holds, mark as complete.
+
+    Blocks at fault lose their receipts, so that running the job again does them anew.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks are missing.
+    GuaranteeViolation
+        If the store does not hold; it is marked as refused.
+    """
+    found = require_all_blocks(store)
     with stages.stage("boundary"):
-        found = store.read_receipts()
         store.sweep()
         boundary = check_boundaries(store.plan, found)
     report = certify(store, executor, stages)
-    objects.put_json(store.objects, "audit/certificate.json", report.as_json())
+    objects.put_json(store.objects, _CERTIFICATE, report.as_json())
+    checked: dict[str, Any] = {
+        "epsilon_certified": json_number(report.epsilon_certified),
+        "boundary_rows_checked": boundary.rows_checked,
+        "boundary_mismatches": len(boundary.mismatches),
+    }
+    if boundary.mismatches or not report.holds:
+        at_fault = {block for mismatch in boundary.mismatches for block in mismatch.blocks}
+        receipts.void(store.objects, at_fault | set(report.blocks_at_fault))
+        store.update(state=REFUSED, **checked)
+        raise _boundary_violation(store, boundary) if boundary.mismatches else report.violation()
     loss_km = expected_loss(store, executor, stages)
-    holds = report.holds and not boundary.mismatches
-    seconds = {**store.attributes.get("seconds", {}), **stages.seconds, "total": stages.total()}
     peaks = [r.peak_bytes for r in found.values() if r.peak_bytes is not None]
     store.consolidate()
     # The last thing written, in one piece.
     store.update(
-        state=COMPLETE if holds else REFUSED,
-        epsilon_certified=json_number(report.epsilon_certified),
+        state=COMPLETE,
         loss_km=loss_km,
-        boundary_rows_checked=boundary.rows_checked,
-        boundary_mismatches=len(boundary.mismatches),
         fallbacks=sum(r.fallbacks for r in found.values()),
         peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes_per_task,
         chunk_hashes={
@@ -300,18 +324,15 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
             "of": "the keys and hashes of all shards in receipts/, in order",
             "digest": receipts.digest_of(found),
         },
-        seconds={name: seconds.get(name, 0.0) for name in (*STAGES, "total")},
+        seconds=_seconds_so_far(store, stages),
+        **checked,
     )
-    if boundary.mismatches:
-        raise _boundary_violation(store, boundary)
-    if not report.holds:
-        raise report.violation()
 
 
 def certify(store: MechanismStore, executor: Executor, stages: Stages) -> AuditReport:
     """Certify all pairs from the bytes read back."""
     blocks = store.plan.blocks
-    limit = float(store.attributes["epsilon_planar_per_km"])
+    limit = store.planar_limit()
     with stages.stage("audit", blocks):
         started = time.perf_counter()
         certificates = stages.gather(
@@ -341,8 +362,8 @@ def job_of(store: MechanismStore) -> JobSpec:
     return parse_job(store.attributes["job"], source=store.url)
 
 
-def require_all_blocks(store: MechanismStore) -> None:
-    """Refuse to go on while blocks have no receipt.
+def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
+    """Return the receipts of all blocks; refuse to go on while one is missing.
 
     Raises
     ------
@@ -358,6 +379,7 @@ def require_all_blocks(store: MechanismStore) -> None:
             f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
             missing=missing,
         )
+    return done
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
@@ -399,15 +421,35 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
     }
 
 
-def _facts(spec: JobSpec, domain: Domain) -> dict[str, Any]:
-    """Return the ε's of a job; refuses one that the store's resolution cannot carry."""
-    planar = budget.planar_epsilon(spec.privacy.epsilon_per_km, domain.distortion)
-    design = budget.design_epsilon(planar, domain.grid.spacing_km, spec.domain.metric_p)
+def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict[str, float]:
+    """Return the ε's of a job: promised, to keep in the plane, to design for; all in 1/km.
+
+    Raises
+    ------
+    SpecError
+        If stored probabilities cannot carry ε on so fine a grid.
+    """
+    planar = budget.planar_epsilon(spec.privacy.epsilon_per_km, distortion)
+    design = budget.design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     return {
         "epsilon_per_km": spec.privacy.epsilon_per_km,
         "epsilon_planar_per_km": planar,
         "epsilon_design_per_km": design,
     }
+
+
+def _seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
+    """Return seconds by stage over all runs of a store; a stage done again counts once, as it was last."""
+    seconds = {**store.attributes.get("seconds", {}), **stages.seconds}
+    by_stage = {name: seconds.get(name, 0.0) for name in STAGES}
+    # The rest is starting workers and the like, of the present run.
+    rest = stages.total() - sum(stages.seconds.values())
+    return {**by_stage, "total": sum(by_stage.values()) + max(rest, 0.0)}
+
+
+def _check_workers(spec: JobSpec, workers: int | None, observer: Observer) -> None:
+    if workers is not None and spec.cluster.kind != "local":
+        observer(Note(f'--workers has no effect with [cluster] kind = "{spec.cluster.kind}"'))
 
 
 def _budget_candidates(store: MechanismStore, spec: JobSpec) -> list[AxisBudgets]:

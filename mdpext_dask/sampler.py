@@ -59,6 +59,13 @@ def sample_outputs(rows: NDArray[np.float32]) -> NDArray[np.intp]:
     return np.asarray((cumulative <= below[:, None]).sum(axis=1), dtype=np.intp)
 
 
+def sample_row(row: NDArray[np.float32], n: int) -> NDArray[np.intp]:
+    """Draw `n` outputs, independently, from one stored row of shape (K,); otherwise as sample_outputs."""
+    cumulative = np.cumsum(integer_weights(row[None])[0], dtype=np.uint64)
+    below = uniform_below(np.full(n, cumulative[-1]))
+    return np.searchsorted(cumulative, below, side="right")
+
+
 def uniform_below(limits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return uniform integers in [0, limit) for every limit ≥ 1, exactly, by rejection."""
     # Draws from the top, incomplete copy of [0, limit) are rejected: 2^64 mod limit of them.

@@ -243,7 +243,9 @@ class JobSpec(Section):
         return {name: _plain(section) for name, section in self.model_dump().items()}
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the bytes of the store: input files by content, no names or paths.
+        """Return what decides the bytes of the store: input files by content, no paths of theirs.
+
+        A place that is downloaded, and built-in data, enter by name.
 
         Raises
         ------

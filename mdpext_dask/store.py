@@ -14,8 +14,9 @@ and its receipt. The state ``complete`` is the last thing written, after the cer
 import hashlib
 import math
 import shutil
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ from numpy.typing import NDArray
 from zarr.abc.store import Store
 
 from mdpext_dask import objects, receipts, template
+from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
-from mdpext_dask.errors import IncompleteStoreError, SpecError, StoreError
+from mdpext_dask.errors import IncompleteStoreError, SpecError, StoreError, first_line
 from mdpext_dask.grid import Grid
 from mdpext_dask.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.partition import Block, Plan
@@ -39,6 +41,7 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 # States in the order in which a store goes through them, after template.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
 _ROOT_KEY = "zarr.json"
+_WRITE_ATTEMPTS = 5
 
 
 class MechanismStore:
@@ -48,7 +51,7 @@ class MechanismStore:
     """
 
     def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
-        self.url = url
+        self.url = objects.absolute(url)
         self.objects = objects_store
         self._root = root
 
@@ -104,7 +107,7 @@ class MechanismStore:
             root = zarr.open_group(store, mode=cast(Any, mode), use_consolidated=False)
             version = root.attrs.get("format_version")
         except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
-            raise StoreError(f"{url}: not a mechanism store: {_one_line(error)}") from None
+            raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
         if not isinstance(version, int):
             raise StoreError(f"{url}: not a mechanism store: format_version is missing")
         if version > template.FORMAT_VERSION:
@@ -115,42 +118,54 @@ class MechanismStore:
         return cls(url, store, root)
 
     @classmethod
-    def find(cls, url: str, spec: JobSpec, *, overwrite: bool) -> "MechanismStore | None":
-        """Return the job's own unfinished or finished store at `url`, or None if the place is free.
-
-        With `overwrite`, a mechanism store of another job, and one that was left half created, is
-        deleted; anything that is not a mechanism store never is.
+    def find(cls, url: str, spec: JobSpec) -> "MechanismStore | None":
+        """Return the job's own unfinished or finished store at `url`, or None if nothing usable is there.
 
         Raises
         ------
         StoreError
-            If something else is there, or another job's store and not `overwrite`.
+            If something else is there, or another job's store.
         """
+        found = cls._at(url)
+        if found is None or found.state == template.CREATING:
+            return None
+        identity = spec.identity()
+        if found.fingerprint != fingerprint_of(identity):
+            keys = ", ".join(differing_keys(found.attributes["identity"], identity))
+            raise StoreError(
+                f"{url}: belongs to another job, which differs in {keys}; use --overwrite to replace it, or "
+                "another --store"
+            )
+        return found
+
+    @classmethod
+    def clear(cls, url: str) -> None:
+        """Delete the mechanism store at `url`, finished or half created; anything else never is.
+
+        Raises
+        ------
+        StoreError
+            If something else is there.
+        """
+        found = cls._at(url)
+        if found is not None:
+            found.delete()
+
+    @classmethod
+    def _at(cls, url: str) -> "MechanismStore | None":
         store = objects.open_objects(url)
         try:
             if objects.is_empty(store):
                 return None
             content = objects.get_json(store, _ROOT_KEY)
         except OSError as error:
-            raise StoreError(f"{url}: cannot be read: {_one_line(error)}") from None
+            raise StoreError(f"{url}: cannot be read: {first_line(error)}") from None
         attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
         if "fingerprint" not in attributes:
             raise StoreError(
                 f"{url}: exists and is not a mechanism store; choose another path (it is left as it is)"
             )
-        found = cls.open(url, mode="r+")
-        identity = spec.identity()
-        same = found.fingerprint == fingerprint_of(identity)
-        if same and not overwrite and found.state != template.CREATING:
-            return found
-        if not same and not overwrite:
-            keys = ", ".join(differing_keys(found.attributes["identity"], identity))
-            raise StoreError(
-                f"{url}: belongs to another job, which differs in {keys}; "
-                "use --overwrite to replace it, or another --store"
-            )
-        found.delete()
-        return None
+        return cls.open(url, mode="r+")
 
     def delete(self) -> None:
         """Delete the whole store."""
@@ -160,7 +175,7 @@ class MechanismStore:
             else:
                 shutil.rmtree(self.url.removeprefix("file://"))
         except OSError as error:
-            raise StoreError(f"{self.url}: cannot be deleted: {_one_line(error)}") from None
+            raise StoreError(f"{self.url}: cannot be deleted: {first_line(error)}") from None
 
     # --- attributes -------------------------------------------------------------------------------
 
@@ -188,6 +203,32 @@ class MechanismStore:
     def fingerprint(self) -> str:
         """Fingerprint of the job."""
         return str(self.attributes["fingerprint"])
+
+    @property
+    def problem_sha256(self) -> str:
+        """Digest of the problem: grid, outputs, prior and the tables of the loss."""
+        return str(self.attributes["problem_sha256"])
+
+    def planar_limit(self) -> float:
+        """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
+        distortion = self.projection.distortion(self.grid.box.radius_km)
+        return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
+
+    def inconsistencies(self) -> list[str]:
+        """Return the attributes that do not belong to each other, or to the receipts of a finished store."""
+        attributes = self.attributes
+        job, wrong = attributes["job"], []
+        if fingerprint_of(attributes["identity"]) != attributes["fingerprint"]:
+            wrong.append("fingerprint")
+        if job["privacy"]["epsilon_per_km"] != attributes["epsilon_per_km"]:
+            wrong.append("epsilon_per_km")
+        if job["domain"]["metric_p"] != attributes["metric_p"]:
+            wrong.append("metric_p")
+        if attributes["state"] == COMPLETE:
+            hashes = attributes.get("chunk_hashes") or {}
+            if hashes.get("digest") != receipts.digest_of(self.read_receipts()):
+                wrong.append("chunk_hashes")
+        return wrong
 
     @property
     def metric_p(self) -> float:
@@ -238,7 +279,7 @@ class MechanismStore:
         try:
             return np.asarray(array[index] if index else array[...])
         except (ValueError, RuntimeError, OSError) as error:  # what codecs and storage raise
-            raise StoreError(f"{self.url}: {name} cannot be read: {_one_line(error)}") from None
+            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
 
     def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
         """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
@@ -262,17 +303,20 @@ class MechanismStore:
         array = self._array(template.PROBABILITY)
         keys = self.shard_keys(block)
         east, north = block.owned_shape
-        try:
-            # What an earlier, killed write has left would be read before it is written over.
-            objects.delete_keys(self.objects, [k for k in keys if objects.exists(self.objects, k)])
-            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
-            hashes = {key: receipts.shard_sha256(self.objects, key) for key in keys}
-        except OSError as error:
-            raise StoreError(f"{self.url}: block {block.index}: {_one_line(error)}") from None
-        lost = [key for key, digest in hashes.items() if digest is None]
-        if lost:
-            raise StoreError(f"{self.url}: block {block.index}: shard {lost[0]} was not stored")
-        return {key: digest for key, digest in hashes.items() if digest is not None}
+        for _ in range(_WRITE_ATTEMPTS):
+            try:
+                # On the upper borders a shard is only partly filled, and Zarr reads it before it writes: what
+                # an earlier, killed write has left there must go first.
+                objects.delete_keys(self.objects, [k for k in keys if objects.exists(self.objects, k)])
+                array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+                hashes = {key: receipts.shard_sha256(self.objects, key) for key in keys}
+            except (OSError, ValueError, RuntimeError) as error:
+                raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
+            stored = {key: digest for key, digest in hashes.items() if digest is not None}
+            if len(stored) == len(keys):
+                return stored
+            # Another task on the same block has just deleted what this one wrote; once more.
+        raise StoreError(f"{self.url}: block {block.index}: shards were not stored")
 
     def shard_keys(self, block: Block) -> list[str]:
         """Return the keys of the shards that a block owns.
@@ -305,14 +349,9 @@ class MechanismStore:
         rows = seed.rows.reshape(shape)
         scores = np.log(rows)
         digest = hashlib.sha256(scores.tobytes()).hexdigest()
-        group = self._root.create_group("seed", overwrite=True)
-        dimensions = ("seed_x", "seed_y", "output")
-        for name, values in ((template.PROBABILITY, rows), ("score", scores)):
-            group.create_array(
-                name, data=values, chunks=self.plan.seed_chunk_shape, dimension_names=dimensions
-            )
+        self._write_seed_arrays({template.PROBABILITY: rows, "score": scores})
         # The attributes come last: with them the seed is there.
-        group.attrs.update(
+        self._seed_group().attrs.update(
             {
                 "primal_km": seed.primal,
                 "dual_km": seed.dual,
@@ -320,10 +359,38 @@ class MechanismStore:
                 "solver": seed.solver,
                 "iterations": seed.iterations,
                 "sha256": digest,
-                **seed.details,
                 **attributes,
             }
         )
+
+    def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
+        """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
+        self._write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
+
+    def read_seed_cost(self) -> NDArray[np.float64]:
+        """Return C, float64 of shape (J, K), in km."""
+        return self.read("seed/cost").reshape(self.grid.seeds, -1)
+
+    @property
+    def has_seed_cost(self) -> bool:
+        """Whether the seed cost is there."""
+        return "seed/cost" in self._root
+
+    def _seed_group(self) -> zarr.Group:
+        return self._root.require_group("seed")
+
+    def _write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        try:
+            for name, values in arrays.items():
+                self._seed_group().create_array(
+                    name,
+                    data=values,
+                    chunks=self.plan.seed_chunk_shape,
+                    dimension_names=("seed_x", "seed_y", "output"),
+                    overwrite=True,
+                )
+        except OSError as error:
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
     @property
     def seed_attributes(self) -> dict[str, Any]:
@@ -368,14 +435,8 @@ class MechanismStore:
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""
         digest = self.seed_attributes.get("sha256")
-        found = (receipts.read_receipt(self.objects, index) for index in self._receipt_indices())
-        return {r.block: r for r in found if r is not None and r.seed_sha256 == digest}
-
-    def _receipt_indices(self) -> Iterator[int]:
-        for key in objects.list_keys(self.objects, receipts.PREFIX):
-            stem = key.removeprefix(receipts.PREFIX).removesuffix(".json")
-            if stem.isdigit():
-                yield int(stem)
+        found = receipts.read_receipts(self.objects)
+        return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -410,13 +471,8 @@ def check_place(url: str) -> None:
     if path.is_file():
         raise StoreError(f"{url}: is a file, not a store")
     parent = next(p for p in (path, *path.parents) if p.exists())
-    probe = parent / f".mdpext-probe-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     try:
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=parent):
+            pass
     except OSError as error:
-        raise StoreError(f"{url}: cannot be written: {_one_line(error)}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None

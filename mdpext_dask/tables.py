@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError
+from mdpext_dask.errors import DataError, first_line
 
 LONLAT = ("lon", "lat")
 PLANAR = ("x_km", "y_km")
@@ -60,7 +60,7 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> pd.DataFrame:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path}: not a readable CSV file: {_first_line(error)}") from None
+        raise DataError(f"{path}: not a readable CSV file: {first_line(error)}") from None
     except pd.errors.ParserWarning:
         raise DataError(f"{path}: a row has more fields than the header") from None
     # Blank lines are no rows, but they count as lines: the index keeps their numbers.
@@ -172,7 +172,3 @@ def complain_where(
         row = int(np.argmax(bad))
         line = table.index[row] + _FIRST_LINE
         raise DataError(f"{path}: line {line}: {column} {table[column].iloc[row]!r} {complaint}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask import receipts
+from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.loss import Loss, corner_costs
 from mdpext_dask.receipts import Receipt
 from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.store import COMPLETE, MechanismStore
 
 
 def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
@@ -28,28 +29,48 @@ def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
     block = store.plan[index]
     return corner_costs(
         grid=store.grid,
-        loss=cached_loss(url, store.fingerprint),
+        loss=cached_loss(url, store.problem_sha256),
         prior=store.read("prior", block.owned_x, block.owned_y),
         cells=(block.cells_x, block.cells_y),
     )
 
 
-def solve_seed(problem: SeedProblem) -> SeedMechanism:
-    """Solve one seed LP."""
-    return solve_highs(problem)
+def solve_seed(url: str, beta: tuple[float, float]) -> SeedMechanism:
+    """Solve the seed LP of a store for the budgets `beta` of both axes, in 1/km."""
+    store = MechanismStore.open(url)
+    grid = store.grid
+    return solve_highs(
+        SeedProblem(
+            cost=store.read_seed_cost(),
+            seeds_shape=grid.seeds_shape,
+            beta=beta,
+            cell_km=grid.cell_km,
+            min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
+        )
+    )
 
 
-def extend_block(url: str, index: int) -> Receipt:
+def extend_block(url: str, index: int) -> None:
     """Extend a block from the seed, write the rows it owns, and leave a receipt.
 
     A block whose receipt is there and whose shards still have the bytes it names is not done again.
+
+    Raises
+    ------
+    StoreError
+        If the store is complete, so that its certificate would no longer be about its bytes.
     """
     started = time.perf_counter()
     store = MechanismStore.open(url, mode="r+")
     seed_sha256 = store.seed_sha256()
     done = receipts.read_receipt(store.objects, index)
     if done is not None and done.seed_sha256 == seed_sha256 and receipts.is_intact(store.objects, done):
-        return done
+        return
+    if store.state == COMPLETE:
+        raise StoreError(
+            f"{url}: block {index} has changed although the store is complete; audit it, then run the job "
+            "again"
+        )
 
     block = store.plan[index]
     # All full blocks are alike; tracing every allocation is slow, so the first stands for them.
@@ -75,10 +96,9 @@ def extend_block(url: str, index: int) -> Receipt:
         worker=f"{socket.gethostname()}:{os.getpid()}",
     )
     receipts.write_receipt(store.objects, receipt)
-    return receipt
 
 
 @lru_cache(maxsize=2)
-def cached_loss(url: str, fingerprint: str) -> Loss:  # noqa: ARG001 the fingerprint is the cache's key
-    """Return the loss of a store's problem, read once per process."""
+def cached_loss(url: str, problem_sha256: str) -> Loss:  # noqa: ARG001 part of the cache's key
+    """Return the loss of a store's problem, read once per process for as long as it is that problem."""
     return MechanismStore.open(url).read_loss()

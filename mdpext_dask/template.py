@@ -1,5 +1,6 @@
 """What a new store holds before any task runs: attributes, arrays and coordinates."""
 
+import hashlib
 import math
 import platform
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
 
+from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
 from mdpext_dask.loss import TravelLoss
 from mdpext_dask.partition import Plan
@@ -22,6 +24,7 @@ CREATING = "creating"
 PROBABILITY = "probability"
 # Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+_PLANE_CHUNK_BYTES = 2**20
 _SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
 
 
@@ -61,7 +64,10 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
             "centre_lat": domain.projection.centre_lat,
         },
         "distortion": domain.distortion,
-        "quantisation_km": domain.grid.spacing_km / math.sqrt(2),
+        "quantisation_km": vector_norm(
+            domain.grid.spacing_km / 2, domain.grid.spacing_km / 2, spec.domain.metric_p
+        ),
+        "problem_sha256": _problem_sha256(domain),
         "notes": list(domain.notes),
         "software": software_versions(),
         "attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0",
@@ -108,12 +114,20 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         ("output_lat", domain.output_lonlat[:, 1], "latitude of the output", "degrees_north"),
     ):
         _write(root, name, values, ("output",), long_name=title, units=units)
-    for name, values, title in (
-        ("prior", domain.prior, "prior probability of the record"),
-        ("inside", np.ones(grid.shape, dtype=bool), "whether the record belongs to the region"),
-    ):
-        chunks = plan.shard_shape[:2]
-        _write(root, name, values, ("x", "y"), chunks, long_name=title, grid_mapping="spatial_ref")
+    plane = _plane_chunks(grid.shape)
+    described: dict[str, Any] = {"grid_mapping": "spatial_ref"}
+    title = "prior probability of the record"
+    _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **described)
+    # All records belong to the region; chunks that equal the fill value are not written at all.
+    root.create_array(
+        "inside",
+        shape=grid.shape,
+        dtype="bool",
+        chunks=plane,
+        fill_value=True,
+        dimension_names=("x", "y"),
+        attributes={"long_name": "whether the record belongs to the region", **described},
+    )
     _write(root, "spatial_ref", np.array(0), (), **domain.projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
 
@@ -145,6 +159,23 @@ def _write(
         dimension_names=dimensions,
         attributes=attributes,
     )
+
+
+def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
+    """Chunks of about a megabyte, however many blocks there are."""
+    side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
+    return min(side, shape[0]), min(side, shape[1])
+
+
+def _problem_sha256(domain: Domain) -> str:
+    digest = hashlib.sha256(repr(domain.grid).encode())
+    tables: tuple[NDArray[Any], ...] = (domain.output_xy_km, domain.prior)
+    if isinstance(domain.loss, TravelLoss):
+        loss = domain.loss
+        tables += (loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node)
+    for table in tables:
+        digest.update(np.ascontiguousarray(table).tobytes())
+    return digest.hexdigest()
 
 
 def software_versions() -> dict[str, str]:

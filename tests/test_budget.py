@@ -13,7 +13,6 @@ from mdpext_dask.budget import (
     design_epsilon,
     dual_exponent,
     even_split,
-    half_budgets,
     normaliser_excess,
     planar_epsilon,
     vector_norm,
@@ -50,10 +49,6 @@ def test_the_published_splits_are_tried_and_the_even_one() -> None:
     assert splits[2][1] == pytest.approx(math.sqrt(4 - 0.64))
     assert candidate_splits(2.0, 1.0) == [(2.0, 2.0)]
     assert [sum(s) for s in candidate_splits(2.0, math.inf)] == pytest.approx([2.0] * 5)
-
-
-def test_half_is_half() -> None:
-    assert half_budgets((0.6, 0.8)).beta == (0.3, 0.4)
 
 
 def test_excess_by_hand() -> None:
@@ -129,7 +124,7 @@ def test_dense_seeds_waste_nothing() -> None:
 def test_distortion_and_rounding_are_charged() -> None:
     assert planar_epsilon(1.0, 0.01) * 1.01 <= 1.0
     assert planar_epsilon(1.0, 0.01) == pytest.approx(1 / 1.01)
-    design = design_epsilon(1.0, 0.04, 2.0)
+    design = design_epsilon(1.0, 0.04, 64, 2.0)
     assert 1 - 1e-5 < design < 1
     with pytest.raises(SpecError, match="resolution of stored probabilities"):
-        design_epsilon(1e-3, 1e-4, 2.0)
+        design_epsilon(1e-3, 1e-4, 64, 2.0)

@@ -94,7 +94,7 @@ def test_a_job_from_beginning_to_end(folder: Path) -> None:
         assert planned[key] == summary[key]
     assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
     assert {"peak_bytes_per_task", "tasks", "seconds_by_workers"} <= set(planned)
-    assert summary["store"] == "tiny.zarr"
+    assert summary["store"] == str(folder / "tiny.zarr")
     assert answer("status", "tiny.zarr", folder=folder) == summary
     assert answer("run", "job.toml", folder=folder) == summary
 
@@ -169,6 +169,7 @@ BAD = {
     "domain.roads=nowhere": "does not exist",
     "domain.roads=builtin:atlantis": "not built in",
     "outputs.count=100000": "only 4197 road",
+    "loss.tasks=100000": "only 4197 road",
     "privacy.min_probability=0.5": "min_probability",
     "prior.kind=gauss": "kind",
     "nonsense": "section.key=value",

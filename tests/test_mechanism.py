@@ -78,8 +78,9 @@ def test_a_place_is_given_in_exactly_one_way(mechanism: Mechanism) -> None:
         mechanism.sample(lon=-7398.0, lat=40.75)
     with pytest.raises(SpecError, match="degrees"):
         mechanism.row(lon=float("nan"), lat=40.75)
-    with pytest.raises(SpecError, match="at least 1"):
-        mechanism.sample(lon=-73.98, lat=40.75, n=0)
+    for n in (0, -1, 2.5):
+        with pytest.raises(SpecError, match="at least 1"):
+            mechanism.sample(lon=-73.98, lat=40.75, n=n)
 
 
 def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
@@ -103,8 +104,7 @@ def test_what_is_reported_about_it(mechanism: Mechanism) -> None:
 def test_a_file_of_points(store: str, tmp_path: Path, columns: str) -> None:
     points, out = tmp_path / "p.csv", tmp_path / "o.csv"
     rows = ["-73.98,40.75", "-73.95,40.80"] if columns == "lon,lat" else ["0,0", "1.5,-2"]
-    points.write_text("\n".join([f"name,{columns}", *(f"secret {r},{r}" for r in rows)]))
-    points.write_text(f"{columns}\n" + "\n".join(rows))
+    points.write_text(f"name,{columns}\n" + "\n".join(f"secret,{row}" for row in rows))
     answer = sample_file(store, points, out)
     assert {"points", "outside", "max_quantisation_km", "seconds"} <= set(answer)
     assert (answer["points"], answer["outside"]) == (2, 0)
@@ -116,10 +116,10 @@ def test_a_file_of_points(store: str, tmp_path: Path, columns: str) -> None:
 
 def test_nothing_but_the_report_leaves(store: str, tmp_path: Path) -> None:
     points, out = tmp_path / "p.csv", tmp_path / "o.csv"
-    points.write_text("name,lon,lat,address\nAnna,-73.98,40.75,12 Secret Street\n")
+    points.write_text("name,lon,lat,address\nAnna,-73.98123,40.75321,12 Secret Street\n")
     sample_file(store, points, out)
-    assert not {"Anna", "-73.98,", "40.75,", "Secret"} & set(out.read_text().split(","))
-    assert "Secret" not in out.read_text()
+    for secret in ("Anna", "-73.98123", "40.75321", "Secret"):
+        assert secret not in out.read_text()
 
 
 @pytest.mark.parametrize(

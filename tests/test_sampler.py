@@ -11,7 +11,7 @@ from scipy import stats
 
 from mdpext_dask import sampler
 from mdpext_dask.errors import GuaranteeViolation
-from mdpext_dask.sampler import integer_weights, sample_outputs, uniform_below
+from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row, uniform_below
 
 stored = st.floats(2.0**-36, 1.0, width=32)
 
@@ -37,6 +37,7 @@ def test_every_draw_below_the_total_maps_to_its_output(monkeypatch: pytest.Monke
     for draw in range(13):
         monkeypatch.setattr(sampler, "uniform_below", lambda _, d=draw: np.array([d], np.uint64))
         counts[sample_outputs(row)[0]] += 1
+        assert sample_row(row[0], 1) == sample_outputs(row)
     assert counts.tolist() == [4, 8, 1]
 
 

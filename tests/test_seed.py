@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from mdpext_dask.errors import SolverError
 from mdpext_dask.seed import highs
 from mdpext_dask.seed.highs import solve_highs
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+from mdpext_dask.seed.model import SeedProblem
 
 
 def random_problem(rng: np.random.Generator, **changes: object) -> SeedProblem:
@@ -172,8 +172,3 @@ def test_an_infeasible_program_is_an_error_not_an_answer() -> None:
 def test_solving_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     solve_highs(random_problem(np.random.default_rng(0)))
     assert capfd.readouterr() == ("", "")
-
-
-def test_gap_is_relative() -> None:
-    mechanism = SeedMechanism(rows=np.ones((1, 1)), primal=2.0, dual=1.9, solver="x", iterations=1)
-    assert mechanism.gap == pytest.approx(0.05)

@@ -19,19 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask import receipts
-from mdpext_dask.budget import dual_exponent, vector_norm
+from mdpext_dask.budget import NORM_RELATIVE_ERROR, certificate_allowance, dual_exponent
 from mdpext_dask.errors import StoreError
 from mdpext_dask.spec import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store import MechanismStore
 
-# Of a log ratio: four logarithms of numbers in [2^-36, 2^12] (each good to 4 units in the last place,
-# 1.4e-14) and their differences; a row's total adds its number of terms times 2^-53, twice.
-_LOG_RATIO_ERROR = 1e-12
-_TOTAL_ERROR_PER_OUTPUT = 2.0**-51
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.
 _STRIP_ELEMENTS = 8192
-# Quotients, powers and the root behind a norm.
-_NORM_RELATIVE_ERROR = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,15 +51,16 @@ class BlockCertificate:
         Where it is attained.
     violations
         Number of (fine cell, output) with a norm above the limit that was asked for.
-    changed_shards
-        Keys of shards whose bytes are not those of the block's receipt, or that are not there.
+    changed
+        Keys of shards whose bytes are not those of the block's receipt, or that are not there; and x or y
+        where the stored coordinates are not those of the grid.
     """
 
     block: int
     epsilon: float
     place: Place
     violations: int
-    changed_shards: tuple[str, ...]
+    changed: tuple[str, ...]
 
 
 def certify_cells(
@@ -111,10 +106,9 @@ def certify_cells(
 
     q = dual_exponent(metric_p)
     outputs = probability.shape[2]
-    error = _LOG_RATIO_ERROR + outputs * _TOTAL_ERROR_PER_OUTPUT
-    allowance = error * vector_norm(1 / step_x.min(), 1 / step_y.min(), q)
+    allowance = certificate_allowance(outputs, float(step_x.min()), float(step_y.min()), metric_p)
     # A cell is over the limit if it is so after rounding outward.
-    raw_limit = _rank_of_norm((limit - allowance) / (1 + _NORM_RELATIVE_ERROR), q)
+    raw_limit = _rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
     largest, place, violations = -1.0, Place(0, 0, 0), 0
     width = max(_STRIP_ELEMENTS // outputs, 1)
     for start in range(0, len(step_y), width):
@@ -125,38 +119,52 @@ def certify_cells(
         if peak > largest:
             largest, place = peak, Place(where.i, where.j + start, where.output)
     norm = math.sqrt(largest) if q == 2 else largest
-    return norm * (1 + _NORM_RELATIVE_ERROR) + allowance, place, violations
+    return norm * (1 + NORM_RELATIVE_ERROR) + allowance, place, violations
 
 
 def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockCertificate:
     """Certify the fine cells of one block on the bytes read back from the store.
 
     Besides the rows the block owns, the row after them is read, so that every fine cell of the
-    rectangle belongs to one block.
+    rectangle belongs to one block. Distances are those of the grid from which the sampler looks up records.
+
+    Parameters
+    ----------
+    url
+        The store.
+    index
+        The block.
+    metric_p
+        Exponent of the metric.
+    limit
+        ε, in 1/km, above which a (cell, output) counts as a violation.
     """
     store = MechanismStore.open(url)
     block = store.plan[index]
     receipt = receipts.read_receipt(store.objects, index)
     named = receipt.shards if receipt is not None else {}
-    changed = tuple(
+    changed = [
         key
         for key in store.shard_keys(block)
         if key not in named or receipts.shard_sha256(store.objects, key) != named[key]
-    )
+    ]
+    grid = store.grid
+    x, y = grid.x_km()[block.closed_x], grid.y_km()[block.closed_y]
+    for name, values, part in (("x", x, block.closed_x), ("y", y, block.closed_y)):
+        if not np.array_equal(store.read(name, part), values):
+            changed.append(name)
     try:
         probability = store.read_probability(block.closed_x, block.closed_y)
     except StoreError:
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
         probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
-    epsilon, place, violations = certify_cells(
-        probability, store.read("x", block.closed_x), store.read("y", block.closed_y), metric_p, limit
-    )
+    epsilon, place, violations = certify_cells(probability, x, y, metric_p, limit)
     return BlockCertificate(
         block=index,
         epsilon=epsilon,
         place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
         violations=violations,
-        changed_shards=changed,
+        changed=tuple(changed),
     )
 
 

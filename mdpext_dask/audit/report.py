@@ -38,8 +38,11 @@ class AuditReport:
         (Fine cell, output) pairs above the limit, and their share of all.
     worst
         The worst triple.
-    changed_shards
-        Shards whose bytes are not those of their receipts.
+    changed
+        Keys of shards whose bytes are not those of their receipts, and of other parts that do not belong to
+        what was certified.
+    blocks_at_fault
+        Blocks above the limit or with changed bytes.
     seconds
         How long it took.
     """
@@ -54,7 +57,8 @@ class AuditReport:
     violations: int
     violation_ratio: float
     worst: dict[str, Any]
-    changed_shards: tuple[str, ...]
+    changed: tuple[str, ...]
+    blocks_at_fault: tuple[int, ...]
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +67,8 @@ class AuditReport:
             **self.__dict__,
             "epsilon_certified": json_number(self.epsilon_certified),
             "metric_p": json_number(self.metric_p),
-            "changed_shards": list(self.changed_shards),
+            "changed": list(self.changed),
+            "blocks_at_fault": list(self.blocks_at_fault),
         }
 
     def sentence(self) -> str:
@@ -74,18 +79,21 @@ class AuditReport:
                 f"promised {self.epsilon_per_km:g}/km on the ground"
             )
         parts = []
-        if self.changed_shards:
-            named = ", ".join(self.changed_shards[:3])
-            more = f" and {len(self.changed_shards) - 3} more" if len(self.changed_shards) > 3 else ""
+        if self.changed:
+            named = ", ".join(self.changed[:3])
+            more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
             parts.append(f"bytes changed since they were written: {named}{more}")
         if not self.epsilon_certified <= self.epsilon_planar_per_km:
             parts.append(
                 f"certificate {self.epsilon_certified:.6g}/km exceeds {self.epsilon_planar_per_km:.6g}/km"
             )
         worst = self.worst
+        between = f"records {worst['record']} and {worst['record_prime']}"
+        kept = isinstance(worst["log_ratio"], float) and worst["log_ratio"] <= worst["bound"]
         parts.append(
-            f"worst triple: output {worst['output']} between records {worst['record']} and "
-            f"{worst['record_prime']}, log ratio {worst['log_ratio']} against bound {worst['bound']:.6g}"
+            f"worst triple: output {worst['output']} between {between}, log ratio {worst['log_ratio']} "
+            f"against bound {worst['bound']:.6g}"
+            + (" (kept by this pair, but not proved for all of its cell)" if kept else "")
         )
         return "does not hold: " + "; ".join(parts)
 
@@ -109,10 +117,10 @@ def summarise_certificate(
         How long they took.
     """
     ordered = sorted(certificates, key=lambda c: c.block)
-    attributes = store.attributes
-    limit = float(attributes["epsilon_planar_per_km"])
+    limit = store.planar_limit()
     epsilon = max(c.epsilon for c in ordered)
-    changed = [c for c in ordered if c.changed_shards]
+    changed = [c for c in ordered if c.changed]
+    keys = [key for c in changed for key in c.changed] + store.inconsistencies()
     within = epsilon <= limit
     # If the bytes have changed but still pass, the place to look at is in the changed blocks.
     candidates = changed if changed and within else ordered
@@ -122,8 +130,8 @@ def summarise_certificate(
     cells = (grid.shape[0] - 1) * (grid.shape[1] - 1)
     return AuditReport(
         method="certificate",
-        holds=within and not changed,
-        epsilon_per_km=float(attributes["epsilon_per_km"]),
+        holds=within and not keys,
+        epsilon_per_km=float(store.attributes["epsilon_per_km"]),
         epsilon_planar_per_km=limit,
         epsilon_certified=epsilon,
         metric_p=store.metric_p,
@@ -131,7 +139,8 @@ def summarise_certificate(
         violations=violations,
         violation_ratio=violations / (cells * store.outputs),
         worst=describe_cell(store, worst.place, limit),
-        changed_shards=tuple(key for c in changed for key in c.changed_shards),
+        changed=tuple(dict.fromkeys(keys)),
+        blocks_at_fault=tuple(c.block for c in ordered if c.changed or not c.epsilon <= limit),
         seconds=seconds,
     )
 

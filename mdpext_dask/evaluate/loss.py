@@ -13,7 +13,7 @@ def expected_loss_block(url: str, index: int) -> float:
     prior = store.read("prior", block.owned_x, block.owned_y)
     if not prior.any():
         return 0.0
-    loss = cached_loss(url, store.fingerprint)
+    loss = cached_loss(url, store.problem_sha256)
     x, y = store.read("x", block.owned_x), store.read("y", block.owned_y)
     probability = store.read_probability(block.owned_x, block.owned_y)
     total = 0.0

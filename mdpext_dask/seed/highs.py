@@ -152,4 +152,12 @@ def _dual_bound(
     y = multipliers.copy()
     y[:-seeds] = np.minimum(y[:-seeds], 0)
     reduced = problem.cost.ravel() / scale - matrix.T @ y
-    return float(y[-seeds:].sum() + np.minimum(problem.min_probability * reduced, reduced).sum())
+    terms = np.minimum(problem.min_probability * reduced, reduced)
+    # Outward for rounding: of the sums, and of the reduced costs (at most ten terms each), which weigh at
+    # most their largest in every row of z.
+    sizes = np.abs(problem.cost.ravel() / scale) + abs(matrix).T @ np.abs(y)
+    rounding = np.finfo(float).eps * (
+        (terms.size + seeds) * (np.abs(y[-seeds:]).sum() + np.abs(terms).sum())
+        + 16 * sizes.reshape(seeds, -1).max(axis=1).sum()
+    )
+    return float(y[-seeds:].sum() + terms.sum() - rounding)

@@ -5,8 +5,7 @@
 for every pair {i, j} of neighbouring seeds on the grid, both ways.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,8 +129,6 @@ class SeedMechanism:
         Which solver made it.
     iterations
         Its iterations.
-    details
-        Further figures for the store.
     """
 
     rows: NDArray[np.float64]
@@ -139,7 +136,6 @@ class SeedMechanism:
     dual: float
     solver: str
     iterations: int
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:
