@@ -1,5 +1,6 @@
 """The command line: keys, exit codes, one line of error, nothing left behind."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -191,6 +192,49 @@ def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
         assert len(lines) == 1
         assert BAD[override] in lines[0]
         assert sorted(folder.iterdir()) == before
+
+
+NODES = "id,lon,lat\n1,-73.98,40.75\n2,-73.94,40.79\n3,-73.96,40.80\n4,-73.99,40.72\n"
+EDGES = "u,v,length_m,oneway\n1,2,900,0\n2,3,900,0\n3,4,900,0\n"
+BAD_FILES = {
+    "missing column": (NODES.replace("lat", "latitude"), EDGES, "column lat is missing"),
+    "duplicate id": (NODES.replace("4,-73.99", "1,-73.99"), EDGES, "more than once"),
+    "length is NaN": (NODES, EDGES.replace("900,0\n2", "nan,0\n2"), "line 2: length_m"),
+    "negative length": (NODES, EDGES.replace("900,0\n2", "-9,0\n2"), "is negative"),
+    "out of range": (NODES.replace("40.75", "140.75"), EDGES, "out of range"),
+    "text in a number column": (NODES.replace("40.75", "north"), EDGES, "line 2: lat 'north'"),
+    "too few nodes": (NODES, EDGES, "holds only 4 road nodes"),
+    "disconnected": (NODES, "u,v,length_m,oneway\n1,1,5,0\n", "falls apart"),
+    "a file is missing": (NODES, None, "no such file"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_a_bad_network_is_one_line_exit_2_and_nothing_left_behind(
+    folder: Path, fault: str, inside: Callable[..., Outcome]
+) -> None:
+    nodes, edges, complaint = BAD_FILES[fault]
+    roads = folder / "roads"
+    roads.mkdir()
+    (roads / "nodes.csv.gz").write_bytes(gzip.compress(nodes.encode()))
+    if edges is not None:
+        (roads / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
+    before = sorted(folder.rglob("*"))
+    failed = inside(
+        "run", "job.toml", "--set", "domain.roads=roads", "--set", "domain.cell_km=1", folder=folder
+    )
+    assert failed.returncode == 2, failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert complaint in failed.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_points_file_with_text_among_its_numbers(done: Path, inside: Callable[..., Outcome]) -> None:
+    (done / "bad.csv").write_text("lon,lat\n-73.98,40.7\n-73.98,here\n")
+    failed = inside("sample", "tiny.zarr", "bad.csv", "-o", "out.csv", folder=done)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.splitlines() == ["error: bad.csv: line 3: lat 'here' is not a finite number"]
+    assert not (done / "out.csv").exists()
 
 
 @pytest.mark.parametrize(
