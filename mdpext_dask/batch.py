@@ -39,15 +39,20 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
     started = time.perf_counter()
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
+    target = output.resolve()
+    if Path(store).resolve() in target.parents:
+        raise SpecError(f"{output}: lies inside the store")
     mechanism = open_mechanism(store)
     places = read_points(points, weights=False)
     drawn, was_outside = mechanism.sample_points(
         places.coordinates, planar=places.planar, outside=cast(OutsideRule, outside)
     )
+    if places.planar and was_outside.all() and mechanism.holds_degrees(places.coordinates):
+        raise DataError(f"{points}: x_km,y_km look like degrees; name the columns lon,lat")
     kept = np.flatnonzero(drawn >= 0)
     reported = mechanism.output_lonlat[drawn[kept]]
     table = pd.DataFrame({"row": kept, "output": drawn[kept], "lon": reported[:, 0], "lat": reported[:, 1]})
-    _write_whole(table, output)
+    _write_whole(table, target)
     return {
         "points": len(kept),
         "outside": int(was_outside.sum()),
@@ -60,6 +65,9 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
 def _write_whole(table: pd.DataFrame, path: Path) -> None:
     """Write beside the target first, so that a full disk leaves no half a file under its name."""
     try:
+        if path.exists() and not path.is_file():
+            table.to_csv(path, index=False)  # a device or a pipe is written to, not replaced
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         try:

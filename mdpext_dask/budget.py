@@ -51,7 +51,7 @@ def dual_exponent(p: float) -> float:
 
 def vector_norm(first: float, second: float, q: float) -> float:
     """Return ‖(first, second)‖_q."""
-    first, second = abs(first), abs(second)
+    first, second = abs(float(first)), abs(float(second))
     if math.isinf(q):
         return max(first, second)
     largest = max(first, second)

@@ -6,13 +6,14 @@ Heavy modules are imported inside the commands, so that ``mdpext --help`` answer
 import contextlib
 import json
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from mdpext_dask.errors import EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
+from mdpext_dask.errors import EXIT_CRASH, EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
 
 if TYPE_CHECKING:
     from mdpext_dask.progress import Observer
@@ -24,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Blur locations with a proof: metric differential privacy for a whole city.",
 )
+
+# What Typer answers instead of letting an interrupt through.
+_TYPER_INTERRUPTED = 130
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Path or URL of the store.")]
@@ -211,21 +215,32 @@ def main(arguments: list[str] | None = None) -> None:
         Instead of the process' own.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in given
     try:
-        app(args=given)
+        # Typer's own handling would print boxes, and answer an interrupt by itself.
+        code = app(args=given or ["--help"], standalone_mode=False)
+        if code == _TYPER_INTERRUPTED:
+            raise KeyboardInterrupt
     except MdpextError as error:
-        _fail(error, as_json="--json" in given)
-    except KeyboardInterrupt:
-        _fail(IncompleteStoreError("interrupted; run again to go on"), as_json="--json" in given)
+        _fail(error, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(IncompleteStoreError("interrupted; run again to go on"), as_json=as_json)
+    except Exception as error:
+        describe = getattr(error, "format_message", None)
+        if describe is not None:  # the parser's errors, wherever Typer keeps their class
+            _fail(SpecError(describe()), as_json=as_json)
+        traceback.print_exc()
+        _fail(MdpextError(f"{type(error).__name__}: {error}"), as_json=as_json, code=EXIT_CRASH)
+    sys.exit(code or 0)
 
 
-def _fail(error: MdpextError, *, as_json: bool) -> NoReturn:
+def _fail(error: MdpextError, *, as_json: bool, code: int | None = None) -> NoReturn:
     line = " ".join(str(error).split())
+    code = error.exit_code if code is None else code
     print(f"error: {line}", file=sys.stderr)
     if as_json:
-        failure = {"error": type(error).__name__, "message": line, "exit_code": error.exit_code}
-        print(json.dumps(failure))
-    sys.exit(error.exit_code)
+        print(json.dumps({"error": type(error).__name__, "message": line, "exit_code": code}))
+    sys.exit(code)
 
 
 def _print(values: dict[str, Any], as_json: bool) -> None:
@@ -267,7 +282,7 @@ def _block_range(index: int | None, blocks: str | None) -> tuple[int, int]:
     if index is not None:
         return index, index + 1
     first, colon, last = (blocks or "").partition(":")
-    if not (colon and first.isdigit() and last.isdigit()):
+    if not (colon and first.isdecimal() and last.isdecimal()):
         raise SpecError(f"--range: must look like A:B, got {blocks!r}")
     return int(first), int(last)
 

@@ -6,8 +6,10 @@ Together with nothing else in the package, this module imports ``distributed``.
 import contextlib
 import itertools
 import logging
+import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any, Protocol, TypeVar
 
 from mdpext_dask.errors import ClusterError, first_line
@@ -136,26 +138,48 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         yield InlineExecutor()
         return
     import dask
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask.config.set(DASK_CONFIG))
-        target: Any = cluster.address
         if cluster.kind == "local":
-            target = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers or cluster.workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=logging.CRITICAL,
-                )
-            )
+            target: Any = _start_local(stack, workers or cluster.workers)
+        else:
+            target = cluster.address
         try:
             client = stack.enter_context(Client(target, timeout=_CONNECT_SECONDS))
+            client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
             raise ClusterError(
-                f"cluster.address: no scheduler answers at {cluster.address}: {first_line(error)}"
+                f"cluster.address: no scheduler with workers answers at {cluster.address}: "
+                f"{first_line(error)}"
             ) from None
         yield DaskExecutor(client)
+
+
+def _start_local(stack: contextlib.ExitStack, workers: int) -> Any:
+    """Start worker processes here; they end with the stack.
+
+    An interrupt from the keyboard reaches every process of the terminal; only this one shall act on it. The
+    signal is blocked while the cluster's thread is made, which hands the block down to all it starts.
+    """
+    from distributed import LocalCluster
+
+    # Starting the first process would start this tracker, and that unblocks the signal again.
+    resource_tracker.ensure_running()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return stack.enter_context(
+            LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,
+            )
+        )
+    except (OSError, RuntimeError, TimeoutError) as error:
+        raise ClusterError(f"cluster: the local workers could not be started: {first_line(error)}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

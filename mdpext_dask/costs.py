@@ -6,8 +6,11 @@ do not promise.
 
 from typing import Any
 
+import psutil
+
 from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon
-from mdpext_dask.domain import build_frame, check_counts, output_count
+from mdpext_dask.domain import Frame, build_frame, check_counts, output_count
+from mdpext_dask.errors import SpecError
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec, check_min_probability
 
@@ -24,6 +27,37 @@ _NODE, _TREE_NODE = 6e-6, 1.7e-7
 # HiGHS: measured 0.3 s at 132 x 20 and 6.2 s at 200 x 64.
 _SEED_SECONDS, _SEED_SIZE, _SEED_EXPONENT = 0.3, 2640, 1.9
 _START = 1.3
+# Arrays over all records that the client holds while it makes the prior.
+_CLIENT_ARRAYS = 4
+
+
+def check_memory(spec: JobSpec, frame: Frame) -> None:
+    """Refuse a job whose arrays cannot fit into this machine, before any of them is made.
+
+    Raises
+    ------
+    SpecError
+        With what is needed and what there is.
+    """
+    grid = frame.grid
+    plan = Plan.of(grid, output_count(spec, grid), spec.store.block_cells)
+    needed = _CLIENT_ARRAYS * grid.records * FLOAT64
+    if spec.cluster.kind != "address":
+        workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
+        needed += workers * (plan.peak_bytes_per_task + _table_bytes(spec, frame))
+    available = psutil.virtual_memory().total
+    if needed > available:
+        raise SpecError(
+            f"domain: {grid.records:,} records x {plan.outputs} outputs need {needed / 2**30:,.1f} GiB of "
+            f"memory here, but there are {available / 2**30:,.1f} GiB; use larger cells, less refinement or "
+            "smaller store.block_cells"
+        )
+
+
+def _table_bytes(spec: JobSpec, frame: Frame) -> int:
+    """Return what a worker holds of the travel loss: its tables, twice while they are read."""
+    tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
+    return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
 def plan_job(spec: JobSpec) -> dict[str, Any]:
@@ -39,6 +73,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     outputs = output_count(spec, grid)
     check_min_probability(spec.privacy.min_probability, outputs)
     check_counts(spec, frame)
+    check_memory(spec, frame)
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells)
@@ -75,8 +110,8 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
         "peak_bytes_per_task": plan.peak_bytes_per_task,
-        # What a worker holds besides, once: the tables of the travel loss, twice while they are read.
-        "table_bytes_per_worker": 2 * nodes * (trees * FLOAT32 + 2 * FLOAT64),
+        # What a worker holds besides, once.
+        "table_bytes_per_worker": _table_bytes(spec, frame),
         # One task a block in each of: loss, extend, audit, evaluate; and the seed LPs.
         "tasks": 4 * plan.blocks + solves,
         "seconds_by_workers": by_workers,

@@ -11,6 +11,7 @@ EXIT_GUARANTEE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INCOMPLETE = 3
 EXIT_SOLVER = 4
+EXIT_CRASH = 70
 
 
 class MdpextError(Exception):

@@ -182,6 +182,9 @@ class Grid:
             Whether the point lies in the rectangle, bool of shape (n,).
         """
         inside = self.box.contains(xy_km)
-        steps = (xy_km - (self.west_km, self.south_km)) / self.spacing_km
-        nearest = np.rint(np.clip(steps, 0, np.array(self.shape) - 1)).astype(np.intp)
+        box = self.box
+        corner = np.array([box.west_km, box.south_km])
+        clamped = np.clip(xy_km, corner, (box.east_km, box.north_km))
+        steps = np.rint((clamped - corner) / self.spacing_km)
+        nearest = np.minimum(steps, np.array(self.shape) - 1).astype(np.intp)
         return nearest[:, 0], nearest[:, 1], inside

@@ -163,6 +163,12 @@ class Mechanism:
         i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
         return np.asarray(self._output_lonlat[sample_row(self._rows(i, j)[0], n)])
 
+    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
+        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
+        if not (np.abs(coordinates) <= (180, 90)).all():
+            return False
+        return bool(self._grid.box.contains(self._projection.to_plane(coordinates)).all())
+
     def sample_points(
         self,
         coordinates: NDArray[np.float64],

@@ -5,6 +5,7 @@ Everything goes through Zarr's store interface, so a local folder and an object 
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
-from mdpext_dask.errors import StoreError, first_line
+from mdpext_dask.errors import SpecError, StoreError, first_line
 
 _REQUESTS_AT_ONCE = 64
 
@@ -43,6 +44,31 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
         return FsspecStore.from_url(url, read_only=read_only)
     except (ImportError, ValueError, TypeError) as error:
         raise StoreError(f"{url}: cannot be opened: {error}") from None
+
+
+def check_place(url: str) -> None:
+    """Refuse a store path that cannot be written, before any work is done for it.
+
+    Raises
+    ------
+    SpecError, StoreError
+        If the path is empty or its parent folder does not exist or is not writable.
+    """
+    if not url:
+        raise SpecError("--store: the path is empty")
+    if is_remote(url):
+        return
+    path = Path(url.removeprefix("file://")).absolute()
+    try:
+        if path.is_file():
+            raise StoreError(f"{url}: is a file, not a store")
+        parent = next(p for p in (path, *path.parents) if p.exists())
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
 
 
 def get_bytes(store: Store, key: str) -> bytes | None:

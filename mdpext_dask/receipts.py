@@ -119,9 +119,9 @@ def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
     return {side: _digest_rows(rows) for side, (used, rows) in shared.items() if used}
 
 
-def digest_of(receipts: Mapping[int, Receipt]) -> str:
-    """Return one SHA-256 (hex) over the keys and hashes of all shards, in order."""
-    digest = hashlib.sha256()
+def digest_of(receipts: Mapping[int, Receipt], description: bytes) -> str:
+    """Return one SHA-256 (hex) over an array's description and the keys and hashes of its shards."""
+    digest = hashlib.sha256(description)
     for _, receipt in sorted(receipts.items()):
         for key, sha256 in sorted(receipt.shards.items()):
             digest.update(f"{key} {sha256}\n".encode())
@@ -139,4 +139,5 @@ def _parsed(content: Any, block: int) -> Receipt | None:
         receipt = Receipt(**content)
     except TypeError:
         return None
-    return receipt if receipt.block == block and receipt.shards else None
+    sound = isinstance(receipt.shards, dict) and isinstance(receipt.sides, dict) and receipt.shards
+    return receipt if receipt.block == block and sound else None

@@ -25,6 +25,8 @@ _BUILTIN_POINTS = {"manhattan-trips": ("manhattan", "trip_origins.csv.gz")}
 # Less than this share of the nodes in one connected part means that the input is broken.
 _LEAST_CONNECTED_SHARE = 0.5
 _TREES_AT_ONCE = 16
+# No road is longer than the way round the Earth.
+_LONGEST_KM = 40_100.0
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _assemble(
     if not np.isfinite(lonlat).all():
         raise DataError(f"{source}: node coordinates must be finite numbers")
     check_degrees(lonlat, source)
-    bad = ~(np.isfinite(length_km) & (length_km >= 0))
+    bad = ~((length_km >= 0) & (length_km <= _LONGEST_KM))
     if bad.any():
         raise DataError(f"{source}: an edge has the length {length_km[bad][0] * 1000:g} m")
     indices = []

@@ -5,6 +5,7 @@ before the certificate has passed on the bytes read back from the store.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from mdpext_dask.audit.report import AuditReport, summarise_certificate
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.budget import AxisBudgets
 from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.domain import build_domain
+from mdpext_dask.costs import check_memory
+from mdpext_dask.domain import Domain, build_domain, build_frame, output_count
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
 from mdpext_dask.grid import Grid
@@ -25,7 +27,7 @@ from mdpext_dask.loss import assemble_seed_cost
 from mdpext_dask.progress import Note, Observer, StageFinished, StageStarted, TaskDone, silent
 from mdpext_dask.receipts import Receipt
 from mdpext_dask.spec import JobSpec, json_number, parse_job
-from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore, check_place
+from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.tasks import extend_block, seed_cost_block, solve_seed
 
 T = TypeVar("T")
@@ -96,10 +98,11 @@ def build(
     """
     stages = Stages(observer)
     _check_workers(spec, workers, observer)
-    store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
-    if store.state == COMPLETE:
-        return summarise(store)
+    found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+    if found is not None and found.state == COMPLETE:
+        return summarise(found)
     with open_executor(spec.cluster, workers) as executor:
+        store = found or create(spec, url, domain)
         solve(store, executor, stages)
         extend(store, executor, stages)
         finish(store, executor, stages)
@@ -117,11 +120,12 @@ def init(
     """Create a store and solve its seed, so that :func:`partition` can begin."""
     stages = Stages(observer)
     _check_workers(spec, workers, observer)
-    store = open_or_create(spec, url, overwrite=overwrite, stages=stages)
-    if not store.seed_attributes:
+    found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+    if found is None or not found.has_seed():
         with open_executor(spec.cluster, workers) as executor:
-            solve(store, executor, stages)
-    return summarise(store)
+            found = found or create(spec, url, domain)
+            solve(found, executor, stages)
+    return summarise(found)
 
 
 def partition(url: str, first: int, last: int, *, observer: Observer = silent) -> dict[str, Any]:
@@ -190,9 +194,9 @@ def audit_certificate(url: str, *, workers: int | None = None, observer: Observe
         report = certify(store, executor, stages)
     with contextlib.suppress(OSError, ValueError, StoreError):  # a read-only store is audited as well
         writable = MechanismStore.open(store.url, mode="r+")
-        objects.put_json(writable.objects, _CERTIFICATE, report.as_json())
         if not report.holds and writable.state == COMPLETE:
             writable.update(state=REFUSED, epsilon_certified=json_number(report.epsilon_certified))
+        objects.put_json(writable.objects, _CERTIFICATE, report.as_json())
     return report
 
 
@@ -223,27 +227,37 @@ def evaluate(url: str, *, workers: int | None = None, observer: Observer = silen
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def open_or_create(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore:
-    """Return the job's store at `url`, created if it is not there yet."""
-    url = objects.absolute(url)
-    check_place(url)
+def find_or_prepare(
+    spec: JobSpec, url: str, *, overwrite: bool, stages: Stages
+) -> tuple[MechanismStore | None, Domain | None]:
+    """Return the job's store at `url`, or else the job's problem, so that bad input costs nobody a store."""
     if not overwrite:
         found = MechanismStore.find(url, spec)
         if found is not None:
-            return found
-    # The problem is built first: bad input must not cost anybody a store.
+            return found, None
+    objects.check_place(url)
     with stages.stage("domain"):
-        domain = build_domain(spec)
-        facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)
-    MechanismStore.clear(url)
+        frame = build_frame(spec)
+        check_memory(spec, frame)
+        epsilons(spec, frame.grid, frame.distortion, output_count(spec, frame.grid))
+        domain = build_domain(spec, frame)
     for note in domain.notes:
         stages.observer(Note(note))
-    return MechanismStore.create(url, spec, domain, facts)
+    return None, domain
+
+
+def create(spec: JobSpec, url: str, domain: Domain | None) -> MechanismStore:
+    """Create the job's store at `url` in the place of whatever mechanism store is there."""
+    assert domain is not None  # there is a problem wherever there was no store
+    MechanismStore.clear(url)
+    return MechanismStore.create(
+        url, spec, domain, epsilons(spec, domain.grid, domain.distortion, domain.outputs)
+    )
 
 
 def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Make the seed cost, solve the seed LP for every split, and keep the best."""
-    if store.seed_attributes:
+    if store.has_seed():
         return
     spec, plan, grid = job_of(store), store.plan, store.grid
     if not store.has_seed_cost:
@@ -321,8 +335,8 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes_per_task,
         chunk_hashes={
             "algorithm": "sha256",
-            "of": "the keys and hashes of all shards in receipts/, in order",
-            "digest": receipts.digest_of(found),
+            "of": "probability/zarr.json, then the keys and hashes of all shards in receipts/, in order",
+            "digest": store.content_digest(found),
         },
         seconds=_seconds_so_far(store, stages),
         **checked,
@@ -351,7 +365,10 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
         parts = stages.gather(
             executor, "evaluate", expected_loss_block, [(store.url, i) for i in range(blocks)]
         )
-    return float(sum(parts))
+    loss_km = float(sum(parts))
+    if not math.isfinite(loss_km):
+        raise StoreError(f"{store.url}: the prior or the tables of the loss are damaged; use --overwrite")
+    return loss_km
 
 
 # --- state ----------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ class ClusterSection(Section):
 
     kind: Literal["local", "inline", "address"] = "local"
     workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    address: Named | None = None
+    address: Annotated[str, Field(pattern=r"^([a-z]+://)?[^\s/]+:\d+$")] | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":
@@ -312,7 +312,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     """
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such job file") from None
     except (OSError, UnicodeDecodeError) as error:

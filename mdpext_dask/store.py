@@ -14,7 +14,6 @@ and its receipt. The state ``complete`` is the last thing written, after the cer
 import hashlib
 import math
 import shutil
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from zarr.abc.store import Store
 from mdpext_dask import objects, receipts, template
 from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
-from mdpext_dask.errors import IncompleteStoreError, SpecError, StoreError, first_line
+from mdpext_dask.errors import IncompleteStoreError, StoreError, first_line
 from mdpext_dask.grid import Grid
 from mdpext_dask.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.partition import Block, Plan
@@ -42,6 +41,14 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
 _ROOT_KEY = "zarr.json"
 _WRITE_ATTEMPTS = 5
+# How Zarr names a local file while it is being written.
+_LEFTOVER = ".partial"
+# Attributes without which nothing can be done with a store.
+_REQUIRED = (
+    "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
+    "distortion", "quantisation_km", "notes", "metric_p", "problem_sha256", "epsilon_per_km",
+    "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
+)  # fmt: skip
 
 
 class MechanismStore:
@@ -108,8 +115,11 @@ class MechanismStore:
             version = root.attrs.get("format_version")
         except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
             raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
-        if not isinstance(version, int):
-            raise StoreError(f"{url}: not a mechanism store: format_version is missing")
+        missing = [key for key in _REQUIRED if key not in root.attrs]
+        if missing or not isinstance(version, int):
+            raise StoreError(
+                f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing"
+            )
         if version > template.FORMAT_VERSION:
             raise StoreError(
                 f"{url}: format version {version} is newer than {template.FORMAT_VERSION}, which this "
@@ -158,6 +168,9 @@ class MechanismStore:
             if objects.is_empty(store):
                 return None
             content = objects.get_json(store, _ROOT_KEY)
+            # A run killed at its very first write leaves nothing but this.
+            if content is None and all(k.endswith(_LEFTOVER) for k in objects.list_keys(store, "")):
+                return None
         except OSError as error:
             raise StoreError(f"{url}: cannot be read: {first_line(error)}") from None
         attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
@@ -217,18 +230,27 @@ class MechanismStore:
     def inconsistencies(self) -> list[str]:
         """Return the attributes that do not belong to each other, or to the receipts of a finished store."""
         attributes = self.attributes
-        job, wrong = attributes["job"], []
-        if fingerprint_of(attributes["identity"]) != attributes["fingerprint"]:
+        identity, wrong = attributes["identity"], []
+        if fingerprint_of(identity) != attributes["fingerprint"]:
             wrong.append("fingerprint")
-        if job["privacy"]["epsilon_per_km"] != attributes["epsilon_per_km"]:
+        if identity["privacy"]["epsilon_per_km"] != attributes["epsilon_per_km"]:
             wrong.append("epsilon_per_km")
-        if job["domain"]["metric_p"] != attributes["metric_p"]:
+        if identity["domain"]["metric_p"] != attributes["metric_p"]:
             wrong.append("metric_p")
+        grid = self.grid
+        for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km())):
+            if not np.array_equal(self.read(name), coordinates):
+                wrong.append(name)
         if attributes["state"] == COMPLETE:
             hashes = attributes.get("chunk_hashes") or {}
-            if hashes.get("digest") != receipts.digest_of(self.read_receipts()):
+            if hashes.get("digest") != self.content_digest(self.read_receipts()):
                 wrong.append("chunk_hashes")
         return wrong
+
+    def content_digest(self, found: Mapping[int, Receipt]) -> str:
+        """Return one SHA-256 (hex) over the hashes of all shards and the description of their array."""
+        description = objects.get_bytes(self.objects, f"{template.PROBABILITY}/{_ROOT_KEY}") or b""
+        return receipts.digest_of(found, description)
 
     @property
     def metric_p(self) -> float:
@@ -348,20 +370,27 @@ class MechanismStore:
         shape = (*self.grid.seeds_shape, seed.rows.shape[1])
         rows = seed.rows.reshape(shape)
         scores = np.log(rows)
-        digest = hashlib.sha256(scores.tobytes()).hexdigest()
+        digest = _sha256(scores)
         self._write_seed_arrays({template.PROBABILITY: rows, "score": scores})
-        # The attributes come last: with them the seed is there.
-        self._seed_group().attrs.update(
-            {
-                "primal_km": seed.primal,
-                "dual_km": seed.dual,
-                "gap": seed.gap,
-                "solver": seed.solver,
-                "iterations": seed.iterations,
-                "sha256": digest,
-                **attributes,
-            }
-        )
+        solved = {
+            "primal_km": seed.primal,
+            "dual_km": seed.dual,
+            "gap": seed.gap,
+            "solver": seed.solver,
+            "iterations": seed.iterations,
+            "sha256": digest,
+            **attributes,
+        }
+        try:
+            # The attributes come last: with them the seed is there.
+            self._seed_group().attrs.update(solved)
+        except OSError as error:
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+
+    def has_seed(self) -> bool:
+        """Whether the seed is solved and its scores are those that were written."""
+        digest = self.seed_attributes.get("sha256")
+        return digest is not None and _sha256(self.read("seed/score")) == digest
 
     def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
         """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
@@ -387,6 +416,8 @@ class MechanismStore:
                     data=values,
                     chunks=self.plan.seed_chunk_shape,
                     dimension_names=("seed_x", "seed_y", "output"),
+                    # A chunk that is lost must not read as zeros.
+                    fill_value=np.nan,
                     overwrite=True,
                 )
         except OSError as error:
@@ -442,7 +473,7 @@ class MechanismStore:
 
     def sweep(self) -> int:
         """Delete what killed writes have left behind; return how many files."""
-        leftovers = [key for key in objects.list_keys(self.objects, "") if key.endswith(".partial")]
+        leftovers = [key for key in objects.list_keys(self.objects, "") if key.endswith(_LEFTOVER)]
         objects.delete_keys(self.objects, leftovers)
         return len(leftovers)
 
@@ -455,24 +486,5 @@ class MechanismStore:
             zarr.consolidate_metadata(self.objects)
 
 
-def check_place(url: str) -> None:
-    """Refuse a store path that cannot be written, before any work is done for it.
-
-    Raises
-    ------
-    SpecError, StoreError
-        If the path is empty or its parent folder does not exist or is not writable.
-    """
-    if not url:
-        raise SpecError("--store: the path is empty")
-    if objects.is_remote(url):
-        return
-    path = Path(url.removeprefix("file://")).absolute()
-    if path.is_file():
-        raise StoreError(f"{url}: is a file, not a store")
-    parent = next(p for p in (path, *path.parents) if p.exists())
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except OSError as error:
-        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
+def _sha256(values: NDArray[np.float64]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()

@@ -156,6 +156,8 @@ def _write(
         name,
         data=np.ascontiguousarray(values) if values.ndim else values,
         chunks=chunks or "auto",
+        # A chunk that is lost must not read as zeros.
+        fill_value=np.nan if values.dtype.kind == "f" else None,
         dimension_names=dimensions,
         attributes=attributes,
     )

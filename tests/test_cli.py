@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -176,6 +177,7 @@ BAD = {
     "nonsense": "section.key=value",
     "loss.directed=true": "lost the directions",
     "outputs.file=x.csv": "file goes with",
+    "cluster.address=nonsense": "address",
 }
 
 
@@ -284,8 +286,96 @@ def test_no_scheduler_at_the_address(folder: Path) -> None:
         folder=folder, env={"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"},
     )  # fmt: skip
     assert failed.returncode == 3
-    assert "no scheduler answers" in failed.stderr.splitlines()[-1]
+    assert "no scheduler with workers answers" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "job.toml", "--workers", "0"], ["run", "job.toml", "--frob"], ["fly"],
+     ["partition", "x.zarr", "--range", "²:3"], ["sample", "x.zarr", "p.csv"]],
+)  # fmt: skip
+def test_usage_errors_are_one_line_and_one_document(
+    folder: Path, arguments: list[str], inside: Callable[..., Outcome]
+) -> None:
+    failed = inside(*arguments, "--json", folder=folder)
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert json.loads(failed.stdout)["exit_code"] == 2
+
+
+def test_a_crash_is_told_from_a_failed_guarantee(
+    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mdpext_dask.costs.plan_job", lambda _: 1 / 0)
+    failed = inside("plan", "job.toml", "--json", folder=folder)
+    assert failed.returncode == 70
+    assert json.loads(failed.stdout)["error"] == "MdpextError"
+    assert "ZeroDivisionError" in failed.stderr
+
+
+@pytest.mark.parametrize("kind", ["inline", "local"])
+def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
+    """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
+    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    (folder / "job.toml").write_text(job)
+    command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
+    process = subprocess.Popen(
+        command, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "tiny.zarr" / "seed").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert err.splitlines() == ["error: interrupted; run again to go on"]
+    assert json.loads(out)["exit_code"] == 3
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # helpers of the interpreter end a moment after it
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    assert answer("run", "job.toml", folder=folder)["state"] == "complete"
+
+
+def test_a_job_from_windows(folder: Path, inside: Callable[..., Outcome]) -> None:
+    (folder / "job.toml").write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
+    assert inside("plan", "job.toml", "--json", folder=folder).returncode == 0
+
+
+def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    for command in ("plan", "run"):
+        failed = inside(command, "job.toml", "--set", "domain.refine=[100, 100, 100]", folder=folder)
+        assert failed.returncode == 2
+        assert "GiB" in failed.stderr
+        assert list(folder.iterdir()) == [folder / "job.toml"]
+
+
+def test_reports_go_through_pipes_and_never_into_the_store(
+    done: Path, inside: Callable[..., Outcome]
+) -> None:
+    (done / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
+    failed = inside("sample", "tiny.zarr", "p.csv", "-o", "tiny.zarr/zarr.json", folder=done)
+    assert failed.returncode == 2
+    assert "inside the store" in failed.stderr
+    assert inside("sample", "tiny.zarr", "p.csv", "-o", "/dev/null", folder=done).returncode == 0
+    assert Path("/dev/null").is_char_device()
+    (done / "real.csv").touch()
+    (done / "link.csv").symlink_to("real.csv")
+    assert inside("sample", "tiny.zarr", "p.csv", "-o", "link.csv", folder=done).returncode == 0
+    assert (done / "link.csv").is_symlink()
+    assert len((done / "real.csv").read_text().splitlines()) == 2
+
+
+def test_degrees_under_the_names_of_kilometres_are_noticed(
+    done: Path, inside: Callable[..., Outcome]
+) -> None:
+    (done / "d.csv").write_text("x_km,y_km\n-73.98,40.75\n")
+    failed = inside("sample", "tiny.zarr", "d.csv", "-o", "o.csv", folder=done)
+    assert failed.returncode == 2
+    assert "look like degrees" in failed.stderr
 
 
 def test_progress_as_json_lines(folder: Path) -> None:

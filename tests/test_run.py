@@ -329,6 +329,50 @@ def test_a_large_change_fails_the_certificate_itself(finished: Path) -> None:
     assert report.worst["log_ratio"] > report.worst["bound"]
 
 
+@pytest.mark.parametrize("p", [1, 1.0001, 1.5, 2, 4, "inf"])
+def test_a_violation_is_refused_for_every_metric(tmp_path: Path, small_job: Job, p: float | str) -> None:
+    path = tmp_path / "s.zarr"
+    make(small_job(domain={"metric_p": p}), path)
+    spoil(path, 3, 3, 1, 0.05)
+    report = audit_certificate(str(path))
+    assert report.holds is False
+    assert report.epsilon_certified > report.epsilon_planar_per_km
+    json.dumps(report.as_json(), allow_nan=False)
+    assert MechanismStore.open(str(path)).state == "refused"
+
+
+@pytest.mark.parametrize("lost", ["seed/score", "seed/cost", "prior", "problem/task_distance"])
+def test_lost_chunks_never_read_as_zeros(tmp_path: Path, small_job: Job, finished: Path, lost: str) -> None:
+    path = tmp_path / "s.zarr"
+    init(parse_job(small_job()), str(path))
+    shutil.rmtree(path / lost / "c")
+    tasks.cached_loss.cache_clear()
+    if lost.startswith("seed"):  # what is lost is made again
+        assert make(small_job(), path)["state"] == "complete"
+        assert np.array_equal(bytes_of(path), bytes_of(finished))
+    else:
+        with pytest.raises(StoreError, match="damaged"):
+            make(small_job(), path)
+
+
+def test_a_store_without_its_attributes_is_one_error(finished: Path) -> None:
+    root = finished / "zarr.json"
+    document = json.loads(root.read_text())
+    del document["attributes"]["grid"]
+    root.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match="grid missing"):
+        open_mechanism(finished)
+
+
+def test_the_description_of_the_array_is_part_of_what_was_certified(finished: Path) -> None:
+    description = finished / "probability" / "zarr.json"
+    document = json.loads(description.read_text())
+    document["attributes"]["units"] = "%"
+    description.write_text(json.dumps(document))
+    with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
+        open_mechanism(finished, verify=True)
+
+
 @pytest.mark.parametrize("value", [0.0, np.nan, -1.0])
 def test_a_value_that_is_no_probability_fails_and_is_named(finished: Path, value: float) -> None:
     array = zarr.open_array(str(finished / "probability"), mode="r+")

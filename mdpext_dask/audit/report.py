@@ -130,7 +130,7 @@ def summarise_certificate(
     cells = (grid.shape[0] - 1) * (grid.shape[1] - 1)
     return AuditReport(
         method="certificate",
-        holds=within and not keys,
+        holds=bool(within and not keys),
         epsilon_per_km=float(store.attributes["epsilon_per_km"]),
         epsilon_planar_per_km=limit,
         epsilon_certified=epsilon,

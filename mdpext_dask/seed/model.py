@@ -18,6 +18,8 @@ _LOG_ROUNDING = 1e-13
 _LARGEST_UNIFORM_SHARE = 1e-3
 # Relative to the floor: the first step of the repair where rounding alone is at fault.
 _MARGIN = 1e-9
+# Growth beyond e^700 overflows, and binds nothing.
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SeedProblem:
         rows = np.maximum(rows, self.min_probability)
         rows = rows / rows.sum(axis=1, keepdims=True)
         i, j, budget = self.pairs()
-        growth = np.exp(budget)[:, None]
+        growth = np.exp(np.minimum(budget, _LARGEST_EXPONENT))[:, None]
         outputs = rows.shape[1]
         share = 0.0
         while share <= _LARGEST_UNIFORM_SHARE:
