@@ -27,7 +27,7 @@ from mdpext_dask.audit.certificate import certify_block
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.run import build
 from mdpext_dask.spec import load_job
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.store import EXTENDING, MechanismStore
 from mdpext_dask.tasks import extend_block
 
 DEMO = Path(__file__).resolve().parent / "manhattan.toml"
@@ -69,6 +69,7 @@ def main() -> None:
         url, target, ready = (str(Path(folder) / name) for name in ("m.zarr", "plain.zarr", "ready.npy"))
         build(spec, url, workers=options.workers)
         store = MechanismStore.open(url, mode="r+")
+        store.update(state=EXTENDING)  # a complete store would not let its blocks be written again
         np.save(ready, store.read("probability"))
         original = zarr.open_array(f"{url}/probability", mode="r")
         zarr.create_array(
