@@ -184,7 +184,7 @@ class LossSection(Section):
 class SeedSection(Section):
     """``[seed]``: how the seed linear program is solved."""
 
-    solver: Literal["auto", "highs"] = "auto"
+    solver: Literal["auto", "structured", "highs"] = "auto"
 
 
 class ExtensionSection(Section):

@@ -18,8 +18,8 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.loss import Loss, corner_costs
 from mdpext_dask.receipts import Receipt
-from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import COMPLETE, MechanismStore
 
 
@@ -39,15 +39,15 @@ def solve_seed(url: str, beta: tuple[float, float]) -> SeedMechanism:
     """Solve the seed LP of a store for the budgets `beta` of both axes, in 1/km."""
     store = MechanismStore.open(url)
     grid = store.grid
-    return solve_highs(
-        SeedProblem(
-            cost=store.read_seed_cost(),
-            seeds_shape=grid.seeds_shape,
-            beta=beta,
-            cell_km=grid.cell_km,
-            min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
-        )
+    job = store.attributes["job"]
+    problem = SeedProblem.with_axis_budgets(
+        cost=store.read_seed_cost(),
+        seeds_shape=grid.seeds_shape,
+        beta=beta,
+        cell_km=grid.cell_km,
+        min_probability=float(job["privacy"]["min_probability"]),
     )
+    return solve_seed_problem(problem, job["seed"]["solver"])
 
 
 def extend_block(url: str, index: int) -> None:

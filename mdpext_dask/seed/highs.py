@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound
 
 # The thread count is fixed by the first solve of a process, so it goes first. One thread: the method is
 # serial, and thread counts must not decide bytes.
@@ -65,26 +65,21 @@ def solve_highs(problem: SeedProblem) -> SeedMechanism:
 
 
 def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
-    """Return all rows of the LP: the budgets output by output, then the sums of the seeds' rows."""
+    """Return all rows of the LP: the budgets z_j − exp(β h) z_i ≤ 0, then the sums of the seeds' rows."""
     seeds, outputs = problem.cost.shape
-    budgets = sparse.kron(_budget_rows(problem), sparse.eye_array(outputs))
+    i, j, budget = problem.pairs()
+    budget = np.broadcast_to(budget, (2, len(i), outputs))
+    # Where exp(β h) ≥ 1/δ the row follows from δ ≤ z ≤ 1, and its huge coefficient would only do harm.
+    direction, pair, output = np.nonzero(budget < -np.log(problem.min_probability))
+    risen = np.where(direction == 0, j[pair], i[pair]) * outputs + output
+    fallen = np.where(direction == 0, i[pair], j[pair]) * outputs + output
+    count = len(pair)
+    values = np.concatenate([np.ones(count), -np.exp(budget[direction, pair, output])])
+    rows = np.tile(np.arange(count), 2)
+    shape = (count, seeds * outputs)
+    budgets = sparse.csr_array((values, (rows, np.concatenate([risen, fallen]))), shape=shape)
     sums = sparse.kron(sparse.eye_array(seeds), np.ones((1, outputs)))
     return sparse.csr_array(sparse.vstack([budgets, sums]))
-
-
-def _budget_rows(problem: SeedProblem) -> sparse.csr_array:
-    """Return the rows z_i − exp(β h_0) z_j ≤ 0 of one output, both ways for every pair."""
-    i, j, budget = problem.pairs()
-    # Where exp(β h) ≥ 1/δ the row follows from δ ≤ z ≤ 1, and its huge coefficient would only do harm.
-    binding = budget < -np.log(problem.min_probability)
-    i, j, budget = i[binding], j[binding], budget[binding]
-    count = len(i)
-    one, growth = np.ones(count), np.exp(budget)
-    row = np.arange(count)
-    data = np.concatenate([one, -growth, one, -growth])
-    rows = np.concatenate([row, row, row + count, row + count])
-    columns = np.concatenate([i, j, j, i])
-    return sparse.csr_array((data, (rows, columns)), shape=(2 * count, problem.cost.shape[0]))
 
 
 def _run(
@@ -143,21 +138,12 @@ def _dual_bound(
     scale: float,
     multipliers: NDArray[np.float64],
 ) -> float:
-    """Return a lower bound on the optimum of the scaled LP that holds for any multipliers.
-
-    For y ≤ 0 on the budget rows and free ν on the row sums, every feasible z has
-    c·z ≥ Σ ν + Σ r z with r = c − Aᵀ(y, ν); and δ ≤ z ≤ 1, so each term is at least min(δ r, r).
-    """
+    """Return a lower bound on the optimum of the scaled LP that holds for any multipliers."""
     seeds = problem.cost.shape[0]
     y = multipliers.copy()
     y[:-seeds] = np.minimum(y[:-seeds], 0)
-    reduced = problem.cost.ravel() / scale - matrix.T @ y
-    terms = np.minimum(problem.min_probability * reduced, reduced)
-    # Outward for rounding: of the sums, and of the reduced costs (at most ten terms each), which weigh at
-    # most their largest in every row of z.
-    sizes = np.abs(problem.cost.ravel() / scale) + abs(matrix).T @ np.abs(y)
-    rounding = np.finfo(float).eps * (
-        (terms.size + seeds) * (np.abs(y[-seeds:]).sum() + np.abs(terms).sum())
-        + 16 * sizes.reshape(seeds, -1).max(axis=1).sum()
-    )
-    return float(y[-seeds:].sum() + terms.sum() - rounding)
+    cost = problem.cost.ravel() / scale
+    reduced = cost - matrix.T @ y
+    sizes = np.abs(cost) + abs(matrix).T @ np.abs(y)
+    shape = problem.cost.shape
+    return dual_bound(reduced.reshape(shape), sizes.reshape(shape), y[-seeds:], problem.min_probability)

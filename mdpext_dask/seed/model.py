@@ -32,35 +32,62 @@ class SeedProblem:
         C, float64 of shape (J, K), in km; seeds in grid order, x first.
     seeds_shape
         Seeds to the east and to the north.
-    beta
-        Budgets (β_1, β_2) along the axes, in 1/km.
-    cell_km
-        Distance h_0 between neighbouring seeds, in km.
+    budget_x
+        Budgets β h_0 of the edges to the east, float64 of shape (2, seeds east - 1, seeds north, K or 1): how
+        much log z may rise towards the east, and towards the west.
+    budget_y
+        The same of the edges to the north, (2, seeds east, seeds north - 1, K or 1).
     min_probability
         Floor δ of every probability.
     """
 
     cost: NDArray[np.float64]
     seeds_shape: tuple[int, int]
-    beta: tuple[float, float]
-    cell_km: float
+    budget_x: NDArray[np.float64]
+    budget_y: NDArray[np.float64]
     min_probability: float
 
-    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
-        """Return neighbouring seeds i < j, each pair once, and the budget β h_0 of each."""
-        index = np.arange(self.seeds_shape[0] * self.seeds_shape[1]).reshape(self.seeds_shape)
-        east = index[:-1].ravel(), index[1:].ravel()
-        north = index[:, :-1].ravel(), index[:, 1:].ravel()
-        budget = np.concatenate(
-            [
-                np.full(len(east[0]), self.beta[0] * self.cell_km),
-                np.full(len(north[0]), self.beta[1] * self.cell_km),
-            ]
+    @classmethod
+    def with_axis_budgets(
+        cls,
+        cost: NDArray[np.float64],
+        seeds_shape: tuple[int, int],
+        beta: tuple[float, float],
+        cell_km: float,
+        min_probability: float,
+    ) -> "SeedProblem":
+        """Return the LP with one budget for each axis.
+
+        Parameters
+        ----------
+        cost, seeds_shape, min_probability
+            See the class.
+        beta
+            Budgets (β_1, β_2) along the axes, in 1/km.
+        cell_km
+            Distance h_0 between neighbouring seeds, in km.
+        """
+        seeds_x, seeds_y = seeds_shape
+        return cls(
+            cost=cost,
+            seeds_shape=seeds_shape,
+            budget_x=np.full((2, seeds_x - 1, seeds_y, 1), beta[0] * cell_km),
+            budget_y=np.full((2, seeds_x, seeds_y - 1, 1), beta[1] * cell_km),
+            min_probability=min_probability,
         )
+
+    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+        """Return neighbouring seeds i, j, each pair once, and their budgets, shape (2, pairs, K or 1).
+
+        The first budget bounds log z_j − log z_i, the second log z_i − log z_j.
+        """
+        index = np.arange(self.seeds_shape[0] * self.seeds_shape[1]).reshape(self.seeds_shape)
+        budgets = [b.reshape(2, -1, b.shape[-1]) for b in (self.budget_x, self.budget_y)]
+        outputs = max(b.shape[-1] for b in budgets)
         return (
-            np.concatenate([east[0], north[0]]),
-            np.concatenate([east[1], north[1]]),
-            budget,
+            np.concatenate([index[:-1].ravel(), index[:, :-1].ravel()]),
+            np.concatenate([index[1:].ravel(), index[:, 1:].ravel()]),
+            np.concatenate([np.broadcast_to(b, (*b.shape[:2], outputs)) for b in budgets], axis=1),
         )
 
     def objective(self, rows: NDArray[np.float64]) -> float:
@@ -68,14 +95,15 @@ class SeedProblem:
         return float((self.cost * rows).sum())
 
     def worst_ratio(self, rows: NDArray[np.float64]) -> float:
-        """Return the largest |log z_ik − log z_jk| / (β_e h_0) over neighbours, rounded outward.
+        """Return the largest change of log z between neighbours over its budget, rounded outward.
 
         The budgets hold exactly when it is ≤ 1.
         """
         i, j, budget = self.pairs()
         logs = np.log(rows)
-        change = np.abs(logs[i] - logs[j]).max(axis=1) + _LOG_ROUNDING
-        return float((change / budget).max())
+        rise = logs[j] - logs[i]
+        ratios = (rise + _LOG_ROUNDING) / budget[0], (_LOG_ROUNDING - rise) / budget[1]
+        return float(max(ratio.max() for ratio in ratios))
 
     def repair(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a mechanism near `rows` that keeps every constraint exactly.
@@ -96,7 +124,7 @@ class SeedProblem:
         rows = np.maximum(rows, self.min_probability)
         rows = rows / rows.sum(axis=1, keepdims=True)
         i, j, budget = self.pairs()
-        growth = np.exp(np.minimum(budget, _LARGEST_EXPONENT))[:, None]
+        growth = np.exp(np.minimum(budget, _LARGEST_EXPONENT))
         outputs = rows.shape[1]
         share = 0.0
         while share <= _LARGEST_UNIFORM_SHARE:
@@ -104,9 +132,11 @@ class SeedProblem:
             mixed /= mixed.sum(axis=1, keepdims=True)
             if self.worst_ratio(mixed) <= 1 and mixed.min() >= self.min_probability:
                 return mixed
-            lower, upper = rows[i], rows[j]
-            excess = np.maximum(upper - growth * lower, lower - growth * upper)
-            over = max(float((excess / (growth - 1)).max()), 0.0)
+            over = max(
+                float(((rows[j] - growth[0] * rows[i]) / (growth[0] - 1)).max()),
+                float(((rows[i] - growth[1] * rows[j]) / (growth[1] - 1)).max()),
+                0.0,
+            )
             under = max(self.min_probability - float(mixed.min()), 0.0)
             share = max(2 * share, outputs * (over + under + self.min_probability * _MARGIN))
         raise SolverError(
@@ -143,3 +173,33 @@ class SeedMechanism:
     def gap(self) -> float:
         """Relative duality gap (primal − dual) / max(|primal|, tiny)."""
         return (self.primal - self.dual) / max(abs(self.primal), np.finfo(float).tiny)
+
+
+def dual_bound(
+    reduced: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    nu: NDArray[np.float64],
+    floor: float,
+) -> float:
+    """Return a lower bound on the optimum of a seed LP from any multipliers, rounded outward.
+
+    For λ ≥ 0 on the budgets and free ν on the row sums, every feasible z has c·z ≥ Σ ν + Σ r z with
+    r = c − A_budgetᵀ λ − ν; and δ ≤ z ≤ 1, so each term is at least min(δ r, r).
+
+    Parameters
+    ----------
+    reduced
+        r, float64 of shape (J, K).
+    sizes
+        Sum of the absolute values of the at most ten terms of each r, shape (J, K).
+    nu
+        ν, shape (J,).
+    floor
+        δ.
+    """
+    terms = np.minimum(floor * reduced, reduced)
+    # Rounding of the sums, and of the reduced costs, which weigh at most their largest in every row of z.
+    rounding = np.finfo(float).eps * (
+        (terms.size + nu.size) * (np.abs(nu).sum() + np.abs(terms).sum()) + 16 * sizes.max(axis=1).sum()
+    )
+    return float(nu.sum() + terms.sum() - rounding)
