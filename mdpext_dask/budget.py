@@ -8,15 +8,21 @@ how they pay for that. PROOF.md beside this module derives the bound.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from mdpext_dask.errors import SpecError
+from mdpext_dask.grid import Grid
 
 # Shares of ε that the published experiments try for the first axis.
 PUBLISHED_SHARES = (1 / 5, 2 / 5, 3 / 5, 4 / 5)
 # float32 rounding moves a stored log probability by at most 2^-24, and a row's total by as much; the
 # extension's own float64 arithmetic stays below the second term.
 _STORED_LOG_ERROR = 4 * 2.0**-24 * (1 + 2.0**-23) + 2e-12
+# Direction-wise budgets: least angle to either axis, and what the metric's exponent counts for at most.
+_LEAST_ANGLE = 0.25
+_SHARPEST_EXPONENT = 4.0
 # What a certificate in float64 may be wrong by. A log ratio takes four logarithms of numbers in [2^-36, 2],
 # each good to 4 units in the last place (1.4e-14), and their differences; a row's total adds its number of
 # terms times 2^-53, twice.
@@ -169,6 +175,74 @@ def bound_budgets(split: tuple[float, float], cell_km: float) -> AxisBudgets:
     while any(_slope_bound(beta[t] * scale, beta[1 - t] * scale, cell_km) > split[t] for t in (0, 1)):
         scale = scale * (1 - 1e-12) if scale > 1 - 1e-9 else scale * 0.99
     return AxisBudgets(split=split, beta=(beta[0] * scale, beta[1] * scale))
+
+
+def direction_budgets(
+    grid: Grid, output_xy_km: NDArray[np.float64], epsilon: float, p: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return budgets β h_0 that follow the direction from each output to each edge.
+
+    A mechanism that decays radially from an output needs all of ε along the radius and none across it: the
+    gradient of ε ‖·‖_p, β_t ∝ |d_t|^{p−1} for the direction d, scaled to ‖(β_1, β_2)‖_q = ε. Directions are
+    kept away from both axes, and p from infinity, or the lesser axis would get nothing at all.
+
+    Parameters
+    ----------
+    grid
+        The grid.
+    output_xy_km
+        Outputs, float64 of shape (K, 2), in km.
+    epsilon
+        What both axes together may use, in 1/km.
+    p
+        Exponent of the metric.
+
+    Returns
+    -------
+    budget_x, budget_y
+        As :class:`mdpext_dask.seed.model.SeedProblem` takes them.
+    """
+    seeds = grid.seeds_xy_km().reshape(*grid.seeds_shape, 1, 2)
+    q, exponent = dual_exponent(p), min(p, _SHARPEST_EXPONENT) - 1
+    budgets = []
+    for axis, middle in ((0, (seeds[:-1] + seeds[1:]) / 2), (1, (seeds[:, :-1] + seeds[:, 1:]) / 2)):
+        away = np.abs(middle - output_xy_km)
+        angle = np.clip(np.arctan2(away[..., 1], away[..., 0]), _LEAST_ANGLE, np.pi / 2 - _LEAST_ANGLE)
+        weights = np.stack([np.cos(angle), np.sin(angle)]) ** exponent
+        largest = weights.max(axis=0)
+        norm = largest if math.isinf(q) else largest * ((weights / largest) ** q).sum(axis=0) ** (1 / q)
+        budget = epsilon * grid.cell_km * weights[axis] / norm
+        budgets.append(np.stack([budget, budget]))
+    return budgets[0], budgets[1]
+
+
+def tighten(
+    budgets: tuple[NDArray[np.float64], NDArray[np.float64]], norms: NDArray[np.float64], limit: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return budgets lowered on the four edges of every source cell whose certificate exceeds the limit.
+
+    An edge takes the smaller factor of the cells on its two sides. Where no cell exceeds the limit, all
+    budgets are raised alike instead, up to it.
+
+    Parameters
+    ----------
+    budgets
+        budget_x and budget_y.
+    norms
+        Largest certificate norm in each source cell, float64 of shape (cells east, cells north, K), in 1/km.
+    limit
+        ε, in 1/km.
+    """
+    factor = limit / norms
+    if factor.min() >= 1:
+        return budgets[0] * factor.min(), budgets[1] * factor.min()
+    factor = np.minimum(factor, 1.0)
+    padded_x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
+    padded_y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
+    return (
+        budgets[0] * np.minimum(padded_x[:, :-1], padded_x[:, 1:]),
+        budgets[1] * np.minimum(padded_y[:-1], padded_y[1:]),
+    )
 
 
 def _slope_bound(beta: float, beta_other: float, cell_km: float) -> float:

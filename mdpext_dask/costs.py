@@ -24,8 +24,10 @@ _LOSS = 1.0e-8
 _TASK = 0.008
 # Reading a network costs so much a node; a shortest-path tree, so much a node again.
 _NODE, _TREE_NODE = 6e-6, 1.7e-7
-# HiGHS: measured 0.3 s at 132 x 20 and 6.2 s at 200 x 64.
-_SEED_SECONDS, _SEED_SIZE, _SEED_EXPONENT = 0.3, 2640, 1.9
+# The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
+_SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
+# Seed programs and trials of a whole mechanism that a search for certified budgets takes, about; and one trial.
+_SEARCH_SOLVES, _SEARCH_TRIALS, _TRIAL = 13, 20, 6e-8
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
 _CLIENT_ARRAYS = 4
@@ -77,13 +79,16 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells)
-    solves = 1
-    if spec.privacy.budget == "half":
+    budget, solves, trials = spec.privacy.budget, 1, 0
+    if budget == "half":
         solves = len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p))
+    elif budget == "certified":
+        solves, trials = _SEARCH_SOLVES, _SEARCH_TRIALS
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
     nodes = frame.network.nodes
-    lp_seconds = _SEED_SECONDS * (grid.seeds * outputs / _SEED_SIZE) ** _SEED_EXPONENT
+    work = grid.seeds**2 * min(grid.seeds_shape)
+    lp_seconds = outputs * (_SEED_ENTRY * grid.seeds + _SEED_FLOP * work)
 
     by_workers = {}
     for workers in WORKER_COUNTS:
@@ -91,7 +96,9 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         seconds = {
             "domain": nodes * (_NODE + trees * _TREE_NODE),
             "loss": (elements * _LOSS + plan.blocks * _TASK) / shared,
-            "seed": lp_seconds * -(-solves // workers),
+            # Splits are solved side by side, rounds of a search one after the other.
+            "seed": lp_seconds * (solves if trials else -(-solves // workers))
+            + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
             "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
             "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,
             "evaluate": (elements * _EVALUATE + plan.blocks * _TASK) / shared,
@@ -112,8 +119,8 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "peak_bytes_per_task": plan.peak_bytes_per_task,
         # What a worker holds besides, once.
         "table_bytes_per_worker": _table_bytes(spec, frame),
-        # One task a block in each of: loss, extend, audit, evaluate; and the seed LPs.
-        "tasks": 4 * plan.blocks + solves,
+        # One task a block in each of loss, extend, audit, evaluate and every trial; and the seed LPs.
+        "tasks": (4 + trials) * plan.blocks + solves,
         "seconds_by_workers": by_workers,
         "road_nodes": nodes,
         "road_nodes_read": frame.network.nodes_read,

@@ -6,10 +6,12 @@ Everything goes through Zarr's store interface, so a local folder and an object 
 import asyncio
 import json
 import tempfile
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import zarr
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -17,6 +19,8 @@ from zarr.storage import FsspecStore, LocalStore
 
 from mdpext_dask.errors import SpecError, StoreError, first_line
 
+# How Zarr names a local file while it is being written.
+LEFTOVER = ".partial"
 _REQUESTS_AT_ONCE = 64
 
 
@@ -131,6 +135,20 @@ def delete_keys(store: Store, keys: list[str]) -> None:
 def delete_everything(store: Store) -> None:
     """Delete all objects of the store, one by one: ``clear`` leaves some behind on remote stores."""
     delete_keys(store, list_keys(store, ""))
+
+
+def sweep(store: Store) -> None:
+    """Delete what killed writes have left behind."""
+    delete_keys(store, [key for key in list_keys(store, "") if key.endswith(LEFTOVER)])
+
+
+def consolidate(store: Store) -> None:
+    """Write consolidated metadata, so that readers open the hierarchy with one request."""
+    with warnings.catch_warnings():
+        # Receipts and audits are plain objects on purpose; Zarr remarks on each.
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized")
+        warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+        zarr.consolidate_metadata(store)
 
 
 async def _collect(keys: AsyncIterator[str]) -> list[str]:

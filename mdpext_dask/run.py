@@ -16,7 +16,6 @@ from mdpext_dask import budget, objects, receipts
 from mdpext_dask.audit.certificate import certify_block
 from mdpext_dask.audit.report import AuditReport, summarise_certificate
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
-from mdpext_dask.budget import AxisBudgets
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import check_memory
 from mdpext_dask.domain import Domain, build_domain, build_frame, output_count
@@ -26,9 +25,10 @@ from mdpext_dask.grid import Grid
 from mdpext_dask.loss import assemble_seed_cost
 from mdpext_dask.progress import Note, Observer, StageFinished, StageStarted, TaskDone, silent
 from mdpext_dask.receipts import Receipt
+from mdpext_dask.search import search_budgets, solve_splits
 from mdpext_dask.spec import JobSpec, json_number, parse_job
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
-from mdpext_dask.tasks import extend_block, seed_cost_block, solve_seed
+from mdpext_dask.tasks import extend_block, seed_cost_block
 
 T = TypeVar("T")
 _CERTIFICATE = "audit/certificate.json"
@@ -268,22 +268,13 @@ def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
                 block = plan[index]
                 cost[block.cells_x, block.cells_y] = part
             store.write_seed_cost(assemble_seed_cost(grid, cost))
-    candidates = _budget_candidates(store, spec)
-    with stages.stage("seed", len(candidates)):
-        solved = stages.gather(executor, "seed", solve_seed, [(store.url, c.beta) for c in candidates])
-        best = min(range(len(solved)), key=lambda position: solved[position].primal)
-        store.write_seed(
-            solved[best],
-            {
-                "beta_per_km": list(candidates[best].beta),
-                "split_per_km": list(candidates[best].split),
-                "solves": len(solved),
-                "tried": [
-                    {"split_per_km": list(c.split), "primal_km": s.primal, "dual_km": s.dual}
-                    for c, s in zip(candidates, solved, strict=True)
-                ],
-            },
-        )
+    design = float(store.attributes["epsilon_design_per_km"])
+    with stages.stage("seed"):
+        if spec.privacy.budget == "certified":
+            seed, facts = search_budgets(store, executor, design, stages.observer)
+        else:
+            seed, facts = solve_splits(store, executor, design, spec.privacy.budget)
+        store.write_seed(seed, facts)
     store.update(seconds=_seconds_so_far(store, stages))
 
 
@@ -310,7 +301,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """
     found = require_all_blocks(store)
     with stages.stage("boundary"):
-        store.sweep()
+        objects.sweep(store.objects)
         boundary = check_boundaries(store.plan, found)
     report = certify(store, executor, stages)
     objects.put_json(store.objects, _CERTIFICATE, report.as_json())
@@ -326,7 +317,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         raise _boundary_violation(store, boundary) if boundary.mismatches else report.violation()
     loss_km = expected_loss(store, executor, stages)
     peaks = [r.peak_bytes for r in found.values() if r.peak_bytes is not None]
-    store.consolidate()
+    objects.consolidate(store.objects)
     # The last thing written, in one piece.
     store.update(
         state=COMPLETE,
@@ -467,14 +458,6 @@ def _seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
 def _check_workers(spec: JobSpec, workers: int | None, observer: Observer) -> None:
     if workers is not None and spec.cluster.kind != "local":
         observer(Note(f'--workers has no effect with [cluster] kind = "{spec.cluster.kind}"'))
-
-
-def _budget_candidates(store: MechanismStore, spec: JobSpec) -> list[AxisBudgets]:
-    design = float(store.attributes["epsilon_design_per_km"])
-    p = spec.domain.metric_p
-    if spec.privacy.budget == "half":
-        return [budget.half_budgets(split) for split in budget.candidate_splits(design, p)]
-    return [budget.bound_budgets(budget.even_split(design, p), store.grid.cell_km)]
 
 
 def _boundary_violation(store: MechanismStore, boundary: BoundaryReport) -> GuaranteeViolation:

@@ -131,7 +131,7 @@ class PrivacySection(Section):
     """``[privacy]``: the promise. `epsilon_per_km` is in 1/km, for ground distance."""
 
     epsilon_per_km: Positive
-    budget: Literal["half", "bound"] = "bound"
+    budget: Literal["half", "bound", "certified"] = "certified"
     min_probability: float = Field(default=1e-6, ge=SMALLEST_PROBABILITY, lt=1.0, allow_inf_nan=False)
 
 

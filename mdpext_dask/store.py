@@ -14,7 +14,6 @@ and its receipt. The state ``complete`` is the last thing written, after the cer
 import hashlib
 import math
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +40,6 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
 _ROOT_KEY = "zarr.json"
 _WRITE_ATTEMPTS = 5
-# How Zarr names a local file while it is being written.
-_LEFTOVER = ".partial"
 # Attributes without which nothing can be done with a store.
 _REQUIRED = (
     "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
@@ -169,7 +166,7 @@ class MechanismStore:
                 return None
             content = objects.get_json(store, _ROOT_KEY)
             # A run killed at its very first write leaves nothing but this.
-            if content is None and all(k.endswith(_LEFTOVER) for k in objects.list_keys(store, "")):
+            if content is None and all(k.endswith(objects.LEFTOVER) for k in objects.list_keys(store, "")):
                 return None
         except OSError as error:
             raise StoreError(f"{url}: cannot be read: {first_line(error)}") from None
@@ -396,6 +393,16 @@ class MechanismStore:
         """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
         self._write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
 
+    def write_scores(self, rows: NDArray[np.float64]) -> None:
+        """Write the log scores of seed rows (J, K), as :meth:`write_seed` would, for a trial."""
+        self._write_seed_arrays({"score": np.log(rows.reshape(*self.grid.seeds_shape, -1))})
+
+    def write_budgets(self, budgets: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
+        """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
+        for name, values in zip(("budget_x", "budget_y"), budgets, strict=True):
+            dimensions = ("direction", f"{name}_east", f"{name}_north", "output")
+            self._write_seed_array(name, values, dimensions, (1, *self.plan.seed_chunk_shape))
+
     def read_seed_cost(self) -> NDArray[np.float64]:
         """Return C, float64 of shape (J, K), in km."""
         return self.read("seed/cost").reshape(self.grid.seeds, -1)
@@ -409,17 +416,22 @@ class MechanismStore:
         return self._root.require_group("seed")
 
     def _write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        for name, values in arrays.items():
+            self._write_seed_array(name, values, ("seed_x", "seed_y", "output"), self.plan.seed_chunk_shape)
+
+    def _write_seed_array(
+        self, name: str, values: NDArray[np.float64], dimensions: tuple[str, ...], chunks: tuple[int, ...]
+    ) -> None:
         try:
-            for name, values in arrays.items():
-                self._seed_group().create_array(
-                    name,
-                    data=values,
-                    chunks=self.plan.seed_chunk_shape,
-                    dimension_names=("seed_x", "seed_y", "output"),
-                    # A chunk that is lost must not read as zeros.
-                    fill_value=np.nan,
-                    overwrite=True,
-                )
+            self._seed_group().create_array(
+                name,
+                data=np.ascontiguousarray(values),
+                chunks=tuple(min(c, max(n, 1)) for c, n in zip(chunks, values.shape, strict=True)),
+                dimension_names=dimensions,
+                # A chunk that is lost must not read as zeros.
+                fill_value=np.nan,
+                overwrite=True,
+            )
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
@@ -468,22 +480,6 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
-
-    # --- finishing --------------------------------------------------------------------------------
-
-    def sweep(self) -> int:
-        """Delete what killed writes have left behind; return how many files."""
-        leftovers = [key for key in objects.list_keys(self.objects, "") if key.endswith(_LEFTOVER)]
-        objects.delete_keys(self.objects, leftovers)
-        return len(leftovers)
-
-    def consolidate(self) -> None:
-        """Write consolidated metadata, so that readers open the store with one request."""
-        with warnings.catch_warnings():
-            # Receipts and audits are plain objects on purpose; Zarr remarks on each.
-            warnings.filterwarnings("ignore", message="Object at .* is not recognized")
-            warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
-            zarr.consolidate_metadata(self.objects)
 
 
 def _sha256(values: NDArray[np.float64]) -> str:

@@ -35,19 +35,28 @@ def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
     )
 
 
-def solve_seed(url: str, beta: tuple[float, float]) -> SeedMechanism:
-    """Solve the seed LP of a store for the budgets `beta` of both axes, in 1/km."""
+def solve_seed(url: str, beta: tuple[float, float] | None, gap: float) -> SeedMechanism:
+    """Solve the seed LP of a store.
+
+    Parameters
+    ----------
+    url
+        The store.
+    beta
+        Budgets of both axes, in 1/km; None for the budgets per edge and output that are in the store.
+    gap
+        Relative duality gap to aim for.
+    """
     store = MechanismStore.open(url)
-    grid = store.grid
-    job = store.attributes["job"]
-    problem = SeedProblem.with_axis_budgets(
-        cost=store.read_seed_cost(),
-        seeds_shape=grid.seeds_shape,
-        beta=beta,
-        cell_km=grid.cell_km,
-        min_probability=float(job["privacy"]["min_probability"]),
-    )
-    return solve_seed_problem(problem, job["seed"]["solver"])
+    grid, job = store.grid, store.attributes["job"]
+    cost = store.read_seed_cost()
+    floor = float(job["privacy"]["min_probability"])
+    if beta is None:
+        budgets = store.read("seed/budget_x"), store.read("seed/budget_y")
+        problem = SeedProblem(cost, grid.seeds_shape, *budgets, min_probability=floor)
+    else:
+        problem = SeedProblem.with_axis_budgets(cost, grid.seeds_shape, beta, grid.cell_km, floor)
+    return solve_seed_problem(problem, job["seed"]["solver"], gap)
 
 
 def extend_block(url: str, index: int) -> None:

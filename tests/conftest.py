@@ -16,7 +16,8 @@ _BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data" / 
 _SMALL_JOB: dict[str, dict[str, Any]] = {
     "job": {"name": "small"},
     "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
-    "privacy": {"epsilon_per_km": 1.0},
+    # One LP and no search: what most tests are about comes after it.
+    "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
     "outputs": {"count": 8},
     "loss": {"tasks": 5},
     "cluster": {"kind": "inline"},

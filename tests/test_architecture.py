@@ -14,7 +14,7 @@ ORDER = (
     "seed.highs", "seed.block_tridiagonal", "seed.interior_point", "seed.solve", "extend.log_convex",
     "partition", "objects", "receipts", "template", "store", "tasks", "boundary", "audit.certificate",
     "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "costs", "cluster", "progress",
-    "run", "cli",
+    "search", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {

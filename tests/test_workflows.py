@@ -27,7 +27,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert summary["outputs"] == 64
     assert summary["boundary_mismatches"] == summary["fallbacks"] == 0
     assert summary["boundary_rows_checked"] > 1000
-    assert 0.85 < summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] <= 1
+    assert 0.99 < summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] <= 1
     assert summary["seed_gap"] < 1e-4
     assert summary["seed_dual"] <= summary["seed_primal"]
     assert 1.25 < summary["loss_km"] < 1.35

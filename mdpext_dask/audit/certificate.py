@@ -13,6 +13,7 @@ number, or below 2^-36, and a row whose total is above 2.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,14 @@ class BlockCertificate:
     place: Place
     violations: int
     changed: tuple[str, ...]
+
+
+class _UnsoundTotalError(Exception):
+    """A row's total is above what the sampler's integers hold; the row is (i, j)."""
+
+    def __init__(self, i: int, j: int) -> None:
+        super().__init__(i, j)
+        self.i, self.j = i, j
 
 
 def certify_cells(
@@ -114,7 +123,10 @@ def certify_cells(
     for start in range(0, len(step_y), width):
         cells = slice(start, min(start + width, len(step_y)))
         records = slice(start, cells.stop + 1)
-        peak, where, count = _certify_strip(probability[:, records], step_x, step_y[cells], q, raw_limit)
+        try:
+            peak, where, count = _certify_strip(probability[:, records], step_x, step_y[cells], q, raw_limit)
+        except _UnsoundTotalError as found:
+            return math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs
         violations += count
         if peak > largest:
             largest, place = peak, Place(where.i, where.j + start, where.output)
@@ -175,6 +187,39 @@ def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(np.log(wide, out=wide) - np.log(total))
 
 
+def certify_source_cells(
+    probability: NDArray[np.float32], side_km: float, factor: int, metric_p: float
+) -> NDArray[np.float64]:
+    """Return the certificate of each source cell and output of a block, rounded outward, in 1/km.
+
+    Parameters
+    ----------
+    probability
+        The closed block, float32 of shape (cells east · F + 1, cells north · F + 1, K).
+    side_km
+        Fine spacing h, in km.
+    factor
+        Refinement factor F.
+    metric_p
+        Exponent p of the metric.
+
+    Returns
+    -------
+    float64 of shape (cells east, cells north, K).
+    """
+    rows, columns, outputs = probability.shape
+    q = dual_exponent(metric_p)
+    across, along = (rows - 1) // factor, (columns - 1) // factor
+    largest = np.zeros((across, along, outputs))
+    steps = np.full(rows - 1, side_km), np.full(columns - 1, side_km)
+    for i, rank in enumerate(_ranks(probability, *steps, q)):
+        here = largest[i // factor]
+        np.maximum(here, rank.reshape(along, factor, outputs).max(axis=1), out=here)
+    norm = np.sqrt(largest) if q == 2 else largest
+    allowance = certificate_allowance(outputs, side_km, side_km, metric_p)
+    return np.asarray(norm * (1 + NORM_RELATIVE_ERROR) + allowance)
+
+
 def _certify_strip(
     probability: NDArray[np.float32],
     step_x: NDArray[np.float64],
@@ -183,20 +228,40 @@ def _certify_strip(
     raw_limit: float,
 ) -> tuple[float, Place, int]:
     """Return the largest :func:`_rank` of a strip narrow enough for the cache, where, and the excesses."""
+    outputs = probability.shape[2]
+    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    for i, rank in enumerate(_ranks(probability, step_x, step_y, q)):
+        peak = float(rank.max())
+        if peak > largest:
+            j, output = divmod(int(rank.argmax()), outputs)
+            largest, place = peak, Place(i, j, output)
+        if peak > raw_limit:
+            violations += int((rank > raw_limit).sum())
+    return largest, place, violations
+
+
+def _ranks(
+    probability: NDArray[np.float32], step_x: NDArray[np.float64], step_y: NDArray[np.float64], q: float
+) -> Iterator[NDArray[np.float64]]:
+    """Yield :func:`_rank` of the fine cells between one fine row and the next, in a buffer that is reused.
+
+    Raises
+    ------
+    _UnsoundTotalError
+        At a row whose total the sampler cannot represent.
+    """
     rows, width, outputs = probability.shape
     # Two fine rows at a time: ℓ, and |D2| between their records.
     logs, north = np.empty((2, width, outputs)), np.empty((2, width - 1, outputs))
     total, east = np.empty((width, 1)), np.empty((width, outputs))
     along_x, along_y = np.empty((width - 1, outputs)), np.empty((width - 1, outputs))
     per_step_y = (1 / step_y)[:, None]
-    largest, place, violations = -1.0, Place(0, 0, 0), 0
     for i in range(rows):
         row, between = logs[i % 2], north[i % 2]
         np.copyto(row, probability[i])
         np.add.reduce(row, axis=-1, keepdims=True, out=total)
         if not total.max() <= LARGEST_TOTAL:
-            j = int(total.argmax())
-            return math.inf, _cell_of(i, j, 0, probability.shape), width * outputs
+            raise _UnsoundTotalError(i, int(total.argmax()))
         np.log(row, out=row)
         row -= np.log(total, out=total)
         np.abs(np.subtract(row[1:], row[:-1], out=between), out=between)
@@ -207,14 +272,7 @@ def _certify_strip(
         east *= 1 / step_x[i - 1]
         np.maximum(east[:-1], east[1:], out=along_x)
         np.maximum(north[0], north[1], out=along_y)
-        rank = _rank(along_x, along_y, q)
-        peak = float(rank.max())
-        if peak > largest:
-            j, output = divmod(int(rank.argmax()), outputs)
-            largest, place = peak, Place(i - 1, j, output)
-        if peak > raw_limit:
-            violations += int((rank > raw_limit).sum())
-    return largest, place, violations
+        yield _rank(along_x, along_y, q)
 
 
 def _rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
