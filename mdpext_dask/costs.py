@@ -26,7 +26,7 @@ _TASK = 0.008
 _NODE, _TREE_NODE = 6e-6, 1.7e-7
 # The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
 _SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
-# Seed programs and trials of a whole mechanism that a search for certified budgets takes, about; and one trial.
+# About how many seed programs and trials of a whole mechanism a search for certified budgets takes; a trial.
 _SEARCH_SOLVES, _SEARCH_TRIALS, _TRIAL = 13, 20, 6e-8
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
