@@ -207,7 +207,9 @@ def direction_budgets(
     budgets = []
     for axis, middle in ((0, (seeds[:-1] + seeds[1:]) / 2), (1, (seeds[:, :-1] + seeds[:, 1:]) / 2)):
         away = np.abs(middle - output_xy_km)
-        angle = np.clip(np.arctan2(away[..., 1], away[..., 0]), _LEAST_ANGLE, np.pi / 2 - _LEAST_ANGLE)
+        angle = np.arctan2(away[..., 1], away[..., 0])
+        angle[(away == 0).all(axis=-1)] = np.pi / 4  # an output right there has no direction
+        angle = np.clip(angle, _LEAST_ANGLE, np.pi / 2 - _LEAST_ANGLE)
         weights = np.stack([np.cos(angle), np.sin(angle)]) ** exponent
         largest = weights.max(axis=0)
         norm = largest if math.isinf(q) else largest * ((weights / largest) ** q).sum(axis=0) ** (1 / q)

@@ -150,10 +150,10 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
             client = stack.enter_context(Client(target, timeout=_CONNECT_SECONDS))
             client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
-            raise ClusterError(
-                f"cluster.address: no scheduler with workers answers at {cluster.address}: "
-                f"{first_line(error)}"
-            ) from None
+            where = (
+                f"scheduler with workers answers at {cluster.address}" if cluster.address else "worker came"
+            )
+            raise ClusterError(f"cluster: no {where}: {first_line(error)}") from None
         yield DaskExecutor(client)
 
 

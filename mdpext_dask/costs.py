@@ -47,6 +47,9 @@ def check_memory(spec: JobSpec, frame: Frame) -> None:
     if spec.cluster.kind != "address":
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
         needed += workers * (plan.peak_bytes_per_task + _table_bytes(spec, frame))
+        # One worker solves the seed LP: factors of all outputs, about sixty arrays (J, K), three (J, J).
+        entries = grid.seeds * plan.outputs
+        needed += FLOAT64 * (2 * entries * min(grid.seeds_shape) + 60 * entries + 3 * grid.seeds**2)
     available = psutil.virtual_memory().total
     if needed > available:
         raise SpecError(

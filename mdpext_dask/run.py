@@ -121,7 +121,7 @@ def init(
     stages = Stages(observer)
     _check_workers(spec, workers, observer)
     found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-    if found is None or not found.has_seed():
+    if found is None or (found.state != COMPLETE and not found.has_seed()):
         with open_executor(spec.cluster, workers) as executor:
             found = found or create(spec, url, domain)
             solve(found, executor, stages)
@@ -271,10 +271,10 @@ def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     design = float(store.attributes["epsilon_design_per_km"])
     with stages.stage("seed"):
         if spec.privacy.budget == "certified":
-            seed, facts = search_budgets(store, executor, design, stages.observer)
+            seed, rows, facts = search_budgets(store, executor, design, stages.observer)
         else:
-            seed, facts = solve_splits(store, executor, design, spec.privacy.budget)
-        store.write_seed(seed, facts)
+            seed, rows, facts = solve_splits(store, executor, design, spec.privacy.budget)
+        store.write_seed(seed, facts, rows)
     store.update(seconds=_seconds_so_far(store, stages))
 
 
@@ -300,6 +300,8 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         If the store does not hold; it is marked as refused.
     """
     found = require_all_blocks(store)
+    if not store.has_seed():
+        raise IncompleteStoreError(f"{store.url}: the seed has changed or is damaged; run the job again")
     with stages.stage("boundary"):
         objects.sweep(store.objects)
         boundary = check_boundaries(store.plan, found)

@@ -15,8 +15,9 @@ A round runs block by block on the workers and never needs the mechanism in memo
 certificate of the finished store decides (PROOF.md, section 2).
 """
 
+import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from mdpext_dask.budget import (
     tighten,
 )
 from mdpext_dask.cluster import Executor
-from mdpext_dask.errors import SolverError
+from mdpext_dask.errors import SolverError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.progress import Note, Observer
@@ -103,10 +104,18 @@ def try_block(url: str, index: int) -> tuple[NDArray[np.float64], float]:
         Certificate of each source cell and output, in 1/km, float64 of shape (cells east, cells north, K).
     loss_km
         The block's part of the expected loss, in km.
+
+    Raises
+    ------
+    StoreError
+        If the scores cannot be read.
     """
     store = MechanismStore.open(url)
     block, grid = store.plan[index], store.grid
-    fine = extend_log_convex(store.read_scores(block), grid.factor)
+    scores = store.read_scores(block, "trial_score")
+    if not np.isfinite(scores).all():
+        raise StoreError(f"{url}: the scores under trial are damaged; run the job again")
+    fine = extend_log_convex(scores, grid.factor)
     norms = certify_source_cells(fine, grid.spacing_km, grid.factor, store.metric_p)
     east, north = block.owned_shape
     return norms, expected_loss(store, block, fine[:east, :north])
@@ -120,8 +129,8 @@ def tempered(rows: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
 
 def search_budgets(
     store: MechanismStore, executor: Executor, design_epsilon: float, observer: Observer
-) -> tuple[SeedMechanism, dict[str, Any]]:
-    """Find certified budgets; return the tempered seed and what to note about it.
+) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
+    """Find certified budgets.
 
     Parameters
     ----------
@@ -134,48 +143,81 @@ def search_budgets(
     observer
         Is told of every round.
 
+    Returns
+    -------
+    seed
+        The LP of the budgets that are kept, as it was solved.
+    rows
+        Its rows after tempering, float64 of shape (J, K).
+    facts
+        What to note about it.
+
     Raises
     ------
     SolverError
-        If a seed LP cannot be solved, or no tempering passes the certificate.
+        If neither the search nor the closed form ends within ε.
     """
-    return _Search(store, executor, observer).run(design_epsilon)
+    found = _Search(store, executor, observer).run(design_epsilon)
+    store.delete_trial()
+    return found
 
 
 class _Search:
     def __init__(self, store: MechanismStore, executor: Executor, observer: Observer) -> None:
         self._store, self._executor, self._observer = store, executor, observer
         self._limit = store.planar_limit()
+        # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
+        self._loosest = -math.log(float(store.attributes["job"]["privacy"]["min_probability"]))
         self._rounds: list[Round] = []
 
-    def run(self, design_epsilon: float) -> tuple[SeedMechanism, dict[str, Any]]:
+    def run(self, design_epsilon: float) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
         """Search from every start, finish the most promising one, and keep the better of it and bound (2)."""
         store, p = self._store, self._store.metric_p
-        even = even_split(design_epsilon, p)
-        beta = bound_budgets(even, store.grid.cell_km).beta
+        beta = bound_budgets(even_split(design_epsilon, p), store.grid.cell_km).beta
         closed_form = self._try_budgets(self._axis_budgets(beta), start=None)
+        kept, rows = closed_form, closed_form.seed.rows
+        start, alpha, loss_km = (
+            None,
+            1.0,
+            closed_form.loss_km if closed_form.epsilon <= self._limit else np.inf,
+        )
+        try:
+            best, tried = self._search()
+            reached = self._temper(tried)
+        except SolverError as error:
+            if loss_km == np.inf:
+                raise
+            self._note(f"the search ended early: {error}")
+        else:
+            if reached is not None and reached[2] < loss_km:
+                kept, start, (alpha, rows, loss_km) = tried, best, reached
+        if loss_km == np.inf:
+            raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
+        # What the store says about budgets are those of the seed that is kept.
+        store.write_budgets(kept.budgets)
+        return (
+            kept.seed,
+            rows,
+            {
+                "start": start,
+                "tempering": alpha,
+                "tempered_primal_km": float((store.read_seed_cost() * rows).sum()),
+                "solves": len(self._rounds) + 1,
+                "rounds": [asdict(r) for r in self._rounds],
+            },
+        )
+
+    def _search(self) -> tuple[float, _Tried]:
+        """Make a few rounds from every start and more from the most promising one."""
         # For p = 1 every axis may use all of ε, so there is nothing to share out: all starts are the same.
-        starts = _STARTS[:1] if p == 1 else _STARTS
+        starts = _STARTS[:1] if self._store.metric_p == 1 else _STARTS
         begun = {start: self._rounds_from(start, self._start(start), _ROUNDS_EACH) for start in starts}
         promised = {start: self._promise(tried) for start, tried in begun.items()}
-        best = min(promised, key=lambda s: promised[s])
-        start: float | None = best
+        best = min(promised, key=lambda start: promised[start])
         tried = begun[best]
         if not self._done(tried):
-            budgets = tighten(tried.budgets, tried.norms, self._limit)
-            tried = self._rounds_from(best, budgets, _ROUNDS_MORE)
-        alpha, rows, loss_km = self._temper(tried)
-        if closed_form.epsilon <= self._limit and closed_form.loss_km <= loss_km:
-            self._note("the closed-form budgets are kept")
-            start, alpha, rows, tried = None, 1.0, closed_form.seed.rows, closed_form
-        # What the store says about budgets are those of the seed that is kept.
-        store.write_budgets(tried.budgets)
-        return replace(tried.seed, rows=rows), {
-            "start": start,
-            "tempering": alpha,
-            "solves": len(self._rounds) + 1,
-            "rounds": [asdict(r) for r in self._rounds],
-        }
+            tried = self._rounds_from(best, tighten(tried.budgets, tried.norms, self._limit), _ROUNDS_MORE)
+        return best, tried
 
     def _axis_budgets(self, beta: tuple[float, float]) -> Budgets:
         grid, outputs = self._store.grid, self._store.outputs
@@ -195,21 +237,38 @@ class _Search:
         return east, north
 
     def _rounds_from(self, start: float, budgets: Budgets, rounds: int) -> _Tried:
-        for number in range(rounds):
-            tried = self._try_budgets(budgets, start)
-            if self._done(tried) or number == rounds - 1:
+        """Solve and tighten; return the round with a certificate nearest to ε, for the loss hardly moves."""
+        best: _Tried | None = None
+        for _ in range(rounds):
+            try:
+                tried = self._try_budgets(budgets, start)
+            except SolverError:
+                if best is None:
+                    raise
+                break
+            if best is None or self._distance(tried) < self._distance(best):
+                best = tried
+            if self._done(tried):
                 break
             budgets = tighten(tried.budgets, tried.norms, self._limit)
-        return tried
+        assert best is not None  # there is at least one round
+        return best
+
+    def _distance(self, tried: _Tried) -> float:
+        return abs(math.log(tried.epsilon / self._limit))
 
     def _done(self, tried: _Tried) -> bool:
-        return _CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
+        """Whether ε is used, or could not be used by any budgets: none of them binds."""
+        binding = min(float(b.min(initial=np.inf)) for b in tried.budgets) < self._loosest
+        used = _CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
+        return used or (not binding and tried.epsilon <= self._limit)
 
     def _try_budgets(self, budgets: Budgets, start: float | None) -> _Tried:
         """Solve the seed LP for budgets and certify what extends from it."""
         started = time.perf_counter()
         self._store.write_budgets(budgets)
-        ((_, seed),) = self._executor.map("seed", solve_seed, [(self._store.url, None, _SEARCH_GAP)])
+        gap = GAP if start is None else _SEARCH_GAP
+        ((_, seed),) = self._executor.map("seed", solve_seed, [(self._store.url, None, gap)])
         norms, loss_km = self._try_rows(seed.rows)
         tried = _Tried(seed, budgets, norms, loss_km)
         if start is not None:
@@ -225,7 +284,7 @@ class _Search:
     def _try_rows(self, rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """Return norms by source cell and output, and the expected loss in km, for seed rows (J, K)."""
         store, plan, grid = self._store, self._store.plan, self._store.grid
-        store.write_scores(rows)
+        store.write_trial(rows)
         norms = np.empty((grid.cells_x, grid.cells_y, plan.outputs))
         losses = np.empty(plan.blocks)
         arguments = [(store.url, index) for index in range(plan.blocks)]
@@ -237,11 +296,13 @@ class _Search:
 
     def _promise(self, tried: _Tried) -> float:
         """Return about the loss, in km, that is left when a seed is tempered to ε."""
-        alpha = min(1.0, self._limit / tried.epsilon)
+        if tried.epsilon <= self._limit:
+            return tried.loss_km
+        alpha = self._limit / tried.epsilon
         return self._try_rows(tempered(tried.seed.rows, alpha))[1]
 
-    def _temper(self, tried: _Tried) -> tuple[float, NDArray[np.float64], float]:
-        """Return (nearly) the largest α ≤ 1 that passes the certificate, the tempered rows and their loss."""
+    def _temper(self, tried: _Tried) -> tuple[float, NDArray[np.float64], float] | None:
+        """Return nearly the largest α ≤ 1 that passes the certificate, the tempered rows and their loss."""
         limit, epsilon = self._limit, tried.epsilon
         if epsilon <= limit:
             return 1.0, tried.seed.rows, tried.loss_km
@@ -261,8 +322,6 @@ class _Search:
             passing, best = alpha, (alpha, rows, loss_km)
             if reached >= _CONTENT * limit:
                 break
-        if best is None:
-            raise SolverError(f"no tempering brings a certificate of {epsilon:.4g}/km within {limit:.4g}/km")
         return best
 
     def _note(self, text: str) -> None:
@@ -271,8 +330,8 @@ class _Search:
 
 def solve_splits(
     store: MechanismStore, executor: Executor, design_epsilon: float, kind: str
-) -> tuple[SeedMechanism, dict[str, Any]]:
-    """Solve the seed LP under one budget for each axis, and return the best seed and what to note about it.
+) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
+    """Solve the seed LP under one budget for each axis; return the best seed, its rows, and what to note.
 
     Parameters
     ----------
@@ -293,16 +352,20 @@ def solve_splits(
         candidates = [bound_budgets(even_split(design_epsilon, p), store.grid.cell_km)]
     solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
     best = min(sorted(solved), key=lambda position: solved[position].primal)
-    return solved[best], {
-        "beta_per_km": list(candidates[best].beta),
-        "split_per_km": list(candidates[best].split),
-        "solves": len(candidates),
-        "tried": [
-            {
-                "split_per_km": list(candidate.split),
-                "primal_km": solved[position].primal,
-                "dual_km": solved[position].dual,
-            }
-            for position, candidate in enumerate(candidates)
-        ],
-    }
+    return (
+        solved[best],
+        solved[best].rows,
+        {
+            "beta_per_km": list(candidates[best].beta),
+            "split_per_km": list(candidates[best].split),
+            "solves": len(candidates),
+            "tried": [
+                {
+                    "split_per_km": list(candidate.split),
+                    "primal_km": solved[position].primal,
+                    "dual_km": solved[position].dual,
+                }
+                for position, candidate in enumerate(candidates)
+            ],
+        },
+    )

@@ -40,12 +40,6 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
 _ROOT_KEY = "zarr.json"
 _WRITE_ATTEMPTS = 5
-# Attributes without which nothing can be done with a store.
-_REQUIRED = (
-    "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
-    "distortion", "quantisation_km", "notes", "metric_p", "problem_sha256", "epsilon_per_km",
-    "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
-)  # fmt: skip
 
 
 class MechanismStore:
@@ -112,7 +106,7 @@ class MechanismStore:
             version = root.attrs.get("format_version")
         except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
             raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
-        missing = [key for key in _REQUIRED if key not in root.attrs]
+        missing = [key for key in template.REQUIRED if key not in root.attrs]
         if missing or not isinstance(version, int):
             raise StoreError(
                 f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing"
@@ -239,6 +233,8 @@ class MechanismStore:
             if not np.array_equal(self.read(name), coordinates):
                 wrong.append(name)
         if attributes["state"] == COMPLETE:
+            if not self.has_seed():
+                wrong.append("seed")
             hashes = attributes.get("chunk_hashes") or {}
             if hashes.get("digest") != self.content_digest(self.read_receipts()):
                 wrong.append("chunk_hashes")
@@ -362,10 +358,22 @@ class MechanismStore:
 
     # --- seed and problem -------------------------------------------------------------------------
 
-    def write_seed(self, seed: SeedMechanism, attributes: Mapping[str, Any]) -> None:
-        """Write the seed; its digest is what receipts refer to."""
+    def write_seed(
+        self, seed: SeedMechanism, attributes: Mapping[str, Any], rows: NDArray[np.float64] | None = None
+    ) -> None:
+        """Write the seed; its digest is what receipts refer to.
+
+        Parameters
+        ----------
+        seed
+            The solved LP: its objectives, solver and iterations.
+        attributes
+            What else to note.
+        rows
+            Rows of shape (J, K) to store instead of the LP's own, which have been tempered, say.
+        """
         shape = (*self.grid.seeds_shape, seed.rows.shape[1])
-        rows = seed.rows.reshape(shape)
+        rows = (seed.rows if rows is None else rows).reshape(shape)
         scores = np.log(rows)
         digest = _sha256(scores)
         self._write_seed_arrays({template.PROBABILITY: rows, "score": scores})
@@ -387,15 +395,23 @@ class MechanismStore:
     def has_seed(self) -> bool:
         """Whether the seed is solved and its scores are those that were written."""
         digest = self.seed_attributes.get("sha256")
-        return digest is not None and _sha256(self.read("seed/score")) == digest
+        try:
+            return digest is not None and _sha256(self.read("seed/score")) == digest
+        except StoreError:
+            return False
 
     def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
         """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
         self._write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
 
-    def write_scores(self, rows: NDArray[np.float64]) -> None:
-        """Write the log scores of seed rows (J, K), as :meth:`write_seed` would, for a trial."""
-        self._write_seed_arrays({"score": np.log(rows.reshape(*self.grid.seeds_shape, -1))})
+    def write_trial(self, rows: NDArray[np.float64]) -> None:
+        """Write the log scores of seed rows (J, K) as :meth:`write_seed` would, beside the seed's own."""
+        self._write_seed_arrays({"trial_score": np.log(rows.reshape(*self.grid.seeds_shape, -1))})
+
+    def delete_trial(self) -> None:
+        """Delete what :meth:`write_trial` has written."""
+        if "trial_score" in self._seed_group():
+            del self._seed_group()["trial_score"]
 
     def write_budgets(self, budgets: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
         """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
@@ -409,8 +425,8 @@ class MechanismStore:
 
     @property
     def has_seed_cost(self) -> bool:
-        """Whether the seed cost is there."""
-        return "seed/cost" in self._root
+        """Whether the seed cost is there, whole."""
+        return "seed/cost" in self._root and bool(np.isfinite(self.read("seed/cost")).all())
 
     def _seed_group(self) -> zarr.Group:
         return self._root.require_group("seed")
@@ -454,11 +470,11 @@ class MechanismStore:
             raise IncompleteStoreError(f"{self.url}: the seed is not solved yet; run the job again")
         return str(digest)
 
-    def read_scores(self, block: Block) -> NDArray[np.float64]:
-        """Return the log scores on a block's corners, (cells east + 1, cells north + 1, K)."""
+    def read_scores(self, block: Block, name: str = "score") -> NDArray[np.float64]:
+        """Return log scores on a block's corners, float64 of shape (cells east + 1, cells north + 1, K)."""
         across, along = block.cells_x, block.cells_y
         return self.read(
-            "seed/score", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
+            f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
         )
 
     def read_loss(self) -> TravelLoss | EuclideanLoss:
@@ -472,8 +488,6 @@ class MechanismStore:
             task_weight=self.read("problem/task_weight"),
             output_node=self.read("problem/output_node"),
         )
-
-    # --- receipts ---------------------------------------------------------------------------------
 
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""

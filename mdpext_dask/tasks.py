@@ -1,7 +1,7 @@
 """What a worker runs to build a store: plain functions of a store URL and a block index.
 
-A task reads what it needs from the store and answers with something small, so nothing large travels
-through the scheduler and no task needs another task's output.
+A task reads what it needs from the store and answers with little: nothing the size of the mechanism travels
+through the scheduler, and no task needs another task's output.
 """
 
 import os

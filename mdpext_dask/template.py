@@ -22,6 +22,12 @@ FORMAT_VERSION = 1
 # The state of a store while its template is being written.
 CREATING = "creating"
 PROBABILITY = "probability"
+# Attributes without which nothing can be done with a store.
+REQUIRED = (
+    "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
+    "distortion", "quantisation_km", "notes", "metric_p", "problem_sha256", "epsilon_per_km",
+    "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
+)  # fmt: skip
 # Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
 _PLANE_CHUNK_BYTES = 2**20

@@ -289,8 +289,14 @@ def _measure(cost: Array, operators: _Operators, floor: float, iterate: _Iterate
     outputs = len(cost)
     sums = outputs - iterate.z.sum(axis=0)
     reduced = cost - held + iterate.multiplier.floor - iterate.nu
-    # All multipliers are positive, so what was subtracted is as large as their operator's absolute value.
-    sizes = np.abs(cost) + np.abs(iterate.nu) + operators.magnitude(iterate.multiplier)
+    # All multipliers are positive, so what was subtracted is as large as their operator's absolute value; the
+    # floors' are subtracted and added again.
+    sizes = (
+        np.abs(cost)
+        + np.abs(iterate.nu)
+        + operators.magnitude(iterate.multiplier)
+        + 2 * iterate.multiplier.floor
+    )
     dual = dual_bound(
         reduced.reshape(outputs, -1).T, sizes.reshape(outputs, -1).T, iterate.nu.ravel(), floor / outputs
     )
