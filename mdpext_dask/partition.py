@@ -23,7 +23,7 @@ _SEED_CHUNK_BYTES = 256 * 2**10
 # What writing a block adds to it (a copy in the shard's order, its compressed chunks, the file they are
 # joined to) as a share of the block; slabs of one fine row that the extension holds; and interpreter
 # objects of one task. Measured; the last two matter for tiny blocks only.
-_WRITE_SHARE = 2.35
+_WRITE_SHARE = 2.1
 _SLABS = 8
 _TASK_OVERHEAD_BYTES = 150 * 2**10
 
