@@ -5,8 +5,10 @@ Heavy modules are imported inside the commands, so that ``mdpext --help`` answer
 
 import contextlib
 import json
+import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -224,6 +226,9 @@ def main(arguments: list[str] | None = None) -> None:
     except MdpextError as error:
         _fail(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
+        # What Zarr was waiting for is abandoned with the process; nobody needs to read about it.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        warnings.simplefilter("ignore")
         _fail(IncompleteStoreError("interrupted; run again to go on"), as_json=as_json)
     except Exception as error:
         describe = getattr(error, "format_message", None)
