@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Note:
 
 Event = StageStarted | TaskDone | StageFinished | Note
 Observer = Callable[[Event], None]
-Style = Literal["auto", "plain", "json", "none"]
 
 
 def silent(event: Event) -> None:
