@@ -1,192 +1,90 @@
-"""The structured interior-point method for the seed LP.
+"""The structured interior-point method.
 
 For output k the constraints touch only column z_·k, through the same sparse grid; only the J row sums tie the
-outputs together. With slacks s1 = g z_j − z_i, s2 = z − δ, multipliers λ1, λ2 and θ = λ / s, output k has the
-J × J matrix of the grid's pattern
+outputs together. With slacks s, multipliers λ and θ = λ / s, output k has the J × J matrix of the grid's
+pattern H_k = A_kᵀ diag(θ) A_k, and a Newton step is H_k Δz_k − Δν = r_k, Σ_k Δz_k = r_e, hence one dense
+Schur system
 
-    H_k = diag(θ2) + Σ_e θ1_e (g_e e_j − e_i)(g_e e_j − e_i)ᵀ,
+    (Σ_k H_k^{-1}) Δν = r_e − Σ_k H_k^{-1} r_k.
 
-and a Newton step is H_k Δz_k − Δν = r_k, Σ_k Δz_k = r_e, hence one dense Schur system
-(Σ_k H_k^{-1}) Δν = r_e − Σ_k H_k^{-1} r_k. Mehrotra's predictor-corrector method with Gondzio's multiple
-centrality correctors, slacks as iterates of their own, iterative refinement with the structured product.
+Mehrotra's predictor-corrector method with Gondzio's multiple centrality correctors, slacks as iterates of
+their own, iterative refinement with the structured product. Outputs are cut into parts, always the same ones
+for the same problem: threads, or workers elsewhere that make the sum of inverses, do not decide bits.
 
 Nothing here is trusted: the rows are repaired to keep every constraint exactly, and the reported dual is a
 lower bound for whatever multipliers come out.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from mdpext_dask.seed.block_tridiagonal import FIRST_SHIFT, LARGEST_SHIFT, Array, BlockTridiagonal, Mapper
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound
+from mdpext_dask.seed.block_tridiagonal import (
+    FIRST_SHIFT,
+    LARGEST_SHIFT,
+    Array,
+    BlockTridiagonal,
+    Stencil,
+)
+from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
+from mdpext_dask.seed.grid_rows import EdgeRows
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound_of
 
 _ITERATIONS = 200
 # Multipliers start at this share of the mean cost over the slack.
 _START = 0.1
 _TO_BOUNDARY = 0.99
 _SMALLEST_STEP = 1e-8
-_CORRECTORS = 3
+# Centrality correctors: how many at most, until steps are so long, while they lengthen them by so much.
+_CORRECTORS, _LONG_ENOUGH, _LEAST_GAIN = 3, 0.95, 0.02
 _REFINEMENTS = 2
-_REFINE_ABOVE = 1e-12
+_REFINE_ABOVE = 1e-9
 # Without a better gap for so many iterations, the best iterate is the answer.
 _PATIENCE = 15
+# Outputs are cut into as many parts (a power of two) as leave each so many entries and outputs: numpy calls
+# must be long for threads to run side by side.
+_PART_ENTRIES, _PART_OUTPUTS, _MOST_PARTS = 24_000, 8, 16
+
+# From the matrices of every part to the upper triangles of their sums of inverses, in order.
+InverseSums = Callable[[Sequence[Stencil]], Iterable[Array]]
+# Is told of every iterate: its objective, and the lower bound of its multipliers.
+Watcher = Callable[[float, float], None]
 
 
-class _Slacks(NamedTuple):
-    """What belongs to each inequality: by east edges, north edges, floors.
+@dataclass(frozen=True)
+class Solution:
+    """The iterate with the smallest gap.
 
-    Shapes (2, K, n - 1, m), (2, K, n, m - 1) and (K, n, m); index 0 of the first axis bounds the seed further
-    east or north by the other one, index 1 the other way round.
+    Parameters
+    ----------
+    z
+        float64 of shape (K, n, m), summing to the program's total up to rounding.
+    dual
+        Certified lower bound on the optimum.
+    gap
+        (primal − dual) / |primal|.
+    iterations
+        Newton steps taken.
     """
 
-    east: Array
-    north: Array
-    floor: Array
-
-
-@dataclass(frozen=True)
-class _Operators:
-    """The constraint matrix A of the LP, as grid operations: A z = (g z_j − z_i, z)."""
-
-    east: Array
-    north: Array
-
-    def forward(self, z: Array) -> _Slacks:
-        """Return A z."""
-        return _Slacks(
-            np.stack([self.east[0] * z[:, :-1] - z[:, 1:], self.east[1] * z[:, 1:] - z[:, :-1]]),
-            np.stack(
-                [self.north[0] * z[:, :, :-1] - z[:, :, 1:], self.north[1] * z[:, :, 1:] - z[:, :, :-1]]
-            ),
-            z,
-        )
-
-    def transposed(self, v: _Slacks) -> Array:
-        """Return Aᵀ v."""
-        total = v.floor.copy()
-        total[:, :-1] += self.east[0] * v.east[0] - v.east[1]
-        total[:, 1:] += self.east[1] * v.east[1] - v.east[0]
-        total[:, :, :-1] += self.north[0] * v.north[0] - v.north[1]
-        total[:, :, 1:] += self.north[1] * v.north[1] - v.north[0]
-        return total
-
-    def magnitude(self, v: _Slacks) -> Array:
-        """Return |A_budget|ᵀ |v|: the size of what Aᵀ v adds up, without the floors."""
-        total = np.zeros_like(v.floor)
-        total[:, :-1] += self.east[0] * v.east[0] + v.east[1]
-        total[:, 1:] += self.east[1] * v.east[1] + v.east[0]
-        total[:, :, :-1] += self.north[0] * v.north[0] + v.north[1]
-        total[:, :, 1:] += self.north[1] * v.north[1] + v.north[0]
-        return total
-
-    def normal(self, theta: _Slacks) -> tuple[Array, Array, Array]:
-        """Return diagonal and couplings (within, between blocks) of H = Aᵀ diag(θ) A for all outputs."""
-        main = theta.floor.copy()
-        main[:, :-1] += self.east[0] ** 2 * theta.east[0] + theta.east[1]
-        main[:, 1:] += self.east[1] ** 2 * theta.east[1] + theta.east[0]
-        main[:, :, :-1] += self.north[0] ** 2 * theta.north[0] + theta.north[1]
-        main[:, :, 1:] += self.north[1] ** 2 * theta.north[1] + theta.north[0]
-        within = -(self.north[0] * theta.north[0] + self.north[1] * theta.north[1])
-        between = -(self.east[0] * theta.east[0] + self.east[1] * theta.east[1])
-        return main, within, between
-
-
-@dataclass
-class _Iterate:
-    """z (scaled by K), slacks, multipliers, ν."""
-
     z: Array
-    slack: _Slacks
-    multiplier: _Slacks
-    nu: Array
-
-
-class _Step(NamedTuple):
-    z: Array
-    slack: _Slacks
-    multiplier: _Slacks
-    nu: Array
-
-
-class _Newton:
-    """The Newton system at one iterate, factorised."""
-
-    def __init__(self, operators: _Operators, iterate: _Iterate, mapper: Mapper) -> None:
-        self._operators, self._iterate = operators, iterate
-        theta = _Slacks(*(m / s for m, s in zip(iterate.multiplier, iterate.slack, strict=True)))
-        self._theta = theta
-        self._main, self._within, self._between = operators.normal(theta)
-        self._system = BlockTridiagonal(self._main, self._within, self._between)
-        schur = self._system.inverse_sum(mapper)
-        self._schur_scale = 1 / np.sqrt(np.diag(schur))
-        schur *= self._schur_scale[:, None] * self._schur_scale
-        self._factor = _cholesky(schur)
-
-    def step(self, complementarity: _Slacks, residuals: "_Residuals | None") -> _Step:
-        """Return the step for right-hand sides of complementarity, and the other residuals if given."""
-        slack, multiplier = self._iterate.slack, self._iterate.multiplier
-        quotients = [c / s for c, s in zip(complementarity, slack, strict=True)]
-        if residuals is not None:
-            for quotient, theta, primal in zip(quotients, self._theta, residuals.primal, strict=True):
-                quotient -= theta * primal
-        right = self._operators.transposed(_Slacks(*quotients))
-        sums = np.zeros(right.shape[1:])
-        if residuals is not None:
-            right -= residuals.dual
-            sums = residuals.sums
-        z, nu = self._solve(right, sums)
-        tolerance = _REFINE_ABOVE * max(float(np.abs(right).max()), 1e-300)
-        for _ in range(_REFINEMENTS):
-            rest = right - (self._product(z) - nu)
-            rest_sums = sums - z.sum(axis=0)
-            if np.abs(rest).max() <= tolerance and np.abs(rest_sums).max() <= _REFINE_ABOVE:
-                break
-            more_z, more_nu = self._solve(rest, rest_sums)
-            z, nu = z + more_z, nu + more_nu
-        moved = self._operators.forward(z)
-        if residuals is not None:
-            moved = _Slacks(*(a + b for a, b in zip(moved, residuals.primal, strict=True)))
-        change = _Slacks(
-            *((c - m * d) / s for c, m, d, s in zip(complementarity, multiplier, moved, slack, strict=True))
-        )
-        return _Step(z, moved, change, nu)
-
-    def _solve(self, right: Array, sums: Array) -> tuple[Array, Array]:
-        first = self._system.solve(right)
-        rest = (sums - first.sum(axis=0)).ravel()
-        scaled = cho_solve(self._factor, self._schur_scale * rest, check_finite=False)
-        nu = (self._schur_scale * scaled).reshape(sums.shape)
-        return first + self._system.solve(np.broadcast_to(nu, right.shape)), nu
-
-    def _product(self, z: Array) -> Array:
-        total = self._main * z
-        total[:, :-1] += self._between * z[:, 1:]
-        total[:, 1:] += self._between * z[:, :-1]
-        total[:, :, :-1] += self._within * z[:, :, 1:]
-        total[:, :, 1:] += self._within * z[:, :, :-1]
-        return total
-
-
-class _Residuals(NamedTuple):
-    primal: _Slacks
-    dual: Array
-    sums: Array
-
-
-@dataclass(frozen=True)
-class _Best:
-    """The iterate with the smallest certified gap so far."""
-
-    gap: float
     dual: float
-    z: Array
+    gap: float
+    iterations: int
 
 
-def solve_interior_point(problem: SeedProblem, *, gap: float = 1e-6, threads: int = 1) -> SeedMechanism:
+def solve_interior_point(
+    problem: SeedProblem,
+    *,
+    gap: float = 1e-6,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+    watcher: Watcher | None = None,
+) -> SeedMechanism:
     """Solve a seed LP to a relative duality gap.
 
     Parameters
@@ -195,8 +93,8 @@ def solve_interior_point(problem: SeedProblem, *, gap: float = 1e-6, threads: in
         The LP.
     gap
         Relative duality gap at which to stop.
-    threads
-        Threads for the sum over outputs; they do not change the result.
+    threads, inverse_sums, watcher
+        See :func:`solve_program`; the watcher is told km.
 
     Returns
     -------
@@ -218,178 +116,263 @@ def solve_interior_point(problem: SeedProblem, *, gap: float = 1e-6, threads: in
     # Blocks along the longer side: the work grows with the cube of the shorter one.
     flip = seeds_y > seeds_x
     scale = float(np.abs(problem.cost).max())
-    cost = _by_output(problem.cost.reshape(seeds_x, seeds_y, outputs) / scale, flip)
+    cost = by_output(problem.cost.reshape(seeds_x, seeds_y, outputs) / scale, flip)
     # A budget beyond log(1/δ) binds nothing, and its huge coefficient would only do harm.
     largest = -np.log(problem.min_probability)
-    growth = [np.exp(np.minimum(_by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
-    operators = _Operators(*(reversed(growth) if flip else growth))
-    with ThreadPoolExecutor(threads) as pool:
-        mapper: Mapper = pool.map if threads > 1 else map
-        best, iterations = _iterate(cost, operators, problem.min_probability, gap, mapper)
-    z = np.moveaxis(best.z, 0, -1)
-    rows = problem.repair((z.swapaxes(0, 1) if flip else z).reshape(problem.cost.shape) / outputs)
+    growth = [np.exp(np.minimum(by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
+    program = GridProgram(
+        cost=cost,
+        rows=EdgeRows(*(reversed(growth) if flip else growth)),
+        lower=np.array(problem.min_probability * outputs),
+        upper=np.array(float(outputs)),
+        capped=False,
+        # Columns are scaled by K, so that the uniform mechanism is z = 1.
+        start=np.ones_like(cost),
+        total=float(outputs),
+    )
+    in_km = scale / outputs
+    solution = solve_program(
+        program,
+        gap=gap,
+        threads=threads,
+        inverse_sums=inverse_sums,
+        watcher=None if watcher is None else lambda primal, dual: watcher(primal * in_km, dual * in_km),
+    )
+    rows = problem.repair(by_seed(solution.z, flip).reshape(problem.cost.shape) / outputs)
     return SeedMechanism(
         rows=rows,
         primal=problem.objective(rows),
-        dual=scale * best.dual,
+        dual=in_km * solution.dual,
         solver="structured",
-        iterations=iterations,
+        iterations=solution.iterations,
     )
 
 
-def _by_output(values: Array, flip: bool) -> Array:
+def by_output(values: Array, flip: bool) -> Array:
     """Bring (..., seeds east, seeds north, K) to (..., K, blocks, block size)."""
     moved = np.moveaxis(values, -1, -3)
     return np.ascontiguousarray(moved.swapaxes(-1, -2) if flip else moved)
 
 
-def _iterate(
-    cost: Array, operators: _Operators, min_probability: float, gap: float, mapper: Mapper
-) -> tuple[_Best, int]:
-    """Follow the central path from the uniform mechanism; return the best iterate and their number.
+def by_seed(values: Array, flip: bool) -> Array:
+    """Bring (K, blocks, block size) to (seeds east, seeds north, K)."""
+    return np.ascontiguousarray(np.moveaxis(values.swapaxes(-1, -2) if flip else values, 0, -1))
 
-    Columns are scaled by K, so that the uniform mechanism is z = 1.
+
+def sum_of_inverses(matrices: Stencil) -> Array:
+    """Return the upper triangle of Σ_k H_k^{-1}: what a worker elsewhere does for some outputs.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a matrix is not positive definite even when shifted.
     """
-    outputs = len(cost)
-    floor = min_probability * outputs
-    z = np.ones_like(cost)
-    slack = operators.forward(z)._replace(floor=z - floor)
-    level = _START * float(np.abs(cost).mean())
-    iterate = _Iterate(z, slack, _Slacks(*(level / s for s in slack)), np.zeros(cost.shape[1:]))
-    best = _Best(np.inf, -np.inf, z)
+    return BlockTridiagonal(matrices).inverse_sum()
+
+
+def solve_program(
+    program: GridProgram,
+    *,
+    gap: float,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+    watcher: Watcher | None = None,
+    least_slack: float = 0.0,
+) -> Solution:
+    """Follow the central path of a program on a grid.
+
+    Parameters
+    ----------
+    program
+        The program.
+    gap
+        Relative duality gap at which to stop.
+    threads
+        Threads for the parts; they do not change the result.
+    inverse_sums
+        Who makes the sums of inverses instead of these threads: the most expensive part for many seeds.
+    watcher
+        Is told the objective and the lower bound of every iterate.
+    least_slack
+        Slacks start at no less than this share of the largest of their kind, for a start on the boundary.
+
+    Returns
+    -------
+    The iterate with the smallest gap.
+    """
+    outputs = len(program.cost)
+    parts = 1
+    while 2 * parts <= min(_MOST_PARTS, outputs // _PART_OUTPUTS, program.cost.size // _PART_ENTRIES):
+        parts *= 2
+    cuts = [outputs * part // parts for part in range(parts + 1)]
+    # Products of slacks and multipliers as large as costs times probabilities are.
+    level = _START * float((np.abs(program.cost) * program.start).mean())
+    with ThreadPoolExecutor(threads) as pool:
+        each = pool.map if threads > 1 and parts > 1 else map
+        columns = list(
+            each(
+                lambda i: Columns(program.part(slice(cuts[i], cuts[i + 1])), level, least_slack),
+                range(parts),
+            )
+        )
+        team = _Team(columns, each, inverse_sums)
+        return _iterate(program, team, gap, watcher)
+
+
+@dataclass(frozen=True)
+class _Team:
+    """All parts, and who works on them."""
+
+    columns: list[Columns]
+    mapper: Any
+    inverse_sums: InverseSums | None
+
+    def each(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call a method of every part; results in order."""
+        return list(self.mapper(lambda part: method(part, *arguments), self.columns))
+
+    def schur(self) -> "_Schur":
+        """Factorise every part and the Schur matrix Σ_k H_k^{-1}."""
+        matrices = self.each(Columns.stencil)
+        if self.inverse_sums is None:
+            self.each(Columns.factorise)
+            sums = self.mapper(Columns.inverse_sum, self.columns)
+        else:
+            sums = self.inverse_sums(matrices)
+            self.each(Columns.factorise)
+        total: Array | int = 0
+        for one in sums:
+            total = np.add(total, one, out=total if isinstance(total, np.ndarray) else None)
+        return _Schur(np.asarray(total))
+
+
+class _Schur:
+    """The factorised Schur matrix, scaled to a unit diagonal.
+
+    Parameters
+    ----------
+    upper
+        The matrix, of which only the upper triangle is read; it is overwritten.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If it stays indefinite up to the largest shift.
+    """
+
+    def __init__(self, upper: Array) -> None:
+        self._scale = 1 / np.sqrt(np.diag(upper))
+        upper *= self._scale[:, None]
+        upper *= self._scale
+        shift = 0.0
+        while True:
+            try:
+                shifted = upper + shift * np.eye(len(upper)) if shift else upper
+                self._factor = cho_factor(shifted, check_finite=False)
+            except np.linalg.LinAlgError:
+                shift = max(FIRST_SHIFT, 10 * shift)
+                if shift > LARGEST_SHIFT:
+                    raise
+            else:
+                break
+
+    def solve(self, right: Array) -> Array:
+        """Return the solution for one right-hand side of shape (n, m)."""
+        solution = self._scale * cho_solve(self._factor, self._scale * right.ravel(), check_finite=False)
+        return np.asarray(solution.reshape(right.shape))
+
+
+def _iterate(program: GridProgram, team: _Team, gap: float, watcher: Watcher | None) -> Solution:
+    nu = np.zeros(program.cost.shape[1:])
+    best = Solution(program.start, -np.inf, np.inf, 0)
     waited = 0
-    for iteration in range(_ITERATIONS):
-        residuals, dual = _measure(cost, operators, floor, iterate)
-        primal = float(np.vdot(cost, iterate.z)) / outputs
+    for iteration in range(_ITERATIONS + 1):
+        measures = team.each(Columns.measure, nu)
+        primal = sum(m.primal for m in measures)
+        dual = dual_bound_of([m.dual for m in measures], nu, program.total)
+        if watcher is not None:
+            watcher(primal, dual)
         relative = (primal - dual) / max(abs(primal), np.finfo(float).tiny)
         if relative < best.gap:
-            best, waited = _Best(relative, dual, iterate.z), 0
+            z = np.concatenate([part.z for part in team.columns])
+            best, waited = Solution(z, dual, relative, iteration), 0
         else:
             waited += 1
-        if best.gap <= gap or waited > _PATIENCE:
-            return best, iteration
+        best = Solution(best.z, best.dual, best.gap, iteration)
+        if best.gap <= gap or waited > _PATIENCE or iteration == _ITERATIONS:
+            break
         try:
-            newton = _Newton(operators, iterate, mapper)
+            schur = team.schur()
         except np.linalg.LinAlgError:
-            return best, iteration
-        if _advance(newton, iterate, residuals) < _SMALLEST_STEP:
-            return best, iteration
-    return best, _ITERATIONS
-
-
-def _measure(cost: Array, operators: _Operators, floor: float, iterate: _Iterate) -> tuple[_Residuals, float]:
-    """Return the residuals of the optimality conditions, and the lower bound of the multipliers."""
-    held = operators.transposed(iterate.multiplier)
-    product = operators.forward(iterate.z)
-    primal = _Slacks(
-        product.east - iterate.slack.east,
-        product.north - iterate.slack.north,
-        iterate.z - floor - iterate.slack.floor,
-    )
-    outputs = len(cost)
-    sums = outputs - iterate.z.sum(axis=0)
-    reduced = cost - held + iterate.multiplier.floor - iterate.nu
-    # All multipliers are positive, so what was subtracted is as large as their operator's absolute value; the
-    # floors' are subtracted and added again.
-    sizes = (
-        np.abs(cost)
-        + np.abs(iterate.nu)
-        + operators.magnitude(iterate.multiplier)
-        + 2 * iterate.multiplier.floor
-    )
-    dual = dual_bound(
-        reduced.reshape(outputs, -1).T, sizes.reshape(outputs, -1).T, iterate.nu.ravel(), floor / outputs
-    )
-    return _Residuals(primal, cost - held - iterate.nu, sums), dual
-
-
-def _advance(newton: _Newton, iterate: _Iterate, residuals: _Residuals) -> float:
-    """Take one step in place: predictor, corrector, centrality correctors; return the shorter length."""
-    slack, multiplier = iterate.slack, iterate.multiplier
-    count = sum(s.size for s in slack)
-    mu = _complementarity(slack, multiplier) / count
-    affine = newton.step(_Slacks(*(-m * s for m, s in zip(multiplier, slack, strict=True))), residuals)
-    primal, dual = _length(slack, affine.slack), _length(multiplier, affine.multiplier)
-    ahead = _complementarity(_moved(slack, affine.slack, primal), _moved(multiplier, affine.multiplier, dual))
-    target = (ahead / count / mu) ** 3 * mu
-    step = newton.step(
-        _Slacks(
-            *(
-                target - m * s - dm * ds
-                for m, s, dm, ds in zip(multiplier, slack, affine.multiplier, affine.slack, strict=True)
-            )
-        ),
-        residuals,
-    )
-    primal, dual = _length(slack, step.slack), _length(multiplier, step.multiplier)
-    for _ in range(_CORRECTORS):
-        if min(primal, dual) > 0.95:
             break
-        step, lengths = _centred(newton, iterate, step, (primal, dual), target)
-        if lengths == (primal, dual):
+        step = _advance(team, schur, program.total - sum(m.sums for m in measures))
+        if step is None:
             break
-        primal, dual = lengths
-    primal, dual = min(1.0, _TO_BOUNDARY * primal), min(1.0, _TO_BOUNDARY * dual)
-    iterate.z = iterate.z + primal * step.z
-    iterate.slack = _moved(slack, step.slack, primal)
-    iterate.nu = iterate.nu + dual * step.nu
-    iterate.multiplier = _moved(multiplier, step.multiplier, dual)
-    return min(primal, dual)
+        nu = nu + step
+    return best
 
 
-def _centred(
-    newton: _Newton, iterate: _Iterate, step: _Step, lengths: tuple[float, float], target: float
-) -> tuple[_Step, tuple[float, float]]:
-    """Add one of Gondzio's correctors if it lengthens the step (Comput. Optim. Appl. 6, 1996).
+def _advance(team: _Team, schur: _Schur, sums: Array) -> Array | None:
+    """Take one step: predictor, corrector, centrality correctors; return the change of ν.
 
-    Products that a longer step would throw far off the central path are pulled back into [0.1, 10] μ.
+    None if the step became too short to be worth taking.
     """
-    further = min(1.0, 1.5 * lengths[0] + 0.1), min(1.0, 1.5 * lengths[1] + 0.1)
-    trial = zip(
-        _moved(iterate.slack, step.slack, further[0]),
-        _moved(iterate.multiplier, step.multiplier, further[1]),
-        strict=True,
-    )
-    products = [s * m for s, m in trial]
-    pull = (np.clip(p, 0.1 * target, 10 * target) - p for p in products)
-    corrector = newton.step(_Slacks(*(np.maximum(p, -10 * target) for p in pull)), None)
-    tried = _Step(
-        step.z + corrector.z,
-        _moved(step.slack, corrector.slack, 1.0),
-        _moved(step.multiplier, corrector.multiplier, 1.0),
-        step.nu + corrector.nu,
-    )
-    reached = _length(iterate.slack, tried.slack), _length(iterate.multiplier, tried.multiplier)
-    if min(reached) >= 0.9 * min(lengths) and sum(reached) >= sum(lengths) + 0.02:
-        return tried, reached
-    return step, lengths
-
-
-def _moved(start: _Slacks, change: _Slacks, length: float) -> _Slacks:
-    return _Slacks(*(a + length * b for a, b in zip(start, change, strict=True)))
-
-
-def _complementarity(slack: _Slacks, multiplier: _Slacks) -> float:
-    return sum(float(np.vdot(s, m)) for s, m in zip(slack, multiplier, strict=True))
-
-
-def _length(start: _Slacks, change: _Slacks) -> float:
-    """Return the largest length, at most 1 after division, up to which everything stays positive."""
-    fastest = max((float((-b / a).max()) if a.size else 0.0) for a, b in zip(start, change, strict=True))
-    return 1.0 if fastest <= 1.0 else 1.0 / fastest
-
-
-def _cholesky(schur: Array) -> tuple[Array, bool]:
-    """Factorise a matrix with unit diagonal, shifted as little as it takes."""
-    shift = 0.0
-    while True:
-        try:
-            factor: tuple[Array, bool] = cho_factor(
-                schur + shift * np.eye(len(schur)) if shift else schur, check_finite=False
-            )
-        except np.linalg.LinAlgError:
-            shift = max(FIRST_SHIFT, 10 * shift)
-            if shift > LARGEST_SHIFT:
-                raise
+    products = team.each(Columns.complementarity)
+    count = sum(terms for _, terms in products)
+    mu = sum(value for value, _ in products) / count
+    nu = _newton(team, schur, team.each(Columns.aim_affine), sums)
+    lengths = _shortest(team.each(Columns.finish))
+    ahead = sum(team.each(Columns.ahead, lengths)) / count
+    target = max(ahead / mu, 0.0) ** 3 * mu
+    none = np.zeros_like(sums)
+    for round_ in range(1 + _CORRECTORS):
+        if round_ == 0:
+            largest = team.each(Columns.aim_second, target)
+        elif min(lengths) > _LONG_ENOUGH:
+            break
         else:
-            return factor
+            further = tuple(min(1.0, 1.5 * length + 0.1) for length in lengths)
+            largest = team.each(Columns.aim_central, target, further)
+        more_nu = _newton(team, schur, largest, none)
+        # A share of each corrector that lengthens the steps most (Colombo and Gondzio, Comput. Optim.
+        # Appl. 41, 2008).
+        by_share = [
+            _shortest(list(lengths)) for lengths in zip(*team.each(Columns.finish_corrector), strict=True)
+        ]
+        (primal, at_primal), (dual, at_dual) = (
+            max((lengths[side], share) for lengths, share in zip(by_share, SHARES, strict=True))
+            for side in (0, 1)
+        )
+        if round_ and primal + dual < sum(lengths) + _LEAST_GAIN:
+            team.each(Columns.discard)
+            break
+        team.each(Columns.blend, at_primal, at_dual)
+        lengths, nu = (primal, dual), nu + at_dual * more_nu
+    lengths = min(1.0, _TO_BOUNDARY * lengths[0]), min(1.0, _TO_BOUNDARY * lengths[1])
+    if min(lengths) < _SMALLEST_STEP:
+        return None
+    team.each(Columns.advance, lengths)
+    return lengths[1] * nu
+
+
+def _newton(team: _Team, schur: _Schur, largest: list[float], sums: Array) -> Array:
+    """Solve the Newton system for the right-hand sides that the parts aim at; return Δν."""
+    tolerance = _REFINE_ABOVE * max(*largest, 1e-300)
+    nu, rest_sums, rest = np.zeros_like(sums), sums, np.inf
+    for _ in range(1 + _REFINEMENTS):
+        more_nu = schur.solve(rest_sums - sum(team.each(Columns.eliminate)))
+        outcomes = team.each(Columns.couple, more_nu, nu + more_nu)
+        before, rest = rest, max(left for left, _ in outcomes)
+        if not rest < before:
+            # Where the arithmetic ends, refining makes it worse.
+            team.each(Columns.undo)
+            break
+        nu = nu + more_nu
+        rest_sums = sums - sum(moved for _, moved in outcomes)
+        if rest <= tolerance and np.abs(rest_sums).max() <= _REFINE_ABOVE:
+            break
+    return nu
+
+
+def _shortest(lengths: list[Lengths]) -> Lengths:
+    return min(primal for primal, _ in lengths), min(dual for _, dual in lengths)

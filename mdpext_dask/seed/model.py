@@ -5,6 +5,7 @@
 for every pair {i, j} of neighbouring seeds on the grid, both ways.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,16 +176,81 @@ class SeedMechanism:
         return (self.primal - self.dual) / max(abs(self.primal), np.finfo(float).tiny)
 
 
+@dataclass(frozen=True)
+class DualPart:
+    """What some columns contribute to a lower bound.
+
+    Parameters
+    ----------
+    value, magnitude, terms
+        Sum of the terms, of their absolute values, and how many they are.
+    sizes
+        By seed, the largest sum of absolute values that a reduced cost was made of, shape (J,) or as given.
+    """
+
+    value: float
+    magnitude: float
+    terms: int
+    sizes: NDArray[np.float64]
+
+    def plus(self, value: float, magnitude: float, terms: int) -> "DualPart":
+        """Return the part with further terms."""
+        return DualPart(self.value + value, self.magnitude + magnitude, self.terms + terms, self.sizes)
+
+
+def dual_part(
+    reduced: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    lower: NDArray[np.float64],
+    upper: NDArray[np.float64],
+) -> DualPart:
+    """Return Σ min over lower ≤ z ≤ upper of r z, with what rounding needs to know.
+
+    Parameters
+    ----------
+    reduced
+        r, float64 with outputs along the first axis.
+    sizes
+        Sum of the absolute values of the few terms of each r, same shape.
+    lower, upper
+        Bounds, broadcastable.
+    """
+    terms = np.minimum(lower * reduced, upper * reduced)
+    return DualPart(float(terms.sum()), float(np.abs(terms).sum()), terms.size, sizes.max(axis=0))
+
+
+def dual_bound_of(parts: Sequence[DualPart], nu: NDArray[np.float64], total: float) -> float:
+    """Return a lower bound on the optimum from any multipliers, rounded outward.
+
+    For λ ≥ 0 on rows A z ≥ b and free ν on Σ_k z_k = t, every feasible z has
+    c·z ≥ t Σ ν + λ·b + Σ r z with r = c − Aᵀ λ − ν, and z lies between its bounds.
+
+    Parameters
+    ----------
+    parts
+        λ·b and the minima of r z, of all columns.
+    nu
+        ν, any shape.
+    total
+        t.
+    """
+    value, magnitude = sum(p.value for p in parts), sum(p.magnitude for p in parts)
+    sizes = np.max([p.sizes for p in parts], axis=0)
+    weight = total * float(np.abs(nu).sum())
+    # Rounding of the sums, and of the reduced costs, which weigh at most their largest in every row of z.
+    rounding = np.finfo(float).eps * (
+        (sum(p.terms for p in parts) + nu.size) * (weight + magnitude) + 16 * total * float(sizes.sum())
+    )
+    return float(total * nu.sum() + value - rounding)
+
+
 def dual_bound(
     reduced: NDArray[np.float64],
     sizes: NDArray[np.float64],
     nu: NDArray[np.float64],
     floor: float,
 ) -> float:
-    """Return a lower bound on the optimum of a seed LP from any multipliers, rounded outward.
-
-    For λ ≥ 0 on the budgets and free ν on the row sums, every feasible z has c·z ≥ Σ ν + Σ r z with
-    r = c − A_budgetᵀ λ − ν; and δ ≤ z ≤ 1, so each term is at least min(δ r, r).
+    """Return :func:`dual_bound_of` for a seed LP, whose rows have b = 0 and δ ≤ z ≤ 1.
 
     Parameters
     ----------
@@ -197,9 +263,5 @@ def dual_bound(
     floor
         δ.
     """
-    terms = np.minimum(floor * reduced, reduced)
-    # Rounding of the sums, and of the reduced costs, which weigh at most their largest in every row of z.
-    rounding = np.finfo(float).eps * (
-        (terms.size + nu.size) * (np.abs(nu).sum() + np.abs(terms).sum()) + 16 * sizes.max(axis=1).sum()
-    )
-    return float(nu.sum() + terms.sum() - rounding)
+    part = dual_part(reduced.T, sizes.T, np.array(floor), np.array(1.0))
+    return dual_bound_of([part], nu, 1.0)
