@@ -192,7 +192,7 @@ def read_problem(name: str) -> ProblemFile:
         prior=_prior(path, prior, (len(x), len(y))),
         projection=_projection(path, centre),
         # Halves and whole numbers are kept as float64, which holds them exactly.
-        loss_dtype=np.dtype(np.float32 if loss_dtype == np.float32 else np.float64),
+        loss_dtype=np.dtype(np.float32 if (loss_dtype.kind, loss_dtype.itemsize) == ("f", 4) else np.float64),
         notes=(f"{path}: {', '.join(unused)} is not used",) if unused else (),
     )
 
@@ -242,7 +242,7 @@ def _header(archive: NpzFile, path: Path, key: str) -> tuple[tuple[int, ...], np
                 member
             )
     except _UNREADABLE as error:
-        raise DataError(f"loss.file: {path}: {key} is not a NumPy array: {first_line(error)}") from None
+        raise DataError(f"loss.file: {path}: {key} cannot be read: {first_line(error)}") from None
     if dtype.kind not in "fiu":
         raise DataError(f"loss.file: {path}: {key} holds {dtype}, not numbers; save it as float64")
     return tuple(shape), dtype
