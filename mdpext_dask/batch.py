@@ -11,21 +11,22 @@ import pandas as pd
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.mechanism import OutsideRule, open_mechanism
-from mdpext_dask.tables import read_points
+from mdpext_dask.tables import LONLAT, PLANAR, read_points
 
 
 def sample_file(store: str, points: Path, output: Path, outside: str = "nearest") -> dict[str, Any]:
     """Draw one reported place for every point of a CSV file, and write them as CSV.
 
-    The output has the columns row (of the input, from 0), output, lon, lat; nothing else of the input
-    is carried over, since any other column may give the place away. It is written whole or not at all.
+    The output has the columns row (of the input, from 0), output, lon, lat (x_km, y_km where the mechanism
+    is planar); nothing else of the input is carried over, since any other column may give the place away.
+    It is written whole or not at all.
 
     Parameters
     ----------
     store
         A finished mechanism store.
     points
-        CSV with columns lon,lat or x_km,y_km.
+        CSV with columns lon,lat or x_km,y_km; the latter where the mechanism is planar.
     output
         Where the reports go.
     outside
@@ -44,14 +45,20 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
         raise SpecError(f"{output}: lies inside the store")
     mechanism = open_mechanism(store)
     places = read_points(points, weights=False)
+    if mechanism.planar and not places.planar:
+        raise DataError(
+            f"{points}: has columns lon,lat, but {store} is planar, its loss file has no centre_lon, "
+            "centre_lat; use x_km,y_km"
+        )
     drawn, was_outside = mechanism.sample_points(
         places.coordinates, planar=places.planar, outside=cast(OutsideRule, outside)
     )
     if places.planar and was_outside.all() and mechanism.holds_degrees(places.coordinates):
         raise DataError(f"{points}: x_km,y_km look like degrees; name the columns lon,lat")
     kept = np.flatnonzero(drawn >= 0)
-    reported = mechanism.output_lonlat[drawn[kept]]
-    table = pd.DataFrame({"row": kept, "output": drawn[kept], "lon": reported[:, 0], "lat": reported[:, 1]})
+    columns = PLANAR if mechanism.planar else LONLAT
+    reported = (mechanism.output_xy_km if mechanism.planar else mechanism.output_lonlat)[drawn[kept]]
+    table = pd.DataFrame({"row": kept, "output": drawn[kept], **dict(zip(columns, reported.T, strict=True))})
     _write_whole(table, target)
     return {
         "points": len(kept),

@@ -9,10 +9,11 @@ from typing import Any
 import psutil
 
 from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon
-from mdpext_dask.domain import Frame, build_frame, check_counts, output_count
+from mdpext_dask.domain import FileFrame, Frame, build_frame, check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec, check_min_probability
+from mdpext_dask.stored_loss import CACHE_BYTES
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 # Seconds for one element of the (records x outputs) array and one worker.
@@ -20,6 +21,8 @@ _EXTEND = 2.0e-8
 _AUDIT = 1.7e-8
 _EVALUATE = 0.8e-8
 _LOSS = 1.0e-8
+# Reading and checking one element of a loss file.
+_READ = 1.0e-8
 # Seconds for one task, whatever it does: opening the store, the scheduler.
 _TASK = 0.008
 # Reading a network costs so much a node; a shortest-path tree, so much a node again.
@@ -33,7 +36,7 @@ _START = 1.3
 _CLIENT_ARRAYS = 4
 
 
-def check_memory(spec: JobSpec, frame: Frame) -> None:
+def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     """Refuse a job whose arrays cannot fit into this machine, before any of them is made.
 
     Raises
@@ -42,8 +45,10 @@ def check_memory(spec: JobSpec, frame: Frame) -> None:
         With what is needed and what there is.
     """
     grid = frame.grid
-    plan = Plan.of(grid, output_count(spec, grid), spec.store.block_cells)
+    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells)
     needed = _CLIENT_ARRAYS * grid.records * FLOAT64
+    if isinstance(frame, FileFrame):
+        needed += frame.problem.loss_bytes
     if spec.cluster.kind != "address":
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
         needed += workers * (plan.peak_bytes_per_task + _table_bytes(spec, frame))
@@ -59,8 +64,10 @@ def check_memory(spec: JobSpec, frame: Frame) -> None:
         )
 
 
-def _table_bytes(spec: JobSpec, frame: Frame) -> int:
-    """Return what a worker holds of the travel loss: its tables, twice while they are read."""
+def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
+    """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
+    if isinstance(frame, FileFrame):
+        return min(CACHE_BYTES, frame.problem.loss_bytes)
     tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
     return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
@@ -75,7 +82,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     """
     frame = build_frame(spec)
     grid = frame.grid
-    outputs = output_count(spec, grid)
+    outputs = output_count(spec, frame)
     check_min_probability(spec.privacy.min_probability, outputs)
     check_counts(spec, frame)
     check_memory(spec, frame)
@@ -89,7 +96,9 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         solves, trials = _SEARCH_SOLVES, _SEARCH_TRIALS
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
-    nodes = frame.network.nodes
+    nodes, nodes_read = 0, 0
+    if isinstance(frame, Frame):
+        nodes, nodes_read = frame.network.nodes, frame.network.nodes_read
     work = grid.seeds**2 * min(grid.seeds_shape)
     lp_seconds = outputs * (_SEED_ENTRY * grid.seeds + _SEED_FLOP * work)
 
@@ -97,7 +106,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     for workers in WORKER_COUNTS:
         shared = min(workers, plan.blocks)
         seconds = {
-            "domain": nodes * (_NODE + trees * _TREE_NODE),
+            "domain": nodes * (_NODE + trees * _TREE_NODE) + (0 if nodes else elements * _READ),
             "loss": (elements * _LOSS + plan.blocks * _TASK) / shared,
             # Splits are solved side by side, rounds of a search one after the other.
             "seed": lp_seconds * (solves if trials else -(-solves // workers))
@@ -126,6 +135,6 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "tasks": (4 + trials) * plan.blocks + solves,
         "seconds_by_workers": by_workers,
         "road_nodes": nodes,
-        "road_nodes_read": frame.network.nodes_read,
+        "road_nodes_read": nodes_read,
         "distortion": frame.distortion,
     }

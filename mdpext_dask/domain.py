@@ -1,4 +1,4 @@
-"""From a job to numbers: network, projection, grid, outputs, prior and tasks."""
+"""From a job to numbers: network or loss file, projection, grid, outputs, prior and tasks."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,11 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.grid import Box, Grid
-from mdpext_dask.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.loss import EuclideanLoss, TableLoss, TravelLoss
+from mdpext_dask.problem_file import ProblemFile, read_problem
 from mdpext_dask.projection import Projection
 from mdpext_dask.roads import RoadNetwork, points_path, read_roads
-from mdpext_dask.spec import JobSpec, check_min_probability
+from mdpext_dask.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
 from mdpext_dask.tables import Points, read_points
 
 # Independent streams for what is drawn, so that changing one number redraws one thing.
@@ -25,13 +26,14 @@ class Domain:
     Parameters
     ----------
     projection
-        From degrees to the plane.
+        From degrees to the plane; None where the plane is all that is known.
     distortion
         Largest relative stretching of a ground distance in the disc that holds the grid; charged to ε.
+        0 without a projection: distances are those of the plane.
     grid
         The grid of records.
     output_xy_km, output_lonlat
-        Outputs, float64 of shape (K, 2).
+        Outputs, float64 of shape (K, 2); degrees are not-a-number without a projection.
     prior
         π of the records, float64 of shape ``grid.shape``, summing to 1.
     loss
@@ -40,13 +42,13 @@ class Domain:
         What a user should know: parts of the network dropped, prior points outside.
     """
 
-    projection: Projection
+    projection: Projection | None
     distortion: float
     grid: Grid
     output_xy_km: NDArray[np.float64]
     output_lonlat: NDArray[np.float64]
     prior: NDArray[np.float64]
-    loss: TravelLoss | EuclideanLoss
+    loss: TravelLoss | EuclideanLoss | TableLoss
     notes: tuple[str, ...]
 
     @property
@@ -83,14 +85,39 @@ class Frame:
     nodes_inside: NDArray[np.intp]
 
 
-def build_frame(spec: JobSpec) -> Frame:
-    """Read the network and lay the grid.
+@dataclass(frozen=True)
+class FileFrame:
+    """Like :class:`Frame`, of a job whose problem comes from a loss file.
+
+    Parameters
+    ----------
+    problem
+        The file, but for the loss itself.
+    projection
+        From degrees to the plane, if the file says which.
+    distortion
+        Largest relative stretching of a ground distance over the grid; 0 without a projection.
+    grid
+        The grid of records, which are those of the file.
+    """
+
+    problem: ProblemFile
+    projection: Projection | None
+    distortion: float
+    grid: Grid
+
+
+def build_frame(spec: JobSpec) -> Frame | FileFrame:
+    """Read the network, or the loss file but for the loss, and lay the grid.
 
     Raises
     ------
     SpecError, DataError
         If the job and its files do not fit together; before any long work.
     """
+    if spec.loss.kind == "file":
+        return _file_frame(spec)
+    assert spec.domain.cell_km is not None  # the job file's validation sees to it
     directed = spec.loss.kind == "travel" and spec.loss.directed
     network = read_roads(spec.domain.roads, spec.domain.place)
     if directed and not network.directions_known:
@@ -129,7 +156,22 @@ def build_frame(spec: JobSpec) -> Frame:
     )
 
 
-def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
+def _file_frame(spec: JobSpec) -> FileFrame:
+    assert spec.loss.file is not None  # the job file's validation sees to it
+    problem = read_problem(spec.loss.file)
+    grid, projection = problem.grid(spec.domain.refine, spec.domain.cell_km), problem.projection
+    distortion = 0.0
+    if projection is not None:
+        try:
+            distortion = projection.distortion(grid.box.radius_km)
+        except SpecError as error:
+            raise DataError(
+                f"loss.file: {problem.path}: x_km and y_km must be km from centre_lon, centre_lat; {error}"
+            ) from None
+    return FileFrame(problem=problem, projection=projection, distortion=distortion, grid=grid)
+
+
+def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domain:
     """Build the whole domain of a job.
 
     Raises
@@ -138,6 +180,8 @@ def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
         If the job and its files do not fit together; before any long work.
     """
     frame = frame or build_frame(spec)
+    if isinstance(frame, FileFrame):
+        return _domain_of_file(spec, frame)
     network, grid = frame.network, frame.grid
     notes = []
     if network.nodes < network.nodes_read:
@@ -149,8 +193,7 @@ def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
     output_xy, output_node = _choose_outputs(spec, frame)
     check_min_probability(spec.privacy.min_probability, len(output_xy))
     prior, dropped = _make_prior(spec, frame)
-    if dropped:
-        notes.append(f"{dropped} prior points lie outside the grid and were left out")
+    notes += _prior_note(dropped)
     loss: TravelLoss | EuclideanLoss = EuclideanLoss(output_xy)
     if spec.loss.kind == "travel":
         task_node, task_weight = _choose_tasks(spec, frame)
@@ -172,7 +215,27 @@ def build_domain(spec: JobSpec, frame: Frame | None = None) -> Domain:
     )
 
 
-def output_count(spec: JobSpec, grid: Grid) -> int:
+def _domain_of_file(spec: JobSpec, frame: FileFrame) -> Domain:
+    problem, projection = frame.problem, frame.projection
+    outputs = problem.output_xy_km
+    check_min_probability(spec.privacy.min_probability, len(outputs))
+    prior, notes = problem.prior, problem.notes
+    if spec.prior.kind != FROM_LOSS_FILE:
+        prior, dropped = _make_prior(spec, frame)
+        notes += _prior_note(dropped)
+    return Domain(
+        projection=projection,
+        distortion=frame.distortion,
+        grid=frame.grid,
+        output_xy_km=outputs,
+        output_lonlat=np.full_like(outputs, np.nan) if projection is None else projection.to_degrees(outputs),
+        prior=prior,
+        loss=TableLoss(frame.grid, problem.read_loss()),
+        notes=notes,
+    )
+
+
+def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
     """Return K without drawing anything.
 
     Raises
@@ -180,22 +243,28 @@ def output_count(spec: JobSpec, grid: Grid) -> int:
     SpecError, DataError
         If the outputs' file cannot be read.
     """
+    if isinstance(frame, FileFrame):
+        return len(frame.problem.output_xy_km)
     if spec.outputs.choose == "seeds":
-        return grid.seeds
+        return frame.grid.seeds
     if spec.outputs.choose == "file":
         return len(_read_file(spec.outputs.file, "outputs.file", weights=False).coordinates)
     assert spec.outputs.count is not None  # the job file's validation sees to it
     return spec.outputs.count
 
 
-def check_counts(spec: JobSpec, frame: Frame) -> None:
+def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
     """Refuse to draw more outputs or tasks than there are road nodes in the box.
+
+    With a loss file nothing is drawn.
 
     Raises
     ------
     DataError
         With both numbers.
     """
+    if isinstance(frame, FileFrame):
+        return
     available = len(frame.nodes_inside)
     wanted = [("outputs.count", spec.outputs.count or 0)]
     if spec.loss.kind == "travel" and spec.loss.tasks_file is None:
@@ -279,16 +348,25 @@ def _nearest_nodes(frame: Frame, xy_km: NDArray[np.float64]) -> NDArray[np.intp]
     return np.asarray(KDTree(frame.node_xy_km).query(xy_km)[1], dtype=np.intp)
 
 
-def _make_prior(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], int]:
+def _prior_note(dropped: int) -> tuple[str, ...]:
+    return (f"{dropped} prior points lie outside the grid and were left out",) if dropped else ()
+
+
+def _make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.float64], int]:
     """Return π on the fine lattice and the number of prior points outside the grid."""
     grid = frame.grid
     if spec.prior.kind == "uniform":
         return np.full(grid.shape, 1 / grid.records), 0
-    if spec.prior.kind == "road-nodes":
+    if isinstance(frame, Frame) and spec.prior.kind == "road-nodes":
         xy = frame.node_xy_km[frame.nodes_inside]
         weight = np.ones(len(xy))
     else:
         points = _read_file(spec.prior.file, "prior.file")
+        if frame.projection is None and not points.planar:
+            raise DataError(
+                f"prior.file: {spec.prior.file}: has columns lon,lat, but the loss file has no centre to "
+                "place them by; use x_km,y_km"
+            )
         xy, weight = _in_plane(points, frame.projection), _shares(points.weight)
     i, j, inside = grid.nearest_records(xy)
     if not weight[inside].any():
@@ -303,5 +381,8 @@ def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:
     return read_points(points_path(name, key), weights=weights)
 
 
-def _in_plane(points: Points, projection: Projection) -> NDArray[np.float64]:
-    return points.coordinates if points.planar else projection.to_plane(points.coordinates)
+def _in_plane(points: Points, projection: Projection | None) -> NDArray[np.float64]:
+    if points.planar:
+        return points.coordinates
+    assert projection is not None  # who may have none has asked for points in the plane
+    return projection.to_plane(points.coordinates)

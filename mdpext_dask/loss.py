@@ -1,13 +1,13 @@
-"""What a wrong report costs: travel-distance and Euclidean loss, and the seed cost.
+"""What a wrong report costs: travel-distance loss, Euclidean loss, a table; and the seed cost.
 
 c(x, y) = Σ_q w_q | d_G(x, q) − d_G(y, q) |, the error in road distance to places q, each place x taken
-at its nearest road node; or simply ‖x − y‖₂. Losses are made row by row of the fine lattice, so no
-array larger than (records of a row) × outputs is ever held.
+at its nearest road node; or simply ‖x − y‖₂; or what a table says. Losses are made row by row of the
+fine lattice, so no array larger than (records of a row) × outputs is ever held.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,46 @@ class TravelLoss:
         nodes, inverse = np.unique(self._tree.query(xy_km)[1], return_inverse=True)
         table = self.task_distance_km[nodes] * self.task_weight
         return np.asarray(cdist(table, self._output_table, "cityblock"), dtype=np.float64)[inverse]
+
+
+class Table(Protocol):
+    """Numbers of shape (records east, records north, K) that are read a part of a row at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Records to the east, to the north, and outputs."""
+        ...
+
+    def __getitem__(self, index: tuple[int, slice]) -> NDArray[Any]:
+        """Return the losses of consecutive records ``(i, j)`` of one i, of shape (records, K)."""
+        ...
+
+
+@dataclass(frozen=True)
+class TableLoss:
+    """Loss that somebody else has worked out, known at the records only.
+
+    Parameters
+    ----------
+    grid
+        The grid of records.
+    table
+        c of every record and output in km, of shape (*grid.shape, K): an array, or what stands for one.
+    """
+
+    grid: Grid
+    table: Table
+
+    def rows(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the losses of the nearest record of each place in km, float64 of shape (n, K)."""
+        i, j, _ = self.grid.nearest_records(xy_km)
+        rows = np.empty((len(xy_km), self.table.shape[-1]))
+        for east in np.unique(i):
+            members = np.flatnonzero(i == east)
+            first, last = int(j[members].min()), int(j[members].max())
+            part = self.table[int(east), slice(first, last + 1)]
+            rows[members] = part[j[members] - first]
+        return rows
 
 
 def corner_costs(

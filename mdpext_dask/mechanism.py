@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask import objects, receipts
+from mdpext_dask import integrity, objects
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
 from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
@@ -52,7 +52,7 @@ def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
             missing=missing,
         )
     if verify:
-        _verify(store)
+        integrity.verify(store)
     return Mechanism(store)
 
 
@@ -62,6 +62,9 @@ class Mechanism:
     A location is first moved to its nearest record, at most `max_quantisation_km` away. Locations outside
     the grid, anywhere on Earth, are moved to its border first, in a way that increases no distance between
     two of them.
+
+    A mechanism from a loss file that does not say where on Earth its plane lies is *planar*: places and
+    reports are x and y in km, and so is the distance of the promise.
     """
 
     def __init__(self, store: MechanismStore) -> None:
@@ -69,10 +72,11 @@ class Mechanism:
         self._grid = store.grid
         self._projection = store.projection
         self._output_lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
+        self._output_xy_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
 
     @property
     def epsilon_per_km(self) -> float:
-        """Promised ε, in 1/km, for distance on the ground."""
+        """Promised ε, in 1/km, for distance on the ground; of a planar mechanism, in the plane."""
         return float(self._store.attributes["epsilon_per_km"])
 
     @property
@@ -95,8 +99,18 @@ class Mechanism:
 
     @property
     def output_lonlat(self) -> NDArray[np.float64]:
-        """Outputs, lon and lat in degrees, float64 of shape (K, 2)."""
+        """Outputs, lon and lat in degrees, float64 of shape (K, 2); not-a-number where it is planar."""
         return self._output_lonlat.copy()
+
+    @property
+    def output_xy_km(self) -> NDArray[np.float64]:
+        """Outputs in the plane, x and y in km, float64 of shape (K, 2)."""
+        return self._output_xy_km.copy()
+
+    @property
+    def planar(self) -> bool:
+        """Whether places and reports are x and y in km, with no longitude and latitude."""
+        return self._projection is None
 
     @property
     def dataset(self) -> xr.Dataset:
@@ -120,7 +134,12 @@ class Mechanism:
         lon, lat
             The place in degrees; or
         x_km, y_km
-            in the plane, in km.
+            in the plane, in km; the only way where the mechanism is planar.
+
+        Raises
+        ------
+        SpecError
+            If the place is not given in one of these ways.
         """
         point = self._one_point(lon, lat, x_km, y_km)
         i, j, _ = self._grid.nearest_records(point)
@@ -133,6 +152,8 @@ class Mechanism:
                 "output": np.arange(len(weights)),
                 "output_lon": ("output", self._output_lonlat[:, 0]),
                 "output_lat": ("output", self._output_lonlat[:, 1]),
+                "output_x": ("output", self._output_xy_km[:, 0]),
+                "output_y": ("output", self._output_xy_km[:, 1]),
                 "x": float(self._grid.x_km()[i[0]]),
                 "y": float(self._grid.y_km()[j[0]]),
             },
@@ -149,9 +170,10 @@ class Mechanism:
         y_km: float | None = None,
         n: int = 1,
     ) -> NDArray[np.float64]:
-        """Return `n` independent reported places for one true place, lon and lat, shape (n, 2).
+        """Return `n` independent reported places for one true place, shape (n, 2).
 
-        Every one of them is a release of its own: n of them together are n ε, not ε.
+        They are lon and lat in degrees; of a planar mechanism, x and y in km. Every one of them is a
+        release of its own: n of them together are n ε, not ε.
 
         Raises
         ------
@@ -161,11 +183,12 @@ class Mechanism:
         if not isinstance(n, int) or n < 1:
             raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
         i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
-        return np.asarray(self._output_lonlat[sample_row(self._rows(i, j)[0], n)])
+        reported = self._output_xy_km if self.planar else self._output_lonlat
+        return np.asarray(reported[sample_row(self._rows(i, j)[0], n)])
 
     def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
-        if not (np.abs(coordinates) <= (180, 90)).all():
+        if self._projection is None or not (np.abs(coordinates) <= (180, 90)).all():
             return False
         return bool(self._grid.box.contains(self._projection.to_plane(coordinates)).all())
 
@@ -200,6 +223,8 @@ class Mechanism:
         ------
         DataError
             If a place is outside and the rule is ``"error"``, or a coordinate is not finite.
+        SpecError
+            If places are in degrees and the mechanism is planar.
         """
         if not np.isfinite(coordinates).all():
             raise DataError("points: coordinates must be finite numbers")
@@ -228,6 +253,11 @@ class Mechanism:
         For p = 2 distances are those on the ground, so far places are moved to where the distortion is
         charged; for other p they are those of the plane.
         """
+        if self._projection is None:
+            raise SpecError(
+                f"lon, lat: {self._store.url} is planar, its loss file has no centre_lon, centre_lat; give "
+                "x_km, y_km"
+            )
         if self.metric_p == 2:
             return self._projection.to_disc(lonlat, self._grid.box.radius_km)
         xy = self._projection.to_plane(lonlat)
@@ -271,22 +301,4 @@ class Mechanism:
         return (
             f"<Mechanism {self._store.url}: {rows} x {columns} records, {len(self._output_lonlat)} "
             f"outputs, epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})>"
-        )
-
-
-def _verify(store: MechanismStore) -> None:
-    wrong = store.inconsistencies()
-    found = store.read_receipts()
-    for block in store.plan:
-        receipt = found.get(block.index)
-        if receipt is None or not receipts.is_intact(store.objects, receipt):
-            raise GuaranteeViolation(
-                f"{store.url}: block {block.index} (records {block.owned_x.start}.."
-                f"{block.owned_x.stop - 1} x {block.owned_y.start}..{block.owned_y.stop - 1}) has "
-                "changed since it was certified",
-                worst={"block": block.index},
-            )
-    if wrong:
-        raise GuaranteeViolation(
-            f"{store.url}: {', '.join(wrong)} has changed since the store was certified; run the audit"
         )

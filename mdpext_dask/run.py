@@ -239,7 +239,7 @@ def find_or_prepare(
     with stages.stage("domain"):
         frame = build_frame(spec)
         check_memory(spec, frame)
-        epsilons(spec, frame.grid, frame.distortion, output_count(spec, frame.grid))
+        epsilons(spec, frame.grid, frame.distortion, output_count(spec, frame))
         domain = build_domain(spec, frame)
     for note in domain.notes:
         stages.observer(Note(note))

@@ -5,12 +5,11 @@ store. Paths enter it by the content of the file they name, so a job may be move
 where and how it runs (``[cluster]``) and what it is called (``[job]``) do not enter it.
 """
 
-import difflib
 import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from mdpext_dask.complaints import first_complaint
 from mdpext_dask.errors import SpecError
 
 BUILTIN_PREFIX = "builtin:"
@@ -42,6 +42,7 @@ _PATH_KEYS = (
     ("outputs", "file"),
     ("prior", "file"),
     ("loss", "tasks_file"),
+    ("loss", "file"),
 )
 # Given as an override, this key replaces that one ...
 _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
@@ -49,7 +50,17 @@ _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
 _DEPENDENTS = {
     ("outputs", "choose"): {"count": "road-nodes", "file": "file"},
     ("prior", "kind"): {"file": "file"},
+    ("loss", "kind"): {"file": "file", "tasks": "travel", "tasks_file": "travel", "directed": "travel"},
     ("cluster", "kind"): {"address": "address"},
+}
+# A loss file brings grid, outputs and prior. Where the job may say so, and what it says then.
+FROM_LOSS_FILE = "loss-file"
+_FROM_LOSS_FILE_KEYS = (("outputs", "choose"), ("prior", "kind"))
+# An override that turns to a loss file drops these, whose place the file takes.
+_REPLACED_BY_LOSS_FILE = {
+    "domain": ("roads", "place", "bbox", "cell_km"),
+    "outputs": ("choose", "count", "file", "random_seed"),
+    "prior": ("kind", "file"),
 }
 
 
@@ -77,6 +88,9 @@ class JobSection(Section):
 class DomainSection(Section):
     """``[domain]``: the region, its road network and the grid of records.
 
+    With a loss file there is no road network: `roads`, `place` and `bbox` do not go with it, and
+    `cell_km` may be left out.
+
     Parameters
     ----------
     roads
@@ -87,7 +101,7 @@ class DomainSection(Section):
     bbox
         West, south, east, north in degrees; default: the box of the network's nodes.
     cell_km
-        Side of a source cell in km.
+        Side of a source cell in km; with a loss file its spacing times the product of `refine`.
     refine
         Subdivisions per level, each at least 1.
     metric_p
@@ -97,7 +111,7 @@ class DomainSection(Section):
     roads: Named | None = None
     place: Named | None = None
     bbox: tuple[float, float, float, float] | None = None
-    cell_km: Positive
+    cell_km: Positive | None = None
     refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
     metric_p: MetricExponent = 2.0
 
@@ -122,7 +136,7 @@ class DomainSection(Section):
 
     @model_validator(mode="after")
     def _one_source_of_roads(self) -> "DomainSection":
-        if (self.roads is None) == (self.place is None):
+        if self.roads is not None and self.place is not None:
             raise ValueError("give exactly one of roads and place")
         return self
 
@@ -136,9 +150,9 @@ class PrivacySection(Section):
 
 
 class OutputsSection(Section):
-    """``[outputs]``: the places that may be reported."""
+    """``[outputs]``: the places that may be reported; with a loss file, those of the file."""
 
-    choose: Literal["road-nodes", "seeds", "file"] = "road-nodes"
+    choose: Literal["road-nodes", "seeds", "file", "loss-file"] = "road-nodes"
     count: Annotated[int, Field(ge=1)] | None = None
     random_seed: Annotated[int, Field(ge=0)] = 0
     file: Named | None = None
@@ -155,9 +169,12 @@ class OutputsSection(Section):
 
 
 class PriorSection(Section):
-    """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight."""
+    """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight.
 
-    kind: Literal["road-nodes", "uniform", "file"] = "road-nodes"
+    With a loss file, ``"loss-file"`` is its own prior, uniform where it has none.
+    """
+
+    kind: Literal["road-nodes", "uniform", "file", "loss-file"] = "road-nodes"
     file: Named | None = None
 
     @model_validator(mode="after")
@@ -171,14 +188,26 @@ class LossSection(Section):
     """``[loss]``: what a wrong report costs, in km.
 
     `tasks` road nodes are drawn as places to travel to (or read from `tasks_file`); `directed` makes
-    travel follow one-way streets.
+    travel follow one-way streets. `file` is an ``.npz`` with a loss matrix, its grid, outputs and prior;
+    see :mod:`mdpext_dask.problem_file`.
     """
 
-    kind: Literal["travel", "euclidean"] = "travel"
+    kind: Literal["travel", "euclidean", "file"] = "travel"
+    file: Named | None = None
     tasks: Annotated[int, Field(ge=1)] = 50
     tasks_file: Named | None = None
     random_seed: Annotated[int, Field(ge=0)] = 0
     directed: bool = False
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "LossSection":
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError('file goes with kind = "file", and only with it')
+        if self.kind == "file" and self.tasks_file is not None:
+            raise ValueError('tasks_file does not go with kind = "file"; leave it out')
+        if self.kind == "file" and self.directed:
+            raise ValueError('directed = true does not go with kind = "file"; leave it out')
+        return self
 
 
 class SeedSection(Section):
@@ -231,6 +260,48 @@ class JobSpec(Section):
     extension: ExtensionSection = ExtensionSection()
     store: StoreSection = StoreSection()
     cluster: ClusterSection = ClusterSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_file_has_outputs_and_prior(cls, document: Any) -> Any:
+        loss = document.get("loss") if isinstance(document, Mapping) else None
+        if not isinstance(loss, Mapping) or loss.get("kind") != "file":
+            return document
+        filled = dict(document)
+        for section, key in _FROM_LOSS_FILE_KEYS:
+            if isinstance(given := filled.get(section, {}), Mapping):
+                filled[section] = {key: FROM_LOSS_FILE, **given}
+        return filled
+
+    @model_validator(mode="after")
+    def _roads_or_a_loss_file(self) -> "JobSpec":
+        domain, choose, kind = self.domain, self.outputs.choose, self.prior.kind
+        if self.loss.kind != "file":
+            if domain.roads is None and domain.place is None:
+                raise ValueError("domain: give exactly one of roads and place")
+            if domain.cell_km is None:
+                raise ValueError("domain.cell_km: is required")
+            for (section, key), value in zip(_FROM_LOSS_FILE_KEYS, (choose, kind), strict=True):
+                if value == FROM_LOSS_FILE:
+                    raise ValueError(f'{section}.{key}: "{value}" goes with loss.kind = "file" only')
+            return self
+        for key in ("roads", "place", "bbox"):
+            if getattr(domain, key) is not None:
+                raise ValueError(
+                    f'domain.{key}: does not go with loss.kind = "file", whose file has the grid; leave it '
+                    "out"
+                )
+        if choose != FROM_LOSS_FILE:
+            raise ValueError(
+                f'outputs.choose: "{choose}" does not go with loss.kind = "file", whose file has the '
+                "outputs; leave [outputs] out"
+            )
+        if kind == "road-nodes":
+            raise ValueError(
+                'prior.kind: "road-nodes" does not go with loss.kind = "file", which has no roads; leave it '
+                'out for the prior of the file, or use "uniform" or "file"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _probabilities_fit(self) -> "JobSpec":
@@ -336,7 +407,7 @@ def parse_job(document: Mapping[str, Any], source: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
-        raise SpecError(f"{source}: {_first_complaint(error)}") from None
+        raise SpecError(f"{source}: {first_complaint(error, JobSpec)}") from None
 
 
 def _resolve_paths(document: dict[str, Any], folder: Path) -> None:
@@ -368,6 +439,10 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     table = document.setdefault(section, {})
     if not isinstance(table, dict):
         raise SpecError(f"--set {override}: {section} is not a section")
+    if (section, key, value) == ("loss", "kind", "file") and table.get(key) != value:
+        for replaced, names in _REPLACED_BY_LOSS_FILE.items():
+            if isinstance(there := document.get(replaced), dict):
+                document[replaced] = {name: v for name, v in there.items() if name not in names}
     table[key] = value
     table.pop(_ALTERNATIVES.get((section, key), ""), None)
     for dependent, choice in _DEPENDENTS.get((section, key), {}).items():
@@ -375,43 +450,6 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
             table.pop(dependent, None)
     if (section, key) in _PATH_KEYS and isinstance(value, str):
         table[key] = _resolved(value, Path.cwd())
-
-
-def _first_complaint(error: ValidationError) -> str:
-    """Turn the first entry of a validation error into one line for the user."""
-    entries = error.errors(include_url=False)
-    # An unknown key is usually the cause of the missing one that is reported beside it.
-    first = next((e for e in entries if e["type"] == "extra_forbidden"), entries[0])
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return _unknown_key(tuple(str(part) for part in first["loc"]))
-    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        return f"{where.rpartition('.')[0]}: has too few numbers"
-    if first["type"] == "missing":
-        return f"{where}: is required"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return f"{where}: {message}" if where and not message.startswith(where) else message
-    return f"{where}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
-
-
-def _unknown_key(location: tuple[str, ...]) -> str:
-    known = list(_known_names(location[:-1]))
-    close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.52)
-    prefixed = [name for name in known if name.startswith(location[-1])]
-    hint = (close or prefixed or [""])[0]
-    advice = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
-    return f"{'.'.join(location)}: unknown key; {advice}"
-
-
-def _known_names(sections: tuple[str, ...]) -> Iterator[str]:
-    model: type[BaseModel] = JobSpec
-    for name in sections:
-        annotation = model.model_fields[name].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return
-        model = annotation
-    yield from model.model_fields
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,6 @@ from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
 from mdpext_dask.errors import IncompleteStoreError, StoreError, first_line
 from mdpext_dask.grid import Grid
-from mdpext_dask.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.partition import Block, Plan
 from mdpext_dask.projection import Projection
 from mdpext_dask.receipts import Receipt
@@ -215,30 +214,10 @@ class MechanismStore:
 
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
-        distortion = self.projection.distortion(self.grid.box.radius_km)
+        projection = self.projection
+        # A plane that is not said to be anywhere on Earth stretches nothing.
+        distortion = 0.0 if projection is None else projection.distortion(self.grid.box.radius_km)
         return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
-
-    def inconsistencies(self) -> list[str]:
-        """Return the attributes that do not belong to each other, or to the receipts of a finished store."""
-        attributes = self.attributes
-        identity, wrong = attributes["identity"], []
-        if fingerprint_of(identity) != attributes["fingerprint"]:
-            wrong.append("fingerprint")
-        if identity["privacy"]["epsilon_per_km"] != attributes["epsilon_per_km"]:
-            wrong.append("epsilon_per_km")
-        if identity["domain"]["metric_p"] != attributes["metric_p"]:
-            wrong.append("metric_p")
-        grid = self.grid
-        for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km())):
-            if not np.array_equal(self.read(name), coordinates):
-                wrong.append(name)
-        if attributes["state"] == COMPLETE:
-            if not self.has_seed():
-                wrong.append("seed")
-            hashes = attributes.get("chunk_hashes") or {}
-            if hashes.get("digest") != self.content_digest(self.read_receipts()):
-                wrong.append("chunk_hashes")
-        return wrong
 
     def content_digest(self, found: Mapping[int, Receipt]) -> str:
         """Return one SHA-256 (hex) over the hashes of all shards and the description of their array."""
@@ -256,9 +235,10 @@ class MechanismStore:
         return Grid(**{**self.attributes["grid"], "refine": tuple(self.attributes["grid"]["refine"])})
 
     @property
-    def projection(self) -> Projection:
-        """The projection from degrees to the plane."""
-        return Projection(**self.attributes["projection"])
+    def projection(self) -> Projection | None:
+        """The projection from degrees to the plane; None if the loss file gives no centre for it."""
+        centre = self.attributes["projection"]
+        return None if centre["centre_lon"] is None else Projection(**centre)
 
     @property
     def plan(self) -> Plan:
@@ -269,11 +249,18 @@ class MechanismStore:
     @property
     def outputs(self) -> int:
         """Number K of outputs."""
-        return int(self._array(template.PROBABILITY).shape[2])
+        return int(self.array(template.PROBABILITY).shape[2])
 
     # --- arrays -----------------------------------------------------------------------------------
 
-    def _array(self, name: str) -> "zarr.Array[Any]":
+    def array(self, name: str) -> "zarr.Array[Any]":
+        """Return an array of the hierarchy, nothing read of it yet.
+
+        Raises
+        ------
+        StoreError
+            If it is not there.
+        """
         try:
             array = self._root[name]
         except KeyError:
@@ -290,7 +277,7 @@ class MechanismStore:
         StoreError
             If the array is not there or its bytes are damaged.
         """
-        array = self._array(name)
+        array = self.array(name)
         try:
             return np.asarray(array[index] if index else array[...])
         except (ValueError, RuntimeError, OSError) as error:  # what codecs and storage raise
@@ -315,7 +302,7 @@ class MechanismStore:
         StoreError
             If the store refuses the write.
         """
-        array = self._array(template.PROBABILITY)
+        array = self.array(template.PROBABILITY)
         keys = self.shard_keys(block)
         east, north = block.owned_shape
         for _ in range(_WRITE_ATTEMPTS):
@@ -341,7 +328,7 @@ class MechanismStore:
         StoreError
             If the rows that the block owns are not whole shards; two tasks would write one file.
         """
-        array = self._array(template.PROBABILITY)
+        array = self.array(template.PROBABILITY)
         shard = array.shards
         if shard is None:
             raise StoreError(f"{self.url}: the probability array is not sharded")
@@ -477,17 +464,19 @@ class MechanismStore:
             f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
         )
 
-    def read_loss(self) -> TravelLoss | EuclideanLoss:
-        """Return the loss of the problem."""
-        if "problem/task_distance" not in self._root:
-            xy = np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
-            return EuclideanLoss(xy)
-        return TravelLoss(
-            node_xy_km=self.read("problem/node_xy"),
-            task_distance_km=self.read("problem/task_distance"),
-            task_weight=self.read("problem/task_weight"),
-            output_node=self.read("problem/output_node"),
-        )
+    @property
+    def loss_kind(self) -> str:
+        """What the tables of the problem are: ``travel``, ``euclidean`` or ``table``.
+
+        Raises
+        ------
+        StoreError
+            If the store does not say.
+        """
+        problem = self._root.get("problem")
+        if not isinstance(problem, zarr.Group) or "loss" not in problem.attrs:
+            raise StoreError(f"{self.url}: the tables of the loss are missing; use --overwrite")
+        return str(problem.attrs["loss"])
 
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""

@@ -21,6 +21,7 @@ from mdpext_dask.receipts import Receipt
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import COMPLETE, MechanismStore
+from mdpext_dask.stored_loss import read_loss
 
 
 def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
@@ -110,4 +111,4 @@ def extend_block(url: str, index: int) -> None:
 @lru_cache(maxsize=2)
 def cached_loss(url: str, problem_sha256: str) -> Loss:  # noqa: ARG001 part of the cache's key
     """Return the loss of a store's problem, read once per process for as long as it is that problem."""
-    return MechanismStore.open(url).read_loss()
+    return read_loss(MechanismStore.open(url))

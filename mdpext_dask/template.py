@@ -14,7 +14,7 @@ from zarr.codecs import BloscCodec
 
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
-from mdpext_dask.loss import TravelLoss
+from mdpext_dask.loss import TableLoss, TravelLoss
 from mdpext_dask.partition import Plan
 from mdpext_dask.spec import JobSpec, fingerprint_of, json_number
 
@@ -65,9 +65,10 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
             "refine": list(domain.grid.refine),
         },
         "block_cells": list(plan.block_cells),
+        # Without a centre the plane is all there is, and distances are those in it.
         "projection": {
-            "centre_lon": domain.projection.centre_lon,
-            "centre_lat": domain.projection.centre_lat,
+            "centre_lon": None if domain.projection is None else domain.projection.centre_lon,
+            "centre_lat": None if domain.projection is None else domain.projection.centre_lat,
         },
         "distortion": domain.distortion,
         "quantisation_km": vector_norm(
@@ -76,14 +77,22 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         "problem_sha256": _problem_sha256(domain),
         "notes": list(domain.notes),
         "software": software_versions(),
-        "attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0",
+        **_attribution(spec),
         **facts,
     }
 
 
+def _attribution(spec: JobSpec) -> dict[str, str]:
+    # Where the numbers of a loss file come from, its owner knows.
+    if spec.loss.kind == "file":
+        return {}
+    return {"attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0"}
+
+
 def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     """Create the probability array, empty, and everything that describes it."""
-    grid = domain.grid
+    grid, projection = domain.grid, domain.projection
+    mapped: dict[str, Any] = {} if projection is None else {"grid_mapping": "spatial_ref"}
     root.create_array(
         PROBABILITY,
         shape=(*grid.shape, domain.outputs),
@@ -97,20 +106,21 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         attributes={
             "long_name": "probability of reporting an output from a record",
             "units": "1",
-            "grid_mapping": "spatial_ref",
             "coordinates": "output_x output_y output_lon output_lat",
+            **mapped,
         },
     )
     for name, title, values in (("x", "easting", grid.x_km()), ("y", "northing", grid.y_km())):
+        standard: dict[str, Any] = {"standard_name": f"projection_{name}_coordinate"} if mapped else {}
         _write(
             root,
             name,
             values,
             (name,),
-            standard_name=f"projection_{name}_coordinate",
             long_name=title,
             units="km",
             axis=name.upper(),
+            **standard,
         )
     _write(root, "output", np.arange(domain.outputs), ("output",), long_name="output number")
     for name, values, title, units in (
@@ -121,9 +131,8 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     ):
         _write(root, name, values, ("output",), long_name=title, units=units)
     plane = _plane_chunks(grid.shape)
-    described: dict[str, Any] = {"grid_mapping": "spatial_ref"}
     title = "prior probability of the record"
-    _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **described)
+    _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
     # All records belong to the region; chunks that equal the fill value are not written at all.
     root.create_array(
         "inside",
@@ -132,14 +141,20 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         chunks=plane,
         fill_value=True,
         dimension_names=("x", "y"),
-        attributes={"long_name": "whether the record belongs to the region", **described},
+        attributes={"long_name": "whether the record belongs to the region", **mapped},
     )
-    _write(root, "spatial_ref", np.array(0), (), **domain.projection.grid_mapping())
+    if projection is not None:
+        _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
 
 
 def _write_problem(problem: zarr.Group, domain: Domain) -> None:
     """Write the tables of the loss, so that a finished store can be evaluated by itself."""
+    if isinstance(domain.loss, TableLoss):
+        table = _table(domain.loss)
+        _write(problem, "loss", table, ("x", "y", "output"), _loss_chunks(table), units="km")
+        problem.attrs["loss"] = "table"
+        return
     if not isinstance(domain.loss, TravelLoss):
         problem.attrs["loss"] = "euclidean"
         return
@@ -169,6 +184,17 @@ def _write(
     )
 
 
+def _table(loss: TableLoss) -> NDArray[Any]:
+    assert isinstance(loss.table, np.ndarray)  # a problem that has just been built is all in memory
+    return loss.table
+
+
+def _loss_chunks(table: NDArray[Any]) -> tuple[int, int, int]:
+    """Parts of one row of records, at most about a megabyte: a task reads the rows it needs."""
+    record = table.shape[2] * table.itemsize
+    return 1, min(max(_PLANE_CHUNK_BYTES // record, 1), table.shape[1]), table.shape[2]
+
+
 def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
     """Chunks of about a megabyte, however many blocks there are."""
     side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
@@ -181,8 +207,10 @@ def _problem_sha256(domain: Domain) -> str:
     if isinstance(domain.loss, TravelLoss):
         loss = domain.loss
         tables += (loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node)
+    elif isinstance(domain.loss, TableLoss):
+        tables += (_table(domain.loss),)
     for table in tables:
-        digest.update(np.ascontiguousarray(table).tobytes())
+        digest.update(np.ascontiguousarray(table).data)
     return digest.hexdigest()
 
 

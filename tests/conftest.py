@@ -11,7 +11,8 @@ import pytest
 from mdpext_dask.spec import ClusterSection
 
 ROADS_VARIABLE = "MDPEXT_ROADS"
-_BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data" / "roads"
+PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"
+_BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 _SMALL_JOB: dict[str, dict[str, Any]] = {
     "job": {"name": "small"},
@@ -42,10 +43,23 @@ def city_roads() -> Callable[[str], Path]:
     """Return a function from a city's name to the folder of its network; skips where there is none."""
 
     def find(city: str) -> Path:
-        folder = Path(os.environ.get(ROADS_VARIABLE, _BESIDE_THE_PROJECT)) / city
+        folder = Path(os.environ.get(ROADS_VARIABLE, _BESIDE_THE_PROJECT / "roads")) / city
         if not folder.is_dir():
             pytest.skip(f"no road network of {city} in {folder.parent} (set {ROADS_VARIABLE})")
         return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def fixed_problem() -> Callable[[str], Path]:
+    """Return a function from a fixed problem's name to its loss file; skips where there is none."""
+
+    def find(name: str) -> Path:
+        file = Path(os.environ.get(PROBLEMS_VARIABLE, _BESIDE_THE_PROJECT / "problems")) / f"{name}.npz"
+        if not file.is_file():
+            pytest.skip(f"no fixed problem {name} in {file.parent} (set {PROBLEMS_VARIABLE})")
+        return file
 
     return find
 

@@ -10,11 +10,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "mdpext_dask"
 # Each module imports only from those before it.
 ORDER = (
-    "errors", "spec", "grid", "projection", "tables", "roads", "loss", "domain", "budget", "seed.model",
-    "seed.highs", "seed.block_tridiagonal", "seed.grid_rows", "seed.columns", "seed.interior_point",
-    "seed.solve", "extend.log_convex", "partition", "objects", "receipts", "template", "store", "tasks",
-    "boundary", "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism",
-    "batch", "costs", "cluster", "progress", "search", "run", "cli",
+    "errors", "complaints", "spec", "grid", "projection", "tables", "roads", "problem_file", "loss",
+    "domain", "budget", "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows",
+    "seed.columns", "seed.interior_point", "seed.solve", "extend.log_convex", "partition", "objects",
+    "receipts", "template", "store", "stored_loss", "integrity", "tasks", "boundary", "audit.certificate",
+    "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "costs", "cluster", "progress",
+    "search", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {

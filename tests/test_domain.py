@@ -186,7 +186,7 @@ def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: l
     spec = parse_job(small_job(domain={"bbox": bbox}, outputs={"count": 200}))
     frame = build_frame(spec)
     domain = build_domain(spec, frame)
-    assert domain.outputs == output_count(spec, frame.grid) == 200
+    assert domain.outputs == output_count(spec, frame) == 200
     assert len(np.unique(domain.output_xy_km, axis=0)) == 200
     assert domain.grid.box.contains(domain.output_xy_km).all()
     allowed = {tuple(place) for place in frame.node_xy_km[frame.nodes_inside]}
@@ -257,7 +257,8 @@ def test_same_output_twice_is_refused(build: Callable[..., Domain], tmp_path: Pa
 
 def test_outputs_may_be_the_corners(small_job: JobMaker) -> None:
     spec = parse_job(small_job(outputs={"choose": "seeds", "count": None}))
-    domain = build_domain(spec)
+    frame = build_frame(spec)
+    domain = build_domain(spec, frame)
     grid = domain.grid
     corners = {
         (grid.west_km + i * 3.0, grid.south_km + j * 3.0)
@@ -265,7 +266,7 @@ def test_outputs_may_be_the_corners(small_job: JobMaker) -> None:
         for j in range(grid.cells_y + 1)
     }
     assert {tuple(place) for place in domain.output_xy_km} == corners
-    assert domain.outputs == output_count(spec, grid) == len(corners) == grid.seeds
+    assert domain.outputs == output_count(spec, frame) == len(corners) == grid.seeds
 
 
 def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(

@@ -25,6 +25,7 @@ from mdpext_dask.progress import Event, StageFinished, TaskDone
 from mdpext_dask.run import audit_certificate, build, evaluate, finalise, init, partition, summarise
 from mdpext_dask.spec import ClusterSection, JobSpec, parse_job
 from mdpext_dask.store import MechanismStore
+from mdpext_dask.stored_loss import read_loss
 from tests.reference import audited_epsilon
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -105,7 +106,7 @@ def test_the_loss_is_that_of_the_stored_rows(finished: Path) -> None:
     rows /= rows.sum(axis=-1, keepdims=True)
     x, y = store.read("x"), store.read("y")
     points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    cost = store.read_loss().rows(points).reshape(rows.shape)
+    cost = read_loss(store).rows(points).reshape(rows.shape)
     expected = float((store.read("prior")[..., None] * rows * cost).sum())
     assert store.attributes["loss_km"] == pytest.approx(expected, rel=1e-12)
     assert evaluate(str(finished))["loss_km"] == pytest.approx(expected, rel=1e-12)

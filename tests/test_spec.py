@@ -48,6 +48,7 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
     "prior.kind": (["prior.kind=uniform"], "uniform"),
     "prior.file": (["prior.kind=file", "prior.file=points.csv"], "{folder}/points.csv"),
     "loss.kind": (["loss.kind=euclidean"], "euclidean"),
+    "loss.file": (["loss.kind=file", "loss.file=points.csv"], "{folder}/points.csv"),
     "loss.tasks": (["loss.tasks=6"], 6),
     "loss.tasks_file": (["loss.tasks_file=points.csv"], "{folder}/points.csv"),
     "loss.random_seed": (["loss.random_seed=1"], 1),
@@ -140,6 +141,9 @@ def _refusal(action: Callable[[], object]) -> str:
         ("loss", "tasks", 0, ["loss.tasks:", "0"]),
         ("loss", "kind", "eucl\nidean", ["loss.kind:", "'travel'", "'euclidean'"]),
         ("loss", "random_seed", -1, ["loss.random_seed:", "-1"]),
+        ("loss", "file", "loss.npz", ["loss:", "file", "kind"]),
+        ("outputs", "choose", "loss-file", ["outputs:", "count", '"loss-file"']),
+        ("prior", "kind", "loss-file", ["prior.kind:", '"loss-file"', 'loss.kind = "file"']),
         ("extension", "method", "mcshane", ["extension.method:", "'log-convex'", "'mcshane'"]),
         ("store", "block_cells", [0, 1], ["store.block_cells", "0"]),
         ("cluster", "workers", 0, ["cluster.workers:", "0"]),
@@ -360,6 +364,79 @@ def test_override_and_document_say_the_same(
     assert load_job(path, overrides) == parse_job(document)
 
 
+# --- loss files ------------------------------------------------------------------------------------
+
+
+_LOSS_FILE_JOB: dict[str, dict[str, Any]] = {
+    "domain": {"refine": [2]},
+    "privacy": {"epsilon_per_km": 1.0},
+    "loss": {"kind": "file", "file": "loss.npz"},
+}
+
+
+def _with(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    names = {*_LOSS_FILE_JOB, *sections}
+    return {name: {**_LOSS_FILE_JOB.get(name, {}), **sections.get(name, {})} for name in names}
+
+
+def test_a_loss_file_brings_outputs_and_prior_and_the_job_says_so() -> None:
+    spec = parse_job(_LOSS_FILE_JOB)
+    canonical = spec.canonical()
+    assert canonical["outputs"]["choose"] == canonical["prior"]["kind"] == "loss-file"
+    assert canonical["domain"]["cell_km"] is None
+    assert parse_job(canonical) == spec
+    spelt_out = _with(outputs={"choose": "loss-file"}, prior={"kind": "loss-file"})
+    assert parse_job(spelt_out) == spec
+    assert parse_job(_with(prior={"kind": "uniform"})).prior.kind == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"domain": {"roads": "builtin:manhattan"}}, ["domain.roads:", "leave it out"]),
+        ({"domain": {"place": "Rome, Italy"}}, ["domain.place:", "leave it out"]),
+        ({"domain": {"bbox": [12.0, 41.0, 12.5, 41.5]}}, ["domain.bbox:", "leave it out"]),
+        ({"outputs": {"choose": "seeds"}}, ["outputs.choose:", '"seeds"', "leave [outputs] out"]),
+        ({"outputs": {"choose": "file", "file": "o.csv"}}, ["outputs.choose:", '"file"']),
+        ({"outputs": {"choose": "road-nodes", "count": 3}}, ["outputs.choose:", '"road-nodes"']),
+        ({"outputs": {"count": 3}}, ["outputs:", "count", '"loss-file"']),
+        ({"prior": {"kind": "road-nodes"}}, ["prior.kind:", '"road-nodes"', '"uniform"']),
+        ({"prior": {"file": "p.csv"}}, ["prior:", "file", "kind"]),
+        ({"loss": {"file": None}}, ["loss:", "file", "kind"]),
+        ({"loss": {"tasks_file": "t.csv"}}, ["loss:", "tasks_file", "leave it out"]),
+        ({"loss": {"directed": True}}, ["loss:", "directed", "leave it out"]),
+    ],
+)
+def test_what_does_not_go_with_a_loss_file_is_named(sections: dict[str, Any], named: list[str]) -> None:
+    message = _refusal(lambda: parse_job(_with(**sections)))
+    for part in named:
+        assert part in message
+
+
+def test_turning_to_a_loss_file_drops_what_the_file_takes_the_place_of(job_file: Path) -> None:
+    with job_file.open("a") as file:
+        file.write('[prior]\nkind = "file"\nfile = "points.csv"\n[loss]\ndirected = true\ntasks = 7\n')
+    spec = load_job(job_file, ["loss.kind=file", "loss.file=loss.npz", "prior.kind=uniform"])
+    assert (spec.domain.roads, spec.domain.cell_km, spec.domain.refine) == (None, None, (2, 2))
+    assert (spec.outputs.choose, spec.outputs.count) == ("loss-file", None)
+    assert (spec.prior.kind, spec.prior.file) == ("uniform", None)
+    assert (spec.loss.directed, spec.loss.tasks) == (False, 50)
+    assert spec.loss.file == str(job_file.parent / "loss.npz")
+
+
+def test_turning_away_from_a_loss_file_drops_it(job_file: Path) -> None:
+    text = _JOB_TEXT.replace("[outputs]\ncount = 8", "").replace('roads = "builtin:manhattan"', "")
+    job_file.write_text(text + '[loss]\nkind = "file"\nfile = "loss.npz"\n')
+    assert load_job(job_file).domain.cell_km == 3.0
+    spec = load_job(
+        job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan", "outputs.choose=seeds"]
+    )
+    assert (spec.loss.kind, spec.loss.file, spec.prior.kind) == ("euclidean", None, "road-nodes")
+    assert "outputs: is required" in _refusal(
+        lambda: load_job(job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan"])
+    )
+
+
 # --- the fingerprint -------------------------------------------------------------------------------
 
 
@@ -423,11 +500,12 @@ def test_moving_input_files_keeps_the_fingerprint(tmp_path: Path, small_job: Job
         ("outputs.csv", "outputs.file"),
         ("prior.csv", "prior.file"),
         ("tasks.csv", "loss.tasks_file"),
+        ("loss.npz", "loss.file"),
     ],
 )
 def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, changed: str, key: str) -> None:
     folder = job_file.parent
-    for name in ("outputs.csv", "prior.csv", "tasks.csv"):
+    for name in ("outputs.csv", "prior.csv", "tasks.csv", "loss.npz"):
         (folder / name).write_text("lon,lat\n12,42\n")
     overrides = [
         "domain.roads=roads",
@@ -437,6 +515,8 @@ def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, chang
         "prior.file=prior.csv",
         "loss.tasks_file=tasks.csv",
     ]
+    if key == "loss.file":
+        overrides = ["loss.kind=file", "loss.file=loss.npz"]
     spec = load_job(job_file, overrides)
     old, fingerprint = spec.identity(), spec.fingerprint()
     content = bytearray((folder / changed).read_bytes())

@@ -10,6 +10,7 @@ import numpy as np
 from mdpext_dask.audit.certificate import BlockCertificate, Place, log_probability
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.errors import GuaranteeViolation, StoreError
+from mdpext_dask.integrity import inconsistencies
 from mdpext_dask.spec import json_number
 from mdpext_dask.store import MechanismStore
 
@@ -120,7 +121,7 @@ def summarise_certificate(
     limit = store.planar_limit()
     epsilon = max(c.epsilon for c in ordered)
     changed = [c for c in ordered if c.changed]
-    keys = [key for c in changed for key in c.changed] + store.inconsistencies()
+    keys = [key for c in changed for key in c.changed] + inconsistencies(store)
     within = epsilon <= limit
     # If the bytes have changed but still pass, the place to look at is in the changed blocks.
     candidates = changed if changed and within else ordered

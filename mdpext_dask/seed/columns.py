@@ -60,11 +60,12 @@ class GridProgram:
 
 
 class Measures(NamedTuple):
-    """Of one part: its share of the objective, of the lower bound, and of the row sums."""
+    """Shares of one part in objective, lower bound and row sums; and how far its rows are off."""
 
     primal: float
     dual: DualPart
     sums: Array
+    infeasibility: float
 
 
 class Move(NamedTuple):
@@ -91,18 +92,20 @@ class Columns:
     level
         Product of every slack and its multiplier at the start.
     least_slack
-        Least slack of a row at the start, relative to the largest of its kind.
+        Least slack of a row at the start, relative to the largest row's.
     """
 
     def __init__(self, program: GridProgram, level: float, least_slack: float) -> None:
         self._program = program
         self.z = program.start
+        count = len(program.rows.limits)
         slack = self._all_of(program.start)
-        slack = tuple(
-            np.maximum(s, least_slack * max(float(s.max(initial=0.0)), np.finfo(float).tiny)) for s in slack
+        self._slack: Groups = (
+            *(np.maximum(s, least_slack * float(s.max(initial=0.0))) for s in slack[:count]),
+            *slack[count:],
         )
-        self._slack: Groups = slack
-        self._multiplier: Groups = tuple(level / s for s in slack)
+        self._multiplier: Groups = tuple(level / s for s in self._slack)
+        self._row_size = max((float(s.max(initial=0.0)) for s in self._slack[:count]), default=0.0)
 
     # --- the whole constraint matrix: rows, floors, and ceilings where there are any ----------------
 
@@ -147,7 +150,13 @@ class Columns:
         if program.capped:
             reduced += self._multiplier[count + 1]
         self._dual_residual = reduced
-        return Measures(float(np.vdot(program.cost, self.z)), dual, self.z.sum(axis=0))
+        off = max((float(np.abs(r).max(initial=0.0)) for r in self._primal_residual[:count]), default=0.0)
+        return Measures(
+            primal=float(np.vdot(program.cost, self.z)),
+            dual=dual,
+            sums=self.z.sum(axis=0),
+            infeasibility=off / self._row_size if self._row_size else off,
+        )
 
     def complementarity(self) -> tuple[float, int]:
         """Return Σ s λ and the number of its terms."""

@@ -66,7 +66,7 @@ class Solution:
     dual
         Certified lower bound on the optimum.
     gap
-        (primal − dual) / |primal|.
+        |primal − dual| / |primal|, or by how much rows are broken, relative to their slacks, if that is more.
     iterations
         Newton steps taken.
     """
@@ -292,7 +292,11 @@ def _iterate(program: GridProgram, team: _Team, gap: float, watcher: Watcher | N
         dual = dual_bound_of([m.dual for m in measures], nu, program.total)
         if watcher is not None:
             watcher(primal, dual)
-        relative = (primal - dual) / max(abs(primal), np.finfo(float).tiny)
+        # A start that breaks some rows is led back to them; until then the objective may be below the bound.
+        relative = max(
+            abs(primal - dual) / max(abs(primal), np.finfo(float).tiny),
+            *(m.infeasibility for m in measures),
+        )
         if relative < best.gap:
             z = np.concatenate([part.z for part in team.columns])
             best, waited = Solution(z, dual, relative, iteration), 0
