@@ -6,6 +6,7 @@ Together with nothing else in the package, this module imports ``distributed``.
 import contextlib
 import itertools
 import logging
+import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +27,20 @@ DASK_CONFIG: dict[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.scheduler.allowed-failures": 5,
     "distributed.scheduler.worker-saturation": 1.1,
+    # Dask has workers give memory back after every large array, and numpy then spends as long on getting it anew
+    # as on computing (seed programs took three times as long).
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 2**28,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 2**25,
 }
 _CONNECT_SECONDS = 10
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every operating system
+        return os.cpu_count() or 1
 
 
 class Executor(Protocol):
@@ -36,6 +49,16 @@ class Executor(Protocol):
     @property
     def workers(self) -> int:
         """Number of workers."""
+        ...
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the workers share this machine."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that a task may use while no other runs."""
         ...
 
     def map(
@@ -55,6 +78,12 @@ class InlineExecutor:
     """Runs everything in this process, one after the other."""
 
     workers = 1
+    on_this_machine = True
+
+    @property
+    def threads(self) -> int:
+        """As many as this process may use processors."""
+        return processors()
 
     def map(
         self,
@@ -70,8 +99,9 @@ class InlineExecutor:
 class DaskExecutor:
     """Runs tasks on a Dask cluster."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, on_this_machine: bool) -> None:
         self._client = client
+        self.on_this_machine = on_this_machine
         self._calls = itertools.count()
         self._run = uuid.uuid4().hex[:8]
 
@@ -79,6 +109,11 @@ class DaskExecutor:
     def workers(self) -> int:
         """Number of workers that are there now."""
         return len(self._client.scheduler_info(n_workers=-1)["workers"])
+
+    @property
+    def threads(self) -> int:
+        """One for each local worker, which rest meanwhile; elsewhere a worker keeps to its own."""
+        return self.workers if self.on_this_machine else 1
 
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
@@ -154,7 +189,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
                 f"scheduler with workers answers at {cluster.address}" if cluster.address else "worker came"
             )
             raise ClusterError(f"cluster: no {where}: {first_line(error)}") from None
-        yield DaskExecutor(client)
+        yield DaskExecutor(client, on_this_machine=cluster.kind == "local")
 
 
 def _start_local(stack: contextlib.ExitStack, workers: int) -> Any:

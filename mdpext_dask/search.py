@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.audit.certificate import certify_source_cells
 from mdpext_dask.budget import (
     bound_budgets,
     candidate_splits,
@@ -33,14 +32,16 @@ from mdpext_dask.budget import (
     tighten,
 )
 from mdpext_dask.cluster import Executor
-from mdpext_dask.errors import SolverError, StoreError
-from mdpext_dask.evaluate.loss import expected_loss
-from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.errors import SolverError
 from mdpext_dask.progress import Note, Observer
+from mdpext_dask.refine import Refinement, refine
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
+from mdpext_dask.solving import solve_alone
+from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import solve_seed
+from mdpext_dask.trials import CONTENT, Trial, Trials
 
 Budgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -51,9 +52,10 @@ _ROUNDS_EACH, _ROUNDS_MORE = 2, 8
 # A round is solved this well, and is the last when no cell exceeds ε by more than this factor.
 _SEARCH_GAP = 1e-5
 _CLOSE_ENOUGH = 1.005
-# Tempering aims this far below ε and is content with so much of it.
-_AIM, _CONTENT = 1 - 1e-5, 0.998
-_TEMPERINGS = 25
+# Refining wants no more than a start near ε; and on seeds as dense as this, ε h_0, directions are the best
+# one.
+_ROUNDS_BEFORE_REFINING, _GAP_BEFORE_REFINING = 1, 1e-3
+_DENSE = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,44 +89,11 @@ class _Tried:
 
     seed: SeedMechanism
     budgets: Budgets
-    norms: NDArray[np.float64]
-    loss_km: float
+    trial: Trial
 
     @property
     def epsilon(self) -> float:
-        return float(self.norms.max())
-
-
-def try_block(url: str, index: int) -> tuple[NDArray[np.float64], float]:
-    """Extend a block from the scores under trial, to the bytes that would be stored, without storing it.
-
-    Returns
-    -------
-    norms
-        Certificate of each source cell and output, in 1/km, float64 of shape (cells east, cells north, K).
-    loss_km
-        The block's part of the expected loss, in km.
-
-    Raises
-    ------
-    StoreError
-        If the scores cannot be read.
-    """
-    store = MechanismStore.open(url)
-    block, grid = store.plan[index], store.grid
-    scores = store.read_scores(block, "trial_score")
-    if not np.isfinite(scores).all():
-        raise StoreError(f"{url}: the scores under trial are damaged; run the job again")
-    fine = extend_log_convex(scores, grid.factor)
-    norms = certify_source_cells(fine, grid.spacing_km, grid.factor, store.metric_p)
-    east, north = block.owned_shape
-    return norms, expected_loss(store, block, fine[:east, :north])
-
-
-def tempered(rows: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Return z^α / Σ z^α, over the last axis."""
-    power: NDArray[np.float64] = rows**alpha
-    return power / np.add.reduce(power, axis=-1, keepdims=True)
+        return self.trial.epsilon
 
 
 def search_budgets(
@@ -157,67 +126,91 @@ def search_budgets(
     SolverError
         If neither the search nor the closed form ends within ε.
     """
-    found = _Search(store, executor, observer).run(design_epsilon)
-    store.delete_trial()
-    return found
+    search = _Search(store, executor, observer)
+    try:
+        return search.run(design_epsilon)
+    finally:
+        search.clear()
 
 
 class _Search:
     def __init__(self, store: MechanismStore, executor: Executor, observer: Observer) -> None:
         self._store, self._executor, self._observer = store, executor, observer
-        self._limit = store.planar_limit()
+        self._trials = Trials(store, executor)
+        self._limit = self._trials.limit
+        job = parse_job(store.attributes["job"], source=store.url)
+        self._limits = job.seed
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
-        self._loosest = -math.log(float(store.attributes["job"]["privacy"]["min_probability"]))
+        self._loosest = -math.log(job.privacy.min_probability)
         self._rounds: list[Round] = []
 
+    def clear(self) -> None:
+        """Delete what is left of trials."""
+        self._trials.clear()
+
     def run(self, design_epsilon: float) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
-        """Search from every start, finish the most promising one, and keep the better of it and bound (2)."""
+        """Search from every start, refine the most promising one, and keep the best of all."""
         store, p = self._store, self._store.metric_p
         beta = bound_budgets(even_split(design_epsilon, p), store.grid.cell_km).beta
         closed_form = self._try_budgets(self._axis_budgets(beta), start=None)
-        kept, rows = closed_form, closed_form.seed.rows
-        start, alpha, loss_km = (
-            None,
-            1.0,
-            closed_form.loss_km if closed_form.epsilon <= self._limit else np.inf,
-        )
+        kept, source = closed_form, "bound"
+        best = (1.0, closed_form.trial) if closed_form.epsilon <= self._limit else None
+        refinements: list[Refinement] = []
         try:
-            best, tried = self._search()
-            reached = self._temper(tried)
+            start, tried = self._search()
+            reached = self._trials.temper(tried.trial)
+            if _better(reached, best):
+                kept, source, best = tried, f"direction {start:g}", reached
+            if self._limits.refine_rounds and not self._unbounded(tried):
+                reached, refinements = refine(
+                    store, self._executor, tried.trial.rows, self._limits, self._observer
+                )
+                if _better(reached, best):
+                    kept, source, best = tried, "refined", reached
         except SolverError as error:
-            if loss_km == np.inf:
+            if best is None:
                 raise
             self._note(f"the search ended early: {error}")
-        else:
-            if reached is not None and reached[2] < loss_km:
-                kept, start, (alpha, rows, loss_km) = tried, best, reached
-        if loss_km == np.inf:
+        if best is None:
             raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
-        # What the store says about budgets are those of the seed that is kept.
+        # What the store says about budgets are those of the program whose solution is kept or was refined.
         store.write_budgets(kept.budgets)
+        alpha, trial = best
         return (
             kept.seed,
-            rows,
+            trial.rows,
             {
-                "start": start,
+                "source": source,
                 "tempering": alpha,
-                "tempered_primal_km": float((store.read_seed_cost() * rows).sum()),
-                "solves": len(self._rounds) + 1,
+                "tempered_primal_km": float((store.read_seed_cost() * trial.rows).sum()),
+                "solves": len(self._rounds) + len(refinements) + 1,
                 "rounds": [asdict(r) for r in self._rounds],
+                "refinements": [asdict(r) for r in refinements],
             },
         )
 
     def _search(self) -> tuple[float, _Tried]:
-        """Make a few rounds from every start and more from the most promising one."""
-        # For p = 1 every axis may use all of ε, so there is nothing to share out: all starts are the same.
-        starts = _STARTS[:1] if self._store.metric_p == 1 else _STARTS
-        begun = {start: self._rounds_from(start, self._start(start), _ROUNDS_EACH) for start in starts}
-        promised = {start: self._promise(tried) for start, tried in begun.items()}
+        """Make a few rounds from every start and, unless refining follows, more from the most promising."""
+        refining = self._limits.refine_rounds > 0
+        rounds = _ROUNDS_BEFORE_REFINING if refining else _ROUNDS_EACH
+        begun = {
+            start: self._rounds_from(start, self._start(start), rounds) for start in self._starts(refining)
+        }
+        promised = {start: self._trials.promise(tried.trial) for start, tried in begun.items()}
         best = min(promised, key=lambda start: promised[start])
         tried = begun[best]
-        if not self._done(tried):
-            tried = self._rounds_from(best, tighten(tried.budgets, tried.norms, self._limit), _ROUNDS_MORE)
+        if not refining and not self._done(tried):
+            lowered = tighten(tried.budgets, tried.trial.norms, self._limit)
+            tried = self._rounds_from(best, lowered, _ROUNDS_MORE)
         return best, tried
+
+    def _starts(self, refining: bool) -> tuple[float, ...]:
+        if self._store.metric_p == 1:
+            # Every axis may use all of ε, so there is nothing to share out: all starts are the same.
+            return _STARTS[:1]
+        if refining and self._limit * self._store.grid.cell_km <= _DENSE:
+            return (1.0,)
+        return _STARTS
 
     def _axis_budgets(self, beta: tuple[float, float]) -> Budgets:
         grid, outputs = self._store.grid, self._store.outputs
@@ -250,7 +243,7 @@ class _Search:
                 best = tried
             if self._done(tried):
                 break
-            budgets = tighten(tried.budgets, tried.norms, self._limit)
+            budgets = tighten(tried.budgets, tried.trial.norms, self._limit)
         assert best is not None  # there is at least one round
         return best
 
@@ -258,74 +251,40 @@ class _Search:
         return abs(math.log(tried.epsilon / self._limit))
 
     def _done(self, tried: _Tried) -> bool:
-        """Whether ε is used, or could not be used by any budgets: none of them binds."""
+        """Whether ε is used, or could not be used by any budgets."""
+        used = CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
+        return used or self._unbounded(tried)
+
+    def _unbounded(self, tried: _Tried) -> bool:
+        """Whether no budget binds and ε is kept all the same: there is nothing to gain."""
         binding = min(float(b.min(initial=np.inf)) for b in tried.budgets) < self._loosest
-        used = _CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
-        return used or (not binding and tried.epsilon <= self._limit)
+        return not binding and tried.epsilon <= self._limit
 
     def _try_budgets(self, budgets: Budgets, start: float | None) -> _Tried:
         """Solve the seed LP for budgets and certify what extends from it."""
         started = time.perf_counter()
         self._store.write_budgets(budgets)
-        gap = GAP if start is None else _SEARCH_GAP
-        ((_, seed),) = self._executor.map("seed", solve_seed, [(self._store.url, None, gap)])
-        norms, loss_km = self._try_rows(seed.rows)
-        tried = _Tried(seed, budgets, norms, loss_km)
+        gap = GAP
         if start is not None:
-            failing = float((norms > self._limit).mean())
+            gap = _GAP_BEFORE_REFINING if self._limits.refine_rounds else _SEARCH_GAP
+        seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
+        tried = _Tried(seed, budgets, self._trials.run(seed.rows))
+        if start is not None:
+            failing = float((tried.trial.norms > self._limit).mean())
             seconds = time.perf_counter() - started
-            self._rounds.append(Round(start, loss_km, tried.epsilon, failing, seconds))
+            self._rounds.append(Round(start, tried.trial.loss_km, tried.epsilon, failing, seconds))
             self._note(
-                f"round {len(self._rounds)} (direction {start:g}): loss {loss_km:.4f} km, certificate "
-                f"{tried.epsilon:.4f}/km, {failing:.2%} of cells above"
+                f"round {len(self._rounds)} (direction {start:g}): loss {tried.trial.loss_km:.4f} km, "
+                f"certificate {tried.epsilon:.4f}/km, {failing:.2%} of cells above"
             )
         return tried
 
-    def _try_rows(self, rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Return norms by source cell and output, and the expected loss in km, for seed rows (J, K)."""
-        store, plan, grid = self._store, self._store.plan, self._store.grid
-        store.write_trial(rows)
-        norms = np.empty((grid.cells_x, grid.cells_y, plan.outputs))
-        losses = np.empty(plan.blocks)
-        arguments = [(store.url, index) for index in range(plan.blocks)]
-        for index, (part, loss_km) in self._executor.map("search", try_block, arguments):
-            block = plan[index]
-            norms[block.cells_x, block.cells_y] = part
-            losses[index] = loss_km
-        return norms, float(losses.sum())
-
-    def _promise(self, tried: _Tried) -> float:
-        """Return about the loss, in km, that is left when a seed is tempered to ε."""
-        if tried.epsilon <= self._limit:
-            return tried.loss_km
-        alpha = self._limit / tried.epsilon
-        return self._try_rows(tempered(tried.seed.rows, alpha))[1]
-
-    def _temper(self, tried: _Tried) -> tuple[float, NDArray[np.float64], float] | None:
-        """Return nearly the largest α ≤ 1 that passes the certificate, the tempered rows and their loss."""
-        limit, epsilon = self._limit, tried.epsilon
-        if epsilon <= limit:
-            return 1.0, tried.seed.rows, tried.loss_km
-        # Between an α that passes and one that fails, guided by slopes that are nearly proportional to α.
-        passing, failing = 0.0, 1.0
-        best: tuple[float, NDArray[np.float64], float] | None = None
-        for _ in range(_TEMPERINGS):
-            alpha = failing * _AIM * limit / epsilon
-            if not passing < alpha < failing:
-                alpha = (passing + failing) / 2
-            rows = tempered(tried.seed.rows, alpha)
-            norms, loss_km = self._try_rows(rows)
-            reached = float(norms.max())
-            if reached > limit:
-                failing, epsilon = alpha, reached
-                continue
-            passing, best = alpha, (alpha, rows, loss_km)
-            if reached >= _CONTENT * limit:
-                break
-        return best
-
     def _note(self, text: str) -> None:
         self._observer(Note(f"budgets: {text}"))
+
+
+def _better(one: tuple[float, Trial] | None, other: tuple[float, Trial] | None) -> bool:
+    return one is not None and (other is None or one[1].loss_km < other[1].loss_km)
 
 
 def solve_splits(

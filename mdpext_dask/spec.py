@@ -211,9 +211,21 @@ class LossSection(Section):
 
 
 class SeedSection(Section):
-    """``[seed]``: how the seed linear program is solved."""
+    """``[seed]``: how the seed linear program is solved, and how long certified seeds are refined.
+
+    Parameters
+    ----------
+    solver
+        ``"auto"``: the structured method, and HiGHS where that falls short.
+    refine_rounds
+        Rounds of refining after the search for certified budgets, at most; 0 for none.
+    refine_seconds
+        Time for them, at most. With it the bytes of the store depend on the speed of the machine.
+    """
 
     solver: Literal["auto", "structured", "highs"] = "auto"
+    refine_rounds: Annotated[int, Field(ge=0)] = 16
+    refine_seconds: Positive | None = None
 
 
 class ExtensionSection(Section):

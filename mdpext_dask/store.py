@@ -363,7 +363,7 @@ class MechanismStore:
         rows = (seed.rows if rows is None else rows).reshape(shape)
         scores = np.log(rows)
         digest = _sha256(scores)
-        self._write_seed_arrays({template.PROBABILITY: rows, "score": scores})
+        self.write_seed_arrays({template.PROBABILITY: rows, "score": scores})
         solved = {
             "primal_km": seed.primal,
             "dual_km": seed.dual,
@@ -389,16 +389,13 @@ class MechanismStore:
 
     def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
         """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
-        self._write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
+        self.write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
 
-    def write_trial(self, rows: NDArray[np.float64]) -> None:
-        """Write the log scores of seed rows (J, K) as :meth:`write_seed` would, beside the seed's own."""
-        self._write_seed_arrays({"trial_score": np.log(rows.reshape(*self.grid.seeds_shape, -1))})
-
-    def delete_trial(self) -> None:
-        """Delete what :meth:`write_trial` has written."""
-        if "trial_score" in self._seed_group():
-            del self._seed_group()["trial_score"]
+    def delete_seed_arrays(self, *names: str) -> None:
+        """Delete arrays of the seed group, those that are there."""
+        for name in names:
+            if name in self._seed_group():
+                del self._seed_group()[name]
 
     def write_budgets(self, budgets: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
         """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
@@ -418,7 +415,8 @@ class MechanismStore:
     def _seed_group(self) -> zarr.Group:
         return self._root.require_group("seed")
 
-    def _write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+    def write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Write arrays of shape (seeds east, seeds north, K) into the seed group."""
         for name, values in arrays.items():
             self._write_seed_array(name, values, ("seed_x", "seed_y", "output"), self.plan.seed_chunk_shape)
 
@@ -433,6 +431,29 @@ class MechanismStore:
                 dimension_names=dimensions,
                 # A chunk that is lost must not read as zeros.
                 fill_value=np.nan,
+                overwrite=True,
+            )
+        except OSError as error:
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+
+    def create_seed_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: type,
+        dimensions: tuple[str, ...],
+        chunks: tuple[int, ...],
+        fill_value: float,
+    ) -> None:
+        """Create an empty array in the seed group, for tasks to fill chunk by chunk."""
+        try:
+            self._seed_group().create_array(
+                name,
+                shape=shape,
+                dtype=dtype,
+                chunks=tuple(min(c, n) for c, n in zip(chunks, shape, strict=True)),
+                dimension_names=dimensions,
+                fill_value=fill_value,
                 overwrite=True,
             )
         except OSError as error:

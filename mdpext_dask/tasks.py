@@ -18,6 +18,7 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.loss import Loss, corner_costs
 from mdpext_dask.receipts import Receipt
+from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import COMPLETE, MechanismStore
@@ -36,7 +37,13 @@ def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
     )
 
 
-def solve_seed(url: str, beta: tuple[float, float] | None, gap: float) -> SeedMechanism:
+def solve_seed(
+    url: str,
+    beta: tuple[float, float] | None,
+    gap: float,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+) -> SeedMechanism:
     """Solve the seed LP of a store.
 
     Parameters
@@ -47,6 +54,8 @@ def solve_seed(url: str, beta: tuple[float, float] | None, gap: float) -> SeedMe
         Budgets of both axes, in 1/km; None for the budgets per edge and output that are in the store.
     gap
         Relative duality gap to aim for.
+    threads, inverse_sums
+        See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
     store = MechanismStore.open(url)
     grid, job = store.grid, store.attributes["job"]
@@ -57,7 +66,7 @@ def solve_seed(url: str, beta: tuple[float, float] | None, gap: float) -> SeedMe
         problem = SeedProblem(cost, grid.seeds_shape, *budgets, min_probability=floor)
     else:
         problem = SeedProblem.with_axis_budgets(cost, grid.seeds_shape, beta, grid.cell_km, floor)
-    return solve_seed_problem(problem, job["seed"]["solver"], gap)
+    return solve_seed_problem(problem, job["seed"]["solver"], gap, threads=threads, inverse_sums=inverse_sums)
 
 
 def extend_block(url: str, index: int) -> None:

@@ -20,9 +20,9 @@ from mdpext_dask.grid import Grid
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, Note
 from mdpext_dask.run import build
-from mdpext_dask.search import tempered
 from mdpext_dask.spec import ClusterSection, parse_job
 from mdpext_dask.store import MechanismStore
+from mdpext_dask.trials import tempered
 from tests.reference import audited_epsilon, softmax
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -86,11 +86,11 @@ def test_a_solver_that_fails_in_the_middle_leaves_the_closed_form(
 ) -> None:
     original, calls = tasks.solve_seed_problem, []
 
-    def fail_later(*arguments: Any) -> Any:
+    def fail_later(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) > 1:
             raise SolverError("no luck")
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(tasks, "solve_seed_problem", fail_later)
     certified = build(parse_job(small_job(privacy={"budget": "certified"})), str(tmp_path / "c.zarr"))

@@ -227,7 +227,7 @@ def _certify_strip(
     q: float,
     raw_limit: float,
 ) -> tuple[float, Place, int]:
-    """Return the largest :func:`_rank` of a strip narrow enough for the cache, where, and the excesses."""
+    """Return a strip's largest :func:`norm_rank`, where, and the excesses; narrow enough for the cache."""
     outputs = probability.shape[2]
     largest, place, violations = -1.0, Place(0, 0, 0), 0
     for i, rank in enumerate(_ranks(probability, step_x, step_y, q)):
@@ -243,7 +243,7 @@ def _certify_strip(
 def _ranks(
     probability: NDArray[np.float32], step_x: NDArray[np.float64], step_y: NDArray[np.float64], q: float
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield :func:`_rank` of the fine cells between one fine row and the next, in a buffer that is reused.
+    """Yield :func:`norm_rank` of the fine cells between fine rows, in a buffer that is reused.
 
     Raises
     ------
@@ -272,10 +272,10 @@ def _ranks(
         east *= 1 / step_x[i - 1]
         np.maximum(east[:-1], east[1:], out=along_x)
         np.maximum(north[0], north[1], out=along_y)
-        yield _rank(along_x, along_y, q)
+        yield norm_rank(along_x, along_y, q)
 
 
-def _rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+def norm_rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
     """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites both.
 
     The square saves a root per element. Other powers must not be taken without scaling: for p near 1, q
@@ -296,7 +296,7 @@ def _rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> 
 
 
 def _rank_of_norm(norm: float, q: float) -> float:
-    """Bring a norm to the scale of :func:`_rank`; below 0, everything exceeds it."""
+    """Bring a norm to the scale of :func:`norm_rank`; below 0, everything exceeds it."""
     if norm <= 0:
         return -1.0
     return norm * norm if q == 2 else norm

@@ -178,6 +178,7 @@ def solve_program(
     inverse_sums: InverseSums | None = None,
     watcher: Watcher | None = None,
     least_slack: float = 0.0,
+    iterations: int = _ITERATIONS,
 ) -> Solution:
     """Follow the central path of a program on a grid.
 
@@ -194,7 +195,9 @@ def solve_program(
     watcher
         Is told the objective and the lower bound of every iterate.
     least_slack
-        Slacks start at no less than this share of the largest of their kind, for a start on the boundary.
+        Slacks of rows start at no less than this share of the largest, for a start on the boundary.
+    iterations
+        Newton steps at most.
 
     Returns
     -------
@@ -216,7 +219,7 @@ def solve_program(
             )
         )
         team = _Team(columns, each, inverse_sums)
-        return _iterate(program, team, gap, watcher)
+        return _iterate(program, team, gap, iterations, watcher)
 
 
 @dataclass(frozen=True)
@@ -282,11 +285,13 @@ class _Schur:
         return np.asarray(solution.reshape(right.shape))
 
 
-def _iterate(program: GridProgram, team: _Team, gap: float, watcher: Watcher | None) -> Solution:
+def _iterate(
+    program: GridProgram, team: _Team, gap: float, iterations: int, watcher: Watcher | None
+) -> Solution:
     nu = np.zeros(program.cost.shape[1:])
     best = Solution(program.start, -np.inf, np.inf, 0)
     waited = 0
-    for iteration in range(_ITERATIONS + 1):
+    for iteration in range(iterations + 1):
         measures = team.each(Columns.measure, nu)
         primal = sum(m.primal for m in measures)
         dual = dual_bound_of([m.dual for m in measures], nu, program.total)
@@ -303,7 +308,7 @@ def _iterate(program: GridProgram, team: _Team, gap: float, watcher: Watcher | N
         else:
             waited += 1
         best = Solution(best.z, best.dual, best.gap, iteration)
-        if best.gap <= gap or waited > _PATIENCE or iteration == _ITERATIONS:
+        if best.gap <= gap or waited > _PATIENCE or iteration == iterations:
             break
         try:
             schur = team.schur()

@@ -4,7 +4,7 @@ from threadpoolctl import threadpool_limits
 
 from mdpext_dask.errors import SolverError
 from mdpext_dask.seed.highs import solve_highs
-from mdpext_dask.seed.interior_point import solve_interior_point
+from mdpext_dask.seed.interior_point import InverseSums, solve_interior_point
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 
 # Relative duality gap to aim for, and the largest that is still an answer.
@@ -12,7 +12,19 @@ GAP = 1e-6
 _LARGEST_GAP = 1e-3
 
 
-def solve_seed_problem(problem: SeedProblem, solver: str = "auto", gap: float = GAP) -> SeedMechanism:
+def one_blas_thread() -> threadpool_limits:
+    """Return a context in which BLAS uses one thread: their number must not decide bytes, ours does not."""
+    return threadpool_limits(limits=1, user_api="blas")
+
+
+def solve_seed_problem(
+    problem: SeedProblem,
+    solver: str = "auto",
+    gap: float = GAP,
+    *,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+) -> SeedMechanism:
     """Solve a seed LP with the structured interior-point method or with HiGHS.
 
     Parameters
@@ -23,6 +35,8 @@ def solve_seed_problem(problem: SeedProblem, solver: str = "auto", gap: float = 
         ``"structured"``, ``"highs"``, or ``"auto"``: the structured method, and HiGHS where that falls short.
     gap
         Relative duality gap to aim for.
+    threads, inverse_sums
+        See :func:`mdpext_dask.seed.interior_point.solve_program`.
 
     Returns
     -------
@@ -36,10 +50,9 @@ def solve_seed_problem(problem: SeedProblem, solver: str = "auto", gap: float = 
     if solver == "highs":
         return solve_highs(problem)
     failure = "stopped early"
-    # One thread: the number of threads of a library must not decide bytes.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         try:
-            solved = solve_interior_point(problem, gap=gap)
+            solved = solve_interior_point(problem, gap=gap, threads=threads, inverse_sums=inverse_sums)
         except SolverError as error:
             failure = str(error)
         else:

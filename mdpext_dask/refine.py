@@ -1,0 +1,204 @@
+"""Refining a seed: a sequence of linear programs with the certificate itself as the constraint.
+
+Each round linearises the certificate around the last mechanism, solves for a better one within reach ρ of it
+(:mod:`mdpext_dask.seed.cuts`), and certifies what extends from that. Rounds may overshoot ε a little, since
+the next one leads back; ρ shrinks from round to round, and overshooting with it. Every round's mechanism is
+tempered to ε and certified, and the best of these is kept, so refining never makes a mechanism worse.
+
+Tempering is also what every round is measured by: the loss of a mechanism that exceeds ε says nothing.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.budget import dual_exponent
+from mdpext_dask.cluster import Executor
+from mdpext_dask.errors import SolverError
+from mdpext_dask.progress import Note, Observer
+from mdpext_dask.seed.cuts import CertificateVectors, improve, threshold
+from mdpext_dask.seed.interior_point import InverseSums
+from mdpext_dask.seed.solve import one_blas_thread
+from mdpext_dask.slopes import CORNERS, Slopes
+from mdpext_dask.solving import solve_alone
+from mdpext_dask.spec import SeedSection
+from mdpext_dask.store import MechanismStore
+from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes
+
+# How far log z may go in the first and in the last round.
+_FIRST_REACH, _LAST_REACH = 0.3, 0.01
+# Mechanisms further above ε than this are not worth tempering.
+_NEAR = 1.15
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """One round.
+
+    Parameters
+    ----------
+    reach
+        ρ: how far log z could go.
+    loss_km
+        Expected loss before tempering, in km.
+    epsilon_certified
+        Certificate before tempering, in 1/km.
+    failing_share
+        Share of (source cell, output) above ε.
+    tempered_loss_km
+        Loss after tempering to ε, in km; None where that was not worth trying.
+    seconds
+        How long the round took.
+    """
+
+    reach: float
+    loss_km: float
+    epsilon_certified: float
+    failing_share: float
+    tempered_loss_km: float | None
+    seconds: float
+
+
+def improve_seed(
+    url: str, reach: float, threads: int = 1, inverse_sums: InverseSums | None = None
+) -> NDArray[np.float64]:
+    """Solve the program linearised around the rows under trial; return better rows, (J, K).
+
+    Parameters
+    ----------
+    url
+        The store, in which the last trial has left its certificate vectors.
+    reach
+        ρ.
+    threads, inverse_sums
+        See :func:`mdpext_dask.seed.interior_point.solve_program`.
+    """
+    store = MechanismStore.open(url)
+    grid, epsilon, q = store.grid, AIM * store.planar_limit(), dual_exponent(store.metric_p)
+    rows = read_rows(store)
+    near = threshold(reach, epsilon, grid.cell_km) * epsilon
+    with one_blas_thread():
+        improved, _ = improve(
+            rows,
+            store.read_seed_cost().reshape(rows.shape),
+            vectors_above(read_slopes(store), near, grid.factor, q),
+            epsilon=epsilon,
+            dual_exponent=q,
+            cell_km=grid.cell_km,
+            reach=reach,
+            min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
+            threads=threads,
+            inverse_sums=inverse_sums,
+        )
+    return improved.reshape(grid.seeds, -1)
+
+
+def vectors_above(slopes: Slopes, least: float, factor: int, q: float) -> CertificateVectors:
+    """Return the certificate vectors with a q-norm above `least`, in 1/km, each place once."""
+    size = np.abs(slopes.vector.astype(np.float64))
+    if math.isinf(q):
+        norm = size.max(axis=-1)
+    else:
+        largest = np.maximum(size.max(axis=-1), np.finfo(float).tiny)
+        norm = largest * ((size / largest[..., None]) ** q).sum(axis=-1) ** (1 / q)
+    above = norm > least
+    # The worst place may be a corner, which is there already.
+    inside = (slopes.worst % factor != 0).any(axis=-1)
+    above[..., -1] &= inside
+    i, j, output, place = np.nonzero(above)
+    position = np.array([*CORNERS, (0, 0)], dtype=np.float64)[place]
+    worst = place == len(CORNERS)
+    position[worst] = slopes.worst[i[worst], j[worst], output[worst]] / factor
+    return CertificateVectors(
+        vector=slopes.vector[i, j, output, place].astype(np.float64),
+        cell=np.stack([i, j, output], axis=-1),
+        place=position,
+    )
+
+
+def refine(
+    store: MechanismStore,
+    executor: Executor,
+    start: NDArray[np.float64],
+    limits: SeedSection,
+    observer: Observer,
+) -> tuple[tuple[float, Trial] | None, list[Refinement]]:
+    """Refine seed rows.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where programs are solved and blocks tried.
+    start
+        Rows to begin with, float64 of shape (J, K); their certificate should be near ε.
+    limits
+        How many rounds, and how many seconds, at most.
+    observer
+        Is told of every round.
+
+    Returns
+    -------
+    best
+        The exponent of the best tempered mechanism of any round, and the mechanism; None if there was none.
+    rounds
+        What happened.
+    """
+    trials = Trials(store, executor)
+    began = time.perf_counter()
+    rounds: list[Refinement] = []
+    best: tuple[float, Trial] | None = None
+    trial, reach = trials.run(start, slopes=True), _FIRST_REACH
+    while True:
+        left = _rounds_left(limits, len(rounds), time.perf_counter() - began)
+        if left < 1:
+            break
+        if rounds:
+            # So that the last round is a small one, whatever stops it.
+            reach *= (_LAST_REACH / reach) ** (1 / left)
+        started = time.perf_counter()
+        try:
+            rows = solve_alone(store, executor, improve_seed, reach)
+        except SolverError as error:
+            observer(Note(f"refining ended early: {error}"))
+            break
+        trial = trials.run(rows, slopes=True)
+        reached = None
+        if trial.epsilon <= _NEAR * trials.limit and (best is None or trial.loss_km < best[1].loss_km):
+            reached = trials.temper(trial)
+            if reached is not None and (best is None or reached[1].loss_km < best[1].loss_km):
+                best = reached
+            # Tempering has left other rows in the store; the certificate vectors are still these rows'.
+            trials.write(rows)
+        rounds.append(
+            Refinement(
+                reach=reach,
+                loss_km=trial.loss_km,
+                epsilon_certified=trial.epsilon,
+                failing_share=float((trial.norms > trials.limit).mean()),
+                tempered_loss_km=None if reached is None else reached[1].loss_km,
+                seconds=time.perf_counter() - started,
+            )
+        )
+        observer(Note(_told(len(rounds), rounds[-1])))
+    return best, rounds
+
+
+def _rounds_left(limits: SeedSection, done: int, seconds: float) -> float:
+    """Return how many rounds there will be, judging by those that were made; below 1 to stop."""
+    left = float(limits.refine_rounds - done)
+    if limits.refine_seconds is None or not done:
+        return left
+    return min(left, (limits.refine_seconds - seconds) * done / seconds)
+
+
+def _told(number: int, done: Refinement) -> str:
+    tempered = "" if done.tempered_loss_km is None else f"; tempered {done.tempered_loss_km:.4f} km"
+    return (
+        f"refining, round {number}: loss {done.loss_km:.4f} km, certificate {done.epsilon_certified:.4f}/km, "
+        f"{done.failing_share:.2%} of cells above{tempered}"
+    )
