@@ -26,12 +26,15 @@ from mdpext_dask.slopes import CORNERS, Slopes
 from mdpext_dask.solving import solve_alone
 from mdpext_dask.spec import SeedSection
 from mdpext_dask.store import MechanismStore
-from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes
+from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered
 
 # How far log z may go in the first and in the last round.
-_FIRST_REACH, _LAST_REACH = 0.3, 0.01
-# Mechanisms further above ε than this are not worth tempering.
-_NEAR = 1.15
+_FIRST_REACH, _LAST_REACH = 0.3, 0.002
+# When both tempering costs and a round gains less than this share of the loss, nothing is left to gain.
+_NOTHING_LEFT = 5e-4
+# Mechanisms further above ε than this are not worth tempering; one to start from is tempered until it is so
+# near, or no step within reach would lead back to ε.
+_NEAR, _START_NEAR = 1.15, 1.1
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def refine(
     executor
         Where programs are solved and blocks tried.
     start
-        Rows to begin with, float64 of shape (J, K); their certificate should be near ε.
+        Rows to begin with, float64 of shape (J, K).
     limits
         How many rounds, and how many seconds, at most.
     observer
@@ -153,6 +156,8 @@ def refine(
     rounds: list[Refinement] = []
     best: tuple[float, Trial] | None = None
     trial, reach = trials.run(start, slopes=True), _FIRST_REACH
+    if trial.epsilon > _START_NEAR * trials.limit:
+        trial = trials.run(tempered(start, _START_NEAR * trials.limit / trial.epsilon), slopes=True)
     while True:
         left = _rounds_left(limits, len(rounds), time.perf_counter() - began)
         if left < 1:
@@ -161,6 +166,7 @@ def refine(
             # So that the last round is a small one, whatever stops it.
             reach *= (_LAST_REACH / reach) ** (1 / left)
         started = time.perf_counter()
+        previous = None if best is None else best[1].loss_km
         try:
             rows = solve_alone(store, executor, improve_seed, reach)
         except SolverError as error:
@@ -185,7 +191,15 @@ def refine(
             )
         )
         observer(Note(_told(len(rounds), rounds[-1])))
+        if best is not None and _little_left(best[1].loss_km, trial.loss_km, previous):
+            break
     return best, rounds
+
+
+def _little_left(best_km: float, untempered_km: float, previous_km: float | None) -> bool:
+    """Whether neither tempering costs much nor the last round has gained much."""
+    cheap = best_km <= (1 + _NOTHING_LEFT) * untempered_km
+    return cheap and previous_km is not None and best_km >= (1 - _NOTHING_LEFT) * previous_km
 
 
 def _rounds_left(limits: SeedSection, done: int, seconds: float) -> float:

@@ -3,16 +3,17 @@
 Solve with budgets that are too generous; extend; take the certificate of every source cell and output; lower
 the budgets of the cells that exceed ε; repeat. At the end temper the seed, z^α / Σ z^α, with the largest α
 for which the certificate passes on the bytes that will be stored. Tempering the seed tempers the whole
-mechanism, since scores are interpolated linearly.
+mechanism, since scores are interpolated linearly. By default one round is enough, and refining
+(:mod:`mdpext_dask.refine`) does the rest, better and faster.
 
-Where to start matters more than anything after it. Budgets that follow the direction from each output to each
-edge are right for a mechanism that decays radially, as it does on dense seeds; on coarse ones the same budget
-for both axes is better; often their geometric mean is best. So a few rounds are made from each, and the
-search goes on from whichever promises the least loss. The closed-form budgets of bound (2) compete at the
-end, so the result is never worse than theirs.
+Where to start matters. Budgets that follow the direction from each output to each edge are right for a
+mechanism that decays radially, as it does on dense seeds; on coarse ones the same budget for both axes may be
+better, or the geometric mean of the two. So a round or two are made from each, and the search goes on from
+whichever promises the least loss. The closed-form budgets of bound (2) compete at the end, so the result is
+never worse than theirs (on dense seeds they only stand by: there they cost as much as everything else).
 
-A round runs block by block on the workers and never needs the mechanism in memory. Whatever comes out, the
-certificate of the finished store decides (PROOF.md, section 2).
+Nothing needs the mechanism in memory, and whatever comes out, the certificate of the finished store decides
+(PROOF.md, section 2).
 """
 
 import math
@@ -52,10 +53,10 @@ _ROUNDS_EACH, _ROUNDS_MORE = 2, 8
 # A round is solved this well, and is the last when no cell exceeds ε by more than this factor.
 _SEARCH_GAP = 1e-5
 _CLOSE_ENOUGH = 1.005
-# Refining wants no more than a start near ε; and on seeds as dense as this, ε h_0, directions are the best
-# one.
-_ROUNDS_BEFORE_REFINING, _GAP_BEFORE_REFINING = 1, 1e-3
-_DENSE = 1.0
+# Refining wants no more than a start near ε. On seeds as dense as this, ε h_0, directions are the best one,
+# and nothing else comes near what refining reaches.
+_ROUNDS_BEFORE_REFINING, _DENSE_GAP = 1, 1e-4
+_DENSE = 0.6
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,16 @@ class _Tried:
     @property
     def epsilon(self) -> float:
         return self.trial.epsilon
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A mechanism within ε: where it comes from, and the exponent that tempered it."""
+
+    source: str
+    tried: _Tried
+    alpha: float
+    trial: Trial
 
 
 def search_budgets(
@@ -143,6 +154,7 @@ class _Search:
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
         self._loosest = -math.log(job.privacy.min_probability)
         self._rounds: list[Round] = []
+        self._solves = 0
 
     def clear(self) -> None:
         """Delete what is left of trials."""
@@ -150,67 +162,77 @@ class _Search:
 
     def run(self, design_epsilon: float) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
         """Search from every start, refine the most promising one, and keep the best of all."""
-        store, p = self._store, self._store.metric_p
-        beta = bound_budgets(even_split(design_epsilon, p), store.grid.cell_km).beta
-        closed_form = self._try_budgets(self._axis_budgets(beta), start=None)
-        kept, source = closed_form, "bound"
-        best = (1.0, closed_form.trial) if closed_form.epsilon <= self._limit else None
+        found: list[_Found] = []
         refinements: list[Refinement] = []
+        if not self._dense:
+            found += self._closed_form(design_epsilon)
         try:
             start, tried = self._search()
-            reached = self._trials.temper(tried.trial)
-            if _better(reached, best):
-                kept, source, best = tried, f"direction {start:g}", reached
-            if self._limits.refine_rounds and not self._unbounded(tried):
+            found += self._tempered(f"direction {start:g}", tried, self._trials.temper(tried.trial))
+            if self._refining and not self._unbounded(tried):
                 reached, refinements = refine(
-                    store, self._executor, tried.trial.rows, self._limits, self._observer
+                    self._store, self._executor, tried.trial.rows, self._limits, self._observer
                 )
-                if _better(reached, best):
-                    kept, source, best = tried, "refined", reached
+                found += self._tempered("refined", tried, reached)
         except SolverError as error:
-            if best is None:
-                raise
             self._note(f"the search ended early: {error}")
-        if best is None:
+        if not found:
+            # What a dense seed was spared.
+            found += self._closed_form(design_epsilon)
+        if not found:
             raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
+        best = min(found, key=lambda one: one.trial.loss_km)
         # What the store says about budgets are those of the program whose solution is kept or was refined.
-        store.write_budgets(kept.budgets)
-        alpha, trial = best
+        self._store.write_budgets(best.tried.budgets)
         return (
-            kept.seed,
-            trial.rows,
+            best.tried.seed,
+            best.trial.rows,
             {
-                "source": source,
-                "tempering": alpha,
-                "tempered_primal_km": float((store.read_seed_cost() * trial.rows).sum()),
-                "solves": len(self._rounds) + len(refinements) + 1,
+                "source": best.source,
+                "tempering": best.alpha,
+                "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.rows).sum()),
+                "solves": self._solves + len(refinements),
                 "rounds": [asdict(r) for r in self._rounds],
                 "refinements": [asdict(r) for r in refinements],
             },
         )
 
+    @property
+    def _refining(self) -> bool:
+        return self._limits.refine_rounds > 0
+
+    @property
+    def _dense(self) -> bool:
+        """Whether refining will follow on seeds so dense that nothing else comes near it."""
+        return self._refining and self._limit * self._store.grid.cell_km <= _DENSE
+
+    def _closed_form(self, design_epsilon: float) -> list["_Found"]:
+        """Return the budgets of bound (2), if they hold: they compete, or help out."""
+        beta = bound_budgets(even_split(design_epsilon, self._store.metric_p), self._store.grid.cell_km).beta
+        tried = self._try_budgets(self._axis_budgets(beta), start=None)
+        return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
+
+    @staticmethod
+    def _tempered(source: str, tried: _Tried, reached: tuple[float, Trial] | None) -> list["_Found"]:
+        return [] if reached is None else [_Found(source, tried, *reached)]
+
     def _search(self) -> tuple[float, _Tried]:
         """Make a few rounds from every start and, unless refining follows, more from the most promising."""
-        refining = self._limits.refine_rounds > 0
-        rounds = _ROUNDS_BEFORE_REFINING if refining else _ROUNDS_EACH
-        begun = {
-            start: self._rounds_from(start, self._start(start), rounds) for start in self._starts(refining)
-        }
+        rounds = _ROUNDS_BEFORE_REFINING if self._refining else _ROUNDS_EACH
+        begun = {start: self._rounds_from(start, self._start(start), rounds) for start in self._starts()}
         promised = {start: self._trials.promise(tried.trial) for start, tried in begun.items()}
         best = min(promised, key=lambda start: promised[start])
         tried = begun[best]
-        if not refining and not self._done(tried):
+        if not self._refining and not self._done(tried):
             lowered = tighten(tried.budgets, tried.trial.norms, self._limit)
             tried = self._rounds_from(best, lowered, _ROUNDS_MORE)
         return best, tried
 
-    def _starts(self, refining: bool) -> tuple[float, ...]:
+    def _starts(self) -> tuple[float, ...]:
         if self._store.metric_p == 1:
             # Every axis may use all of ε, so there is nothing to share out: all starts are the same.
             return _STARTS[:1]
-        if refining and self._limit * self._store.grid.cell_km <= _DENSE:
-            return (1.0,)
-        return _STARTS
+        return _STARTS[-1:] if self._dense else _STARTS
 
     def _axis_budgets(self, beta: tuple[float, float]) -> Budgets:
         grid, outputs = self._store.grid, self._store.outputs
@@ -266,7 +288,8 @@ class _Search:
         self._store.write_budgets(budgets)
         gap = GAP
         if start is not None:
-            gap = _GAP_BEFORE_REFINING if self._limits.refine_rounds else _SEARCH_GAP
+            gap = _DENSE_GAP if self._dense else _SEARCH_GAP
+        self._solves += 1
         seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
         tried = _Tried(seed, budgets, self._trials.run(seed.rows))
         if start is not None:
@@ -281,10 +304,6 @@ class _Search:
 
     def _note(self, text: str) -> None:
         self._observer(Note(f"budgets: {text}"))
-
-
-def _better(one: tuple[float, Trial] | None, other: tuple[float, Trial] | None) -> bool:
-    return one is not None and (other is None or one[1].loss_km < other[1].loss_km)
 
 
 def solve_splits(

@@ -76,7 +76,7 @@ def _worst(
     The norm grows with both components, so the worst corner of a fine cell has the larger D1 and the larger
     D2.
     """
-    along, outputs = east.shape[1] // factor, east.shape[2]
+    along, outputs = north.shape[1] // factor, north.shape[2]
     size_east, size_north = np.abs(east), np.abs(north)
     rank = norm_rank(
         np.maximum(size_east[:, :-1], size_east[:, 1:]), np.maximum(size_north[:-1], size_north[1:]), q

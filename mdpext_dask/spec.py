@@ -224,7 +224,7 @@ class SeedSection(Section):
     """
 
     solver: Literal["auto", "structured", "highs"] = "auto"
-    refine_rounds: Annotated[int, Field(ge=0)] = 16
+    refine_rounds: Annotated[int, Field(ge=0)] = 20
     refine_seconds: Positive | None = None
 
 

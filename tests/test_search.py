@@ -59,14 +59,25 @@ def test_the_seed_keeps_what_the_search_did(tmp_path: Path, small_job: Job) -> N
     summary = build(parse_job(small_job(privacy={"budget": "certified"})), str(path))
     store = MechanismStore.open(str(path))
     seed = store.seed_attributes
-    assert seed["solves"] == summary["seed_solves"] == len(seed["rounds"]) + 1
+    # The closed form, the search, refining.
+    solves = 1 + len(seed["rounds"]) + len(seed["refinements"])
+    assert seed["solves"] == summary["seed_solves"] == solves
     assert 0 < seed["tempering"] <= 1
     for entry in seed["rounds"]:
         assert set(entry) == {"start", "loss_km", "epsilon_certified", "failing_share", "seconds"}
     rows = store.read("seed/probability").reshape(-1, 8)
     assert seed["tempered_primal_km"] == pytest.approx((rows * store.read_seed_cost()).sum(), rel=1e-12)
     assert store.read("seed/budget_x").shape == (2, 3, 8, 8)
-    assert not (path / "seed" / "trial_score").exists() or not any((path / "seed" / "trial_score").iterdir())
+    for entry in seed["refinements"]:
+        assert set(entry) == {
+            "reach",
+            "loss_km",
+            "epsilon_certified",
+            "failing_share",
+            "tempered_loss_km",
+            "seconds",
+        }
+    assert not [p for p in (path / "seed").glob("trial_*") if any(p.iterdir())]
     open_mechanism(path, verify=True)
 
 
@@ -115,7 +126,8 @@ def test_a_search_that_was_killed_begins_again(tmp_path: Path, small_job: Job) -
 
     with pytest.raises(KeyboardInterrupt):
         build(job, str(path), observer=interrupt)
-    shutil.rmtree(path / "seed" / "trial_score" / "c")
+    store = MechanismStore.open(str(path), mode="r+")
+    store.write_seed_arrays({"trial_score": np.full((4, 9, 8), np.nan)})
     shutil.rmtree(path / "seed" / "cost" / "c")
     assert build(job, str(path))["state"] == "complete"
     build(job, str(tmp_path / "undisturbed.zarr"))
@@ -123,6 +135,34 @@ def test_a_search_that_was_killed_begins_again(tmp_path: Path, small_job: Job) -
         MechanismStore.open(str(tmp_path / n)).read("probability") for n in ("s.zarr", "undisturbed.zarr")
     ]
     assert np.array_equal(*rows)
+
+
+def test_refining_gains_and_can_be_left_out(tmp_path: Path, small_job: Job) -> None:
+    def made(name: str, **seed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        path = str(tmp_path / name)
+        summary = build(parse_job(small_job(privacy={"budget": "certified"}, seed=seed)), path)
+        assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
+        return summary, MechanismStore.open(path).seed_attributes
+
+    plain, unrefined = made("plain.zarr", refine_rounds=0)
+    assert unrefined["refinements"] == []
+    assert len(unrefined["rounds"]) > 3
+    refined, seed = made("refined.zarr")
+    assert seed["source"] == "refined"
+    assert 0.8 * plain["loss_km"] < refined["loss_km"] < 0.99 * plain["loss_km"]
+    # What is kept is the best of all rounds, each of which was tempered to epsilon and certified.
+    reached = [r["tempered_loss_km"] for r in seed["refinements"] if r["tempered_loss_km"] is not None]
+    assert refined["loss_km"] == pytest.approx(min(reached), rel=1e-6)
+    reaches = [r["reach"] for r in seed["refinements"]]
+    assert reaches == sorted(reaches, reverse=True)
+
+
+def test_refining_stops_in_time(tmp_path: Path, small_job: Job) -> None:
+    path = str(tmp_path / "s.zarr")
+    job = small_job(privacy={"budget": "certified"}, seed={"refine_rounds": 10**6, "refine_seconds": 0.5})
+    assert build(parse_job(job), path)["state"] == "complete"
+    seconds = sum(r["seconds"] for r in MechanismStore.open(path).seed_attributes["refinements"])
+    assert 0 < seconds < 5
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 4.0])
