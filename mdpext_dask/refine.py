@@ -28,8 +28,8 @@ from mdpext_dask.spec import SeedSection
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered
 
-# How far log z may go in the first and in the last round.
-_FIRST_REACH, _LAST_REACH = 0.3, 0.002
+# How far log z may go in the first round, at most and as a share of ε h_0, and in the last one.
+_FIRST_REACH, _FIRST_SHARE, _LAST_REACH = 0.3, 0.5, 0.002
 # When both tempering costs and a round gains less than this share of the loss, nothing is left to gain.
 _NOTHING_LEFT = 5e-4
 # Mechanisms further above ε than this are not worth tempering; one to start from is tempered until it is so
@@ -155,7 +155,8 @@ def refine(
     began = time.perf_counter()
     rounds: list[Refinement] = []
     best: tuple[float, Trial] | None = None
-    trial, reach = trials.run(start, slopes=True), _FIRST_REACH
+    reach = min(_FIRST_REACH, _FIRST_SHARE * trials.limit * store.grid.cell_km)
+    trial = trials.run(start, slopes=True)
     if trial.epsilon > _START_NEAR * trials.limit:
         trial = trials.run(tempered(start, _START_NEAR * trials.limit / trial.epsilon), slopes=True)
     while True:

@@ -24,8 +24,8 @@ Array = NDArray[np.float64]
 # and how wide their fan is; within these limits.
 _TURN, _LEAST_THRESHOLD, _WIDEST = 2.0, 0.6, 0.4
 _WIDE_TURN = 0.3
-# Rows that are broken at the start need not hold at once: a step may bring them down by this share times ρ.
-_RESTORED = 1.0
+# Rows that are broken at the start need not hold at once, only come down by this share of what they may turn.
+_RESTORED = 0.5
 # Slacks of the interior-point method start at no less than this share of the largest; and its iterations.
 _LEAST_SLACK, _ITERATIONS = 0.02, 60
 # The relative gap a step of ρ is worth, and its limits.
@@ -146,7 +146,8 @@ def _cuts(
     count = normals.shape[1]
     value = np.einsum("rac,rc->ra", normals, vectors.vector)
     # For where the start breaks ε, a limit that is within reach.
-    limit = value - np.maximum(epsilon, value * (1 - _RESTORED * reach))
+    restored = min(_RESTORED * _turn(reach, epsilon, cell_km), 1.0)
+    limit = value - np.maximum(epsilon, value * (1 - restored))
     # Derivatives of (D1, D2) by log z at the corners, by offset to the east and to the north.
     east, north = vectors.place[:, :1], vectors.place[:, 1:]
     i, j, output = vectors.cell.T
