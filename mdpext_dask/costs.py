@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon
+from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon, seeds_are_dense
 from mdpext_dask.domain import FileFrame, Frame, build_frame, check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
@@ -29,8 +29,12 @@ _TASK = 0.008
 _NODE, _TREE_NODE = 6e-6, 1.7e-7
 # The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
 _SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
-# About how many seed programs and trials of a whole mechanism a search for certified budgets takes; a trial.
+# About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
+# and with refining; what a round of refining takes, programs being easier; a trial.
 _SEARCH_SOLVES, _SEARCH_TRIALS, _TRIAL = 13, 20, 6e-8
+_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND, _PROGRAM = 4, 3, 3, 0.5
+# What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
+_REFINING_BYTES = 7_000
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
 _CLIENT_ARRAYS = 4
@@ -55,6 +59,8 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         # One worker solves the seed LP: factors of all outputs, about sixty arrays (J, K), three (J, J).
         entries = grid.seeds * plan.outputs
         needed += FLOAT64 * (2 * entries * min(grid.seeds_shape) + 60 * entries + 3 * grid.seeds**2)
+        if spec.privacy.budget == "certified" and spec.seed.refine_rounds:
+            needed += _REFINING_BYTES * entries
     available = psutil.virtual_memory().total
     if needed > available:
         raise SpecError(
@@ -70,6 +76,19 @@ def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
         return min(CACHE_BYTES, frame.problem.loss_bytes)
     tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
     return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
+
+
+def _seed_work(spec: JobSpec, epsilon: float, cell_km: float) -> tuple[int, int, int]:
+    """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
+    if spec.privacy.budget == "half":
+        return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
+    if spec.privacy.budget == "bound":
+        return 1, 0, 0
+    rounds = spec.seed.refine_rounds
+    if not rounds:
+        return _SEARCH_SOLVES, 0, _SEARCH_TRIALS
+    starts = 1 if seeds_are_dense(epsilon, cell_km) else _STARTS
+    return starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
 
 
 def plan_job(spec: JobSpec) -> dict[str, Any]:
@@ -89,11 +108,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells)
-    budget, solves, trials = spec.privacy.budget, 1, 0
-    if budget == "half":
-        solves = len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p))
-    elif budget == "certified":
-        solves, trials = _SEARCH_SOLVES, _SEARCH_TRIALS
+    solves, rounds, trials = _seed_work(spec, planar, grid.cell_km)
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
     nodes, nodes_read = 0, 0
@@ -109,7 +124,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
             "domain": nodes * (_NODE + trees * _TREE_NODE) + (0 if nodes else elements * _READ),
             "loss": (elements * _LOSS + plan.blocks * _TASK) / shared,
             # Splits are solved side by side, rounds of a search one after the other.
-            "seed": lp_seconds * (solves if trials else -(-solves // workers))
+            "seed": lp_seconds * (solves + _PROGRAM * rounds if trials else -(-solves // workers))
             + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
             "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
             "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,
@@ -132,7 +147,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         # What a worker holds besides, once.
         "table_bytes_per_worker": _table_bytes(spec, frame),
         # One task a block in each of loss, extend, audit, evaluate and every trial; and the seed LPs.
-        "tasks": (4 + trials) * plan.blocks + solves,
+        "tasks": (4 + trials) * plan.blocks + solves + rounds,
         "seconds_by_workers": by_workers,
         "road_nodes": nodes,
         "road_nodes_read": nodes_read,

@@ -30,6 +30,7 @@ from mdpext_dask.budget import (
     direction_budgets,
     even_split,
     half_budgets,
+    seeds_are_dense,
     tighten,
 )
 from mdpext_dask.cluster import Executor
@@ -53,10 +54,8 @@ _ROUNDS_EACH, _ROUNDS_MORE = 2, 8
 # A round is solved this well, and is the last when no cell exceeds ε by more than this factor.
 _SEARCH_GAP = 1e-5
 _CLOSE_ENOUGH = 1.005
-# Refining wants no more than a start near ε. On seeds as dense as this, ε h_0, directions are the best one,
-# and nothing else comes near what refining reaches.
+# Refining wants no more than a start near ε; where it follows on dense seeds, a program is solved this well.
 _ROUNDS_BEFORE_REFINING, _DENSE_GAP = 1, 1e-4
-_DENSE = 0.6
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class _Search:
     @property
     def _dense(self) -> bool:
         """Whether refining will follow on seeds so dense that nothing else comes near it."""
-        return self._refining and self._limit * self._store.grid.cell_km <= _DENSE
+        return self._refining and seeds_are_dense(self._limit, self._store.grid.cell_km)
 
     def _closed_form(self, design_epsilon: float) -> list["_Found"]:
         """Return the budgets of bound (2), if they hold: they compete, or help out."""

@@ -174,6 +174,11 @@ class CellRows:
         )
 
     @cached_property
+    def _absolute(self) -> sparse.csr_array:
+        matrix = self._matrix
+        return sparse.csr_array((np.abs(matrix.data), matrix.indices, matrix.indptr), shape=matrix.shape)
+
+    @cached_property
     def _occupied(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Where the rows of each cell that has any begin, and which cells these are."""
         starts = np.flatnonzero(np.diff(self.cell, prepend=-1))
@@ -189,7 +194,7 @@ class CellRows:
 
     def magnitude(self, v: Groups) -> Array:
         """Return |A|ᵀ v."""
-        return np.asarray(abs(self._matrix).T @ v[0]).reshape(self.shape)
+        return np.asarray(self._absolute.T @ v[0]).reshape(self.shape)
 
     def normal(self, theta: Groups) -> Stencil:
         """Return Σ_r θ_r a_r a_rᵀ."""
