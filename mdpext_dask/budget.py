@@ -23,8 +23,8 @@ _STORED_LOG_ERROR = 4 * 2.0**-24 * (1 + 2.0**-23) + 2e-12
 # Direction-wise budgets: least angle to either axis, and what the metric's exponent counts for at most.
 _LEAST_ANGLE = 0.25
 _SHARPEST_EXPONENT = 4.0
-# Measured: with ε h_0 = 0.42 nothing else comes near; with 0.83 and more, other starts do.
-_DENSE = 0.6
+# A program with 100 outputs takes about ten seconds then.
+_MANY_SEEDS = 1000
 # What a certificate in float64 may be wrong by. A log ratio takes four logarithms of numbers in [2^-36, 2],
 # each good to 4 units in the last place (1.4e-14), and their differences; a row's total adds its number of
 # terms times 2^-53, twice.
@@ -220,12 +220,9 @@ def direction_budgets(
     return budgets[0], budgets[1]
 
 
-def seeds_are_dense(epsilon: float, cell_km: float) -> bool:
-    """Whether seeds lie so close, ε h_0, that a mechanism refined on them decays radially.
-
-    Then direction-wise budgets are the one start worth making, and the closed form comes nowhere near.
-    """
-    return epsilon * cell_km <= _DENSE
+def many_seeds(seeds: int) -> bool:
+    """Whether there are so many seeds that a search should make few programs, and refining do the rest."""
+    return seeds > _MANY_SEEDS
 
 
 def tighten(

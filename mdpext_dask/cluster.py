@@ -27,6 +27,8 @@ DASK_CONFIG: dict[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.scheduler.allowed-failures": 5,
     "distributed.scheduler.worker-saturation": 1.1,
+    # The matrices of a seed program go out with its tasks, tens of megabytes at every iteration.
+    "distributed.admin.large-graph-warning-threshold": "1GB",
     # Dask has workers give memory back after every large array, and numpy then spends as long on getting it
     # anew as on computing (seed programs took three times as long).
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 2**28,

@@ -4,11 +4,12 @@ The rates were measured on one machine (two cores of a server processor of 2024)
 do not promise.
 """
 
+import math
 from typing import Any
 
 import psutil
 
-from mdpext_dask.budget import candidate_splits, design_epsilon, planar_epsilon, seeds_are_dense
+from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.domain import FileFrame, Frame, build_frame, check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
@@ -32,7 +33,9 @@ _SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
 # and with refining; what a round of refining takes, programs being easier; a trial.
 _SEARCH_SOLVES, _SEARCH_TRIALS, _TRIAL = 13, 20, 6e-8
-_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND, _PROGRAM = 4, 3, 3, 0.5
+_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND, _PROGRAM = 4, 2, 3, 3, 0.5
+# A trial with certificate vectors needs up to so many times what extending a block does.
+_TRIAL_PEAK = 15
 # What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
 _REFINING_BYTES = 7_000
 _START = 1.3
@@ -55,11 +58,13 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         needed += frame.problem.loss_bytes
     if spec.cluster.kind != "address":
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        needed += workers * (plan.peak_bytes_per_task + _table_bytes(spec, frame))
+        certified = spec.privacy.budget == "certified"
+        peak = plan.peak_bytes_per_task * (_TRIAL_PEAK if certified else 1)
+        needed += workers * (peak + _table_bytes(spec, frame))
         # One worker solves the seed LP: factors of all outputs, about sixty arrays (J, K), three (J, J).
         entries = grid.seeds * plan.outputs
         needed += FLOAT64 * (2 * entries * min(grid.seeds_shape) + 60 * entries + 3 * grid.seeds**2)
-        if spec.privacy.budget == "certified" and spec.seed.refine_rounds:
+        if certified and spec.seed.refine_rounds:
             needed += _REFINING_BYTES * entries
     available = psutil.virtual_memory().total
     if needed > available:
@@ -78,7 +83,7 @@ def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
     return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def _seed_work(spec: JobSpec, epsilon: float, cell_km: float) -> tuple[int, int, int]:
+def _seed_work(spec: JobSpec, seeds: int) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
     if spec.privacy.budget == "half":
         return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
@@ -87,7 +92,7 @@ def _seed_work(spec: JobSpec, epsilon: float, cell_km: float) -> tuple[int, int,
     rounds = spec.seed.refine_rounds
     if not rounds:
         return _SEARCH_SOLVES, 0, _SEARCH_TRIALS
-    starts = 1 if seeds_are_dense(epsilon, cell_km) else _STARTS
+    starts = _FEW_STARTS if many_seeds(seeds) else _STARTS
     return starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
 
 
@@ -108,7 +113,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells)
-    solves, rounds, trials = _seed_work(spec, planar, grid.cell_km)
+    solves, rounds, trials = _seed_work(spec, grid.seeds)
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
     nodes, nodes_read = 0, 0
@@ -124,7 +129,8 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
             "domain": nodes * (_NODE + trees * _TREE_NODE) + (0 if nodes else elements * _READ),
             "loss": (elements * _LOSS + plan.blocks * _TASK) / shared,
             # Splits are solved side by side, rounds of a search one after the other.
-            "seed": lp_seconds * (solves + _PROGRAM * rounds if trials else -(-solves // workers))
+            "seed": lp_seconds * (solves if trials else -(-solves // workers))
+            + min(lp_seconds * _PROGRAM * rounds, spec.seed.refine_seconds or math.inf)
             + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
             "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
             "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,

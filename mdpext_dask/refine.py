@@ -29,12 +29,14 @@ from mdpext_dask.store import MechanismStore
 from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered
 
 # How far log z may go in the first round, at most and as a share of ε h_0, and in the last one.
-_FIRST_REACH, _FIRST_SHARE, _LAST_REACH = 0.3, 0.5, 0.002
-# When both tempering costs and a round gains less than this share of the loss, nothing is left to gain.
-_NOTHING_LEFT = 5e-4
-# Mechanisms further above ε than this are not worth tempering; one to start from is tempered until it is so
-# near, or no step within reach would lead back to ε.
-_NEAR, _START_NEAR = 1.15, 1.1
+_FIRST_REACH, _FIRST_SHARE, _LAST_REACH = 0.3, 0.75, 0.002
+# So many rounds have time for the first reach.
+_MANY_ROUNDS = 10
+# At a reach of this share of ε h_0 or less: when both tempering costs and a round gains less than this
+# share of the loss, nothing is left to gain.
+_SMALL_SHARE, _NOTHING_LEFT = 0.1, 5e-4
+# Mechanisms further above ε than this are not worth tempering.
+_NEAR = 1.15
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def improve_seed(
     rows = read_rows(store)
     near = threshold(reach, epsilon, grid.cell_km) * epsilon
     with one_blas_thread():
-        improved, _ = improve(
+        improved = improve(
             rows,
             store.read_seed_cost().reshape(rows.shape),
             vectors_above(read_slopes(store), near, grid.factor, q),
@@ -155,10 +157,16 @@ def refine(
     began = time.perf_counter()
     rounds: list[Refinement] = []
     best: tuple[float, Trial] | None = None
-    reach = min(_FIRST_REACH, _FIRST_SHARE * trials.limit * store.grid.cell_km)
+    allowed = trials.limit * store.grid.cell_km
+    reach = min(_FIRST_REACH, _FIRST_SHARE * allowed)
+    # With few rounds there is no time to be led back from large steps.
+    short = max(0.0, 1 - _rounds_left(limits, 0, 0.0) / _MANY_ROUNDS)
+    reach *= (_LAST_REACH / reach) ** short
     trial = trials.run(start, slopes=True)
-    if trial.epsilon > _START_NEAR * trials.limit:
-        trial = trials.run(tempered(start, _START_NEAR * trials.limit / trial.epsilon), slopes=True)
+    # A step within reach leads a side's difference back by at most twice the reach; half of that is likely.
+    within_reach = (1 + reach / allowed) * trials.limit
+    if trial.epsilon > within_reach:
+        trial = trials.run(tempered(start, within_reach / trial.epsilon), slopes=True)
     while True:
         left = _rounds_left(limits, len(rounds), time.perf_counter() - began)
         if left < 1:
@@ -175,7 +183,9 @@ def refine(
             break
         trial = trials.run(rows, slopes=True)
         reached = None
-        if trial.epsilon <= _NEAR * trials.limit and (best is None or trial.loss_km < best[1].loss_km):
+        last = _rounds_left(limits, len(rounds) + 1, time.perf_counter() - began) < 1
+        near = trial.epsilon <= _NEAR * trials.limit or last
+        if near and (best is None or trial.loss_km < best[1].loss_km):
             reached = trials.temper(trial)
             if reached is not None and (best is None or reached[1].loss_km < best[1].loss_km):
                 best = reached
@@ -192,7 +202,8 @@ def refine(
             )
         )
         observer(Note(_told(len(rounds), rounds[-1])))
-        if best is not None and _little_left(best[1].loss_km, trial.loss_km, previous):
+        small = reach <= _SMALL_SHARE * allowed
+        if small and best is not None and _little_left(best[1].loss_km, trial.loss_km, previous):
             break
     return best, rounds
 

@@ -9,8 +9,8 @@ mechanism, since scores are interpolated linearly. By default one round is enoug
 Where to start matters. Budgets that follow the direction from each output to each edge are right for a
 mechanism that decays radially, as it does on dense seeds; on coarse ones the same budget for both axes may be
 better, or the geometric mean of the two. So a round or two are made from each, and the search goes on from
-whichever promises the least loss. The closed-form budgets of bound (2) compete at the end, so the result is
-never worse than theirs (on dense seeds they only stand by: there they cost as much as everything else).
+whichever promises the least loss; with so many seeds that every program takes long, from the direction alone.
+The closed-form budgets of bound (2) compete at the end, so the result is never worse than theirs.
 
 Nothing needs the mechanism in memory, and whatever comes out, the certificate of the finished store decides
 (PROOF.md, section 2).
@@ -30,7 +30,7 @@ from mdpext_dask.budget import (
     direction_budgets,
     even_split,
     half_budgets,
-    seeds_are_dense,
+    many_seeds,
     tighten,
 )
 from mdpext_dask.cluster import Executor
@@ -48,14 +48,17 @@ from mdpext_dask.trials import CONTENT, Trial, Trials
 Budgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 # Starts: how far budgets follow the direction, as an exponent against the even split; and the share of ε.
-_STARTS = (0.0, 0.5, 1.0)
+_STARTS, _FEW_STARTS = (0.0, 0.5, 1.0), (1.0,)
 _START_SHARE = 0.9
 _ROUNDS_EACH, _ROUNDS_MORE = 2, 8
 # A round is solved this well, and is the last when no cell exceeds ε by more than this factor.
 _SEARCH_GAP = 1e-5
 _CLOSE_ENOUGH = 1.005
-# Refining wants no more than a start near ε; where it follows on dense seeds, a program is solved this well.
-_ROUNDS_BEFORE_REFINING, _DENSE_GAP = 1, 1e-4
+# Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
+# time.
+_ROUNDS_BEFORE_REFINING, _ENOUGH_REFINING = 1, 8
+# How well a program with many seeds is solved.
+_LARGE_GAP = 1e-4
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,8 @@ class _Search:
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
         self._loosest = -math.log(job.privacy.min_probability)
         self._rounds: list[Round] = []
-        self._solves = 0
+        self._solves, self._slowest = 0, float(np.finfo(float).tiny)
+        self._large = many_seeds(store.grid.seeds)
 
     def clear(self) -> None:
         """Delete what is left of trials."""
@@ -163,21 +167,17 @@ class _Search:
         """Search from every start, refine the most promising one, and keep the best of all."""
         found: list[_Found] = []
         refinements: list[Refinement] = []
-        if not self._dense:
-            found += self._closed_form(design_epsilon)
         try:
+            found += self._closed_form(design_epsilon)
             start, tried = self._search()
             found += self._tempered(f"direction {start:g}", tried, self._trials.temper(tried.trial))
-            if self._refining and not self._unbounded(tried):
+            if self._limits.refine_rounds and not self._unbounded(tried):
                 reached, refinements = refine(
                     self._store, self._executor, tried.trial.rows, self._limits, self._observer
                 )
                 found += self._tempered("refined", tried, reached)
         except SolverError as error:
             self._note(f"the search ended early: {error}")
-        if not found:
-            # What a dense seed was spared.
-            found += self._closed_form(design_epsilon)
         if not found:
             raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
         best = min(found, key=lambda one: one.trial.loss_km)
@@ -198,12 +198,10 @@ class _Search:
 
     @property
     def _refining(self) -> bool:
-        return self._limits.refine_rounds > 0
-
-    @property
-    def _dense(self) -> bool:
-        """Whether refining will follow on seeds so dense that nothing else comes near it."""
-        return self._refining and seeds_are_dense(self._limit, self._store.grid.cell_km)
+        """Whether refining will go far enough to begin from the first start that promises well."""
+        seconds = self._limits.refine_seconds
+        programs = math.inf if seconds is None else seconds / self._slowest
+        return min(self._limits.refine_rounds, programs) >= _ENOUGH_REFINING
 
     def _closed_form(self, design_epsilon: float) -> list["_Found"]:
         """Return the budgets of bound (2), if they hold: they compete, or help out."""
@@ -231,7 +229,7 @@ class _Search:
         if self._store.metric_p == 1:
             # Every axis may use all of ε, so there is nothing to share out: all starts are the same.
             return _STARTS[:1]
-        return _STARTS[-1:] if self._dense else _STARTS
+        return _FEW_STARTS if self._large else _STARTS
 
     def _axis_budgets(self, beta: tuple[float, float]) -> Budgets:
         grid, outputs = self._store.grid, self._store.outputs
@@ -285,11 +283,11 @@ class _Search:
         """Solve the seed LP for budgets and certify what extends from it."""
         started = time.perf_counter()
         self._store.write_budgets(budgets)
-        gap = GAP
-        if start is not None:
-            gap = _DENSE_GAP if self._dense else _SEARCH_GAP
-        self._solves += 1
+        closest = GAP if start is None else _SEARCH_GAP
+        gap = _LARGE_GAP if self._large else closest
         seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
+        self._solves += 1
+        self._slowest = max(self._slowest, time.perf_counter() - started)
         tried = _Tried(seed, budgets, self._trials.run(seed.rows))
         if start is not None:
             failing = float((tried.trial.norms > self._limit).mean())

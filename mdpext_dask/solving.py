@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.cluster import Executor, processors
 from mdpext_dask.seed.block_tridiagonal import Stencil
-from mdpext_dask.seed.interior_point import sum_of_inverses
+from mdpext_dask.seed.interior_point import sum_of_inverses, sum_pairwise
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store import MechanismStore
 
@@ -27,7 +27,7 @@ _WORTH_SENDING = 3200
 def sum_over_parts(matrices: Sequence[Stencil]) -> NDArray[np.float64]:
     """Return the upper triangle of Σ H^{-1} over parts of outputs: a worker's share."""
     with one_blas_thread():
-        return np.asarray(sum(sum_of_inverses(matrix) for matrix in matrices))
+        return sum_pairwise(sum_of_inverses(matrix) for matrix in matrices)
 
 
 class SharedSums:
@@ -38,7 +38,8 @@ class SharedSums:
     executor
         The workers.
     shares
-        How many tasks to make of them.
+        How many tasks to make of them, at most: a power of two of them, as there is of parts, so that sums
+        have the same bits as without sharing.
     """
 
     def __init__(self, executor: Executor, shares: int) -> None:
@@ -46,7 +47,7 @@ class SharedSums:
 
     def __call__(self, matrices: Sequence[Stencil]) -> Iterable[NDArray[np.float64]]:
         """Return the sums of consecutive parts, in order."""
-        shares = min(self._shares, len(matrices))
+        shares = min(1 << (self._shares.bit_length() - 1), len(matrices))
         cuts = [len(matrices) * share // shares for share in range(shares + 1)]
         arguments = [(list(matrices[cuts[s] : cuts[s + 1]]),) for s in range(shares)]
         results = dict(self._executor.map("seed", sum_over_parts, arguments))

@@ -216,15 +216,17 @@ class SeedSection(Section):
     Parameters
     ----------
     solver
-        ``"auto"``: the structured method, and HiGHS where that falls short.
+        ``"auto"``: the structured method, and HiGHS where that falls short. Refining always uses the
+        structured method.
     refine_rounds
         Rounds of refining after the search for certified budgets, at most; 0 for none.
     refine_seconds
-        Time for them, at most. With it the bytes of the store depend on the speed of the machine.
+        No further round begins after so much time, the first one always does. With it the bytes of the store
+        depend on the speed of the machine.
     """
 
     solver: Literal["auto", "structured", "highs"] = "auto"
-    refine_rounds: Annotated[int, Field(ge=0)] = 20
+    refine_rounds: Annotated[int, Field(ge=0, le=1000)] = 20
     refine_seconds: Positive | None = None
 
 

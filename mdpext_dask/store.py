@@ -401,7 +401,8 @@ class MechanismStore:
         """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
         for name, values in zip(("budget_x", "budget_y"), budgets, strict=True):
             dimensions = ("direction", f"{name}_east", f"{name}_north", "output")
-            self._write_seed_array(name, values, dimensions, (1, *self.plan.seed_chunk_shape))
+            data = np.ascontiguousarray(values)
+            self.create_seed_array(name, dimensions, (1, *self.plan.seed_chunk_shape), data=data)
 
     def read_seed_cost(self) -> NDArray[np.float64]:
         """Return C, float64 of shape (J, K), in km."""
@@ -418,43 +419,28 @@ class MechanismStore:
     def write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
         """Write arrays of shape (seeds east, seeds north, K) into the seed group."""
         for name, values in arrays.items():
-            self._write_seed_array(name, values, ("seed_x", "seed_y", "output"), self.plan.seed_chunk_shape)
-
-    def _write_seed_array(
-        self, name: str, values: NDArray[np.float64], dimensions: tuple[str, ...], chunks: tuple[int, ...]
-    ) -> None:
-        try:
-            self._seed_group().create_array(
-                name,
-                data=np.ascontiguousarray(values),
-                chunks=tuple(min(c, max(n, 1)) for c, n in zip(chunks, values.shape, strict=True)),
-                dimension_names=dimensions,
-                # A chunk that is lost must not read as zeros.
-                fill_value=np.nan,
-                overwrite=True,
-            )
-        except OSError as error:
-            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+            data = np.ascontiguousarray(values)
+            dimensions = ("seed_x", "seed_y", "output")
+            self.create_seed_array(name, dimensions, self.plan.seed_chunk_shape, data=data)
 
     def create_seed_array(
         self,
         name: str,
-        shape: tuple[int, ...],
-        dtype: type,
         dimensions: tuple[str, ...],
         chunks: tuple[int, ...],
-        fill_value: float,
+        fill_value: float = np.nan,  # a chunk that is lost must not read as zeros
+        **content: Any,
     ) -> None:
-        """Create an empty array in the seed group, for tasks to fill chunk by chunk."""
+        """Create an array in the seed group: from `data`, or with `shape` and `dtype` for tasks to fill."""
+        shape = content["data"].shape if "data" in content else content["shape"]
         try:
             self._seed_group().create_array(
                 name,
-                shape=shape,
-                dtype=dtype,
-                chunks=tuple(min(c, n) for c, n in zip(chunks, shape, strict=True)),
+                chunks=tuple(min(c, max(n, 1)) for c, n in zip(chunks, shape, strict=True)),
                 dimension_names=dimensions,
                 fill_value=fill_value,
                 overwrite=True,
+                **content,
             )
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None

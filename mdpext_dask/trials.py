@@ -149,7 +149,9 @@ class Trials:
             (_WORST, (2,), np.int16, -1),
         ):
             dimensions = (*names, *(f"{name}_{axis}" for axis in range(len(rest))))
-            self._store.create_seed_array(name, (*cells, *rest), dtype, dimensions, (*chunks, *rest), fill)
+            self._store.create_seed_array(
+                name, dimensions, (*chunks, *rest), fill, shape=(*cells, *rest), dtype=dtype
+            )
 
     def promise(self, trial: Trial) -> float:
         """Return about the loss, in km, that is left when a seed is tempered to ε."""

@@ -11,6 +11,7 @@ from mdpext_dask.budget import dual_exponent, vector_norm
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.refine import vectors_above
 from mdpext_dask.seed.cuts import CertificateVectors, fan, improve
+from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.slopes import steepest_slopes
 from tests.reference import softmax
 
@@ -66,7 +67,7 @@ def test_a_small_step_gains_and_keeps_epsilon(p: float, shape: tuple[int, int], 
     cost = rng.exponential(size=rows.shape)
     epsilon = largest_norm(rows, factor, side, p)
     reach = 0.02
-    better, _ = improve(
+    better = improve(
         rows,
         cost,
         all_vectors(rows, factor, side, p),
@@ -77,6 +78,7 @@ def test_a_small_step_gains_and_keeps_epsilon(p: float, shape: tuple[int, int], 
         min_probability=1e-6,
     )
     np.testing.assert_allclose(better.sum(axis=-1), 1, rtol=1e-12)
+    assert better.min() >= 1e-6 * (1 - 1e-12)
     assert np.abs(np.log(better / rows)).max() <= reach * (1 + 1e-3)
     # All costs would let it gain more if nothing bound; the bound is kept up to what linearising leaves out.
     assert 0.001 < 1 - (cost * better).sum() / (cost * rows).sum() < 2 * reach
@@ -91,7 +93,7 @@ def test_rows_that_break_epsilon_are_led_back() -> None:
     epsilon = 0.97 * norm
     cost = rng.exponential(size=rows.shape)
     vectors = all_vectors(rows, 1, side, 2.0)
-    better, _ = improve(
+    better = improve(
         rows,
         cost,
         vectors,
@@ -102,3 +104,46 @@ def test_rows_that_break_epsilon_are_led_back() -> None:
         min_probability=1e-6,
     )
     assert largest_norm(better, 1, side, 2.0) < epsilon * 1.005
+
+
+def test_no_entry_falls_below_the_floor() -> None:
+    rng = np.random.default_rng(5)
+    rows, side = smooth_rows(rng, (3, 4), 8), 0.5
+    floor = 0.12
+    rows = raised_to_floor(rows, floor)
+    assert rows.min() == pytest.approx(floor, rel=1e-12)
+    better = improve(
+        rows,
+        rng.exponential(size=rows.shape),
+        all_vectors(rows, 1, side, 2.0),
+        epsilon=10.0,
+        dual_exponent=2.0,
+        cell_km=side,
+        reach=0.1,
+        min_probability=floor,
+    )
+    assert better.min() >= floor * (1 - 1e-12)
+    np.testing.assert_allclose(better.sum(axis=-1), 1, rtol=1e-12)
+
+
+def test_a_start_that_breaks_every_row_is_no_crash() -> None:
+    rng = np.random.default_rng(6)
+    rows, side = smooth_rows(rng, (3, 3), 4), 0.5
+    steepest = all_vectors(rows, 1, side, 2.0)
+    largest = int(np.hypot(*steepest.vector.T).argmax())
+    only = CertificateVectors(
+        *(part[largest : largest + 1] for part in (steepest.vector, steepest.cell, steepest.place))
+    )
+    epsilon = 0.9 * float(np.hypot(*only.vector[0]))
+    better = improve(
+        rows,
+        rng.exponential(size=rows.shape),
+        only,
+        epsilon=epsilon,
+        dual_exponent=2.0,
+        cell_km=side,
+        reach=0.2,
+        min_probability=1e-6,
+    )
+    assert np.isfinite(better).all()
+    assert (better != rows).any()

@@ -10,7 +10,10 @@ and memory against seeds and outputs into `workflows/images/seed_scaling.png`.
 """
 
 import argparse
+import contextlib
+import math
 import multiprocessing
+import queue
 import resource
 import time
 from collections.abc import Iterator
@@ -120,9 +123,13 @@ def solve(case: Case, roads: str, threads: int, solver: str, limit: float | None
     answers: multiprocessing.Queue[Solved] = context.Queue()
     process = context.Process(target=work, args=(case, roads, threads, solver, answers), daemon=True)
     process.start()
+    deadline = math.inf if limit is None else time.monotonic() + limit
     try:
-        return answers.get(timeout=limit)
-    except Exception:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=1)
+            if process.exitcode is not None:
+                raise SystemExit(f"{solver} at {case} ended with exit code {process.exitcode}")
         return None
     finally:
         process.kill()

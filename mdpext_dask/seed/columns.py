@@ -92,7 +92,7 @@ class Columns:
     level
         Product of every slack and its multiplier at the start.
     least_slack
-        Least slack of a row at the start, relative to the largest row's.
+        Least slack of a row at the start, relative to how far rows are from their limits at most.
     """
 
     def __init__(self, program: GridProgram, level: float, least_slack: float) -> None:
@@ -101,7 +101,7 @@ class Columns:
         count = len(program.rows.limits)
         slack = self._all_of(program.start)
         self._slack: Groups = (
-            *(np.maximum(s, least_slack * float(s.max(initial=0.0))) for s in slack[:count]),
+            *(np.maximum(s, least_slack * float(np.abs(s).max(initial=0.0))) for s in slack[:count]),
             *slack[count:],
         )
         self._multiplier: Groups = tuple(level / s for s in self._slack)

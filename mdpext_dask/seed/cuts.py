@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mdpext_dask.seed.columns import GridProgram
 from mdpext_dask.seed.grid_rows import CellRows
 from mdpext_dask.seed.interior_point import InverseSums, by_output, by_seed, solve_program
+from mdpext_dask.seed.model import raised_to_floor
 
 Array = NDArray[np.float64]
 
@@ -70,7 +71,7 @@ def improve(
     min_probability: float,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
-) -> tuple[Array, int]:
+) -> Array:
     """Solve the linearised program.
 
     Parameters
@@ -96,10 +97,7 @@ def improve(
 
     Returns
     -------
-    rows
-        z, shape as `rows`, positive, rows summing to 1.
-    iterations
-        Of the interior-point method.
+    z, shape as `rows`: no entry below the floor, rows summing to 1.
     """
     seeds_x, seeds_y, outputs = rows.shape
     flip = seeds_y > seeds_x
@@ -122,9 +120,9 @@ def improve(
         least_slack=_LEAST_SLACK,
         iterations=_ITERATIONS,
     )
-    improved = np.maximum(by_seed(solution.z, flip) / outputs, min_probability)
+    improved = np.maximum(by_seed(solution.z, flip), np.finfo(float).tiny)
     improved /= np.add.reduce(improved, axis=-1, keepdims=True)
-    return improved, solution.iterations
+    return raised_to_floor(improved, min_probability)
 
 
 def _turn(reach: float, epsilon: float, cell_km: float) -> float:

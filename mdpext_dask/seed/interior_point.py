@@ -170,6 +170,24 @@ def sum_of_inverses(matrices: Stencil) -> Array:
     return BlockTridiagonal(matrices).inverse_sum()
 
 
+def sum_pairwise(sums: Iterable[Array]) -> Array:
+    """Add arrays up as a binary tree, as they come, so that subtrees may be added elsewhere.
+
+    The arrays are overwritten.
+    """
+    waiting: list[tuple[int, Array]] = []
+    for one in sums:
+        size, total = 1, one
+        while waiting and waiting[-1][0] == size:
+            total = np.add(waiting.pop()[1], total, out=total)
+            size *= 2
+        waiting.append((size, total))
+    total = waiting.pop()[1]
+    while waiting:
+        total = np.add(waiting.pop()[1], total, out=total)
+    return total
+
+
 def solve_program(
     program: GridProgram,
     *,
@@ -243,10 +261,7 @@ class _Team:
         else:
             sums = self.inverse_sums(matrices)
             self.each(Columns.factorise)
-        total: Array | int = 0
-        for one in sums:
-            total = np.add(total, one, out=total if isinstance(total, np.ndarray) else None)
-        return _Schur(np.asarray(total))
+        return _Schur(sum_pairwise(sums))
 
 
 class _Schur:
@@ -302,6 +317,8 @@ def _iterate(
             abs(primal - dual) / max(abs(primal), np.finfo(float).tiny),
             *(m.infeasibility for m in measures),
         )
+        if not np.isfinite(relative):
+            break
         if relative < best.gap:
             z = np.concatenate([part.z for part in team.columns])
             best, waited = Solution(z, dual, relative, iteration), 0

@@ -19,6 +19,8 @@ _LOG_ROUNDING = 1e-13
 _LARGEST_UNIFORM_SHARE = 1e-3
 # Relative to the floor: the first step of the repair where rounding alone is at fault.
 _MARGIN = 1e-9
+# Of a reduced cost: ten at most under budgets, a hundred with a fan of rows at five places of four cells.
+_MOST_TERMS = 128
 # Growth beyond e^700 overflows, and binds nothing.
 _LARGEST_EXPONENT = 700.0
 
@@ -146,6 +148,22 @@ class SeedProblem:
         )
 
 
+def raised_to_floor(rows: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
+    """Return rows mixed with the uniform one, (1 − t) z + t / K, each just enough to reach a floor.
+
+    Parameters
+    ----------
+    rows
+        z, float64 of shape (..., K), rows summing to 1.
+    floor
+        δ, below 1 / K.
+    """
+    uniform = 1 / rows.shape[-1]
+    least = rows.min(axis=-1, keepdims=True)
+    share = np.maximum(floor - least, 0.0) / np.maximum(uniform - least, np.finfo(float).tiny)
+    return np.asarray((1 - share) * rows + share * uniform)
+
+
 @dataclass(frozen=True)
 class SeedMechanism:
     """A solved seed LP.
@@ -238,9 +256,8 @@ def dual_bound_of(parts: Sequence[DualPart], nu: NDArray[np.float64], total: flo
     sizes = np.max([p.sizes for p in parts], axis=0)
     weight = total * float(np.abs(nu).sum())
     # Rounding of the sums, and of the reduced costs, which weigh at most their largest in every row of z.
-    rounding = np.finfo(float).eps * (
-        (sum(p.terms for p in parts) + nu.size) * (weight + magnitude) + 16 * total * float(sizes.sum())
-    )
+    terms = sum(p.terms for p in parts) + nu.size
+    rounding = np.finfo(float).eps * (terms * (weight + magnitude) + _MOST_TERMS * total * float(sizes.sum()))
     return float(total * nu.sum() + value - rounding)
 
 
