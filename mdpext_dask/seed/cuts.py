@@ -25,8 +25,6 @@ Array = NDArray[np.float64]
 # and how wide their fan is; within these limits.
 _TURN, _LEAST_THRESHOLD, _WIDEST = 2.0, 0.6, 0.4
 _WIDE_TURN = 0.3
-# Rows that are broken at the start need not hold at once, only come down by this share of what they may turn.
-_RESTORED = 0.5
 # Slacks of the interior-point method start at no less than this share of the largest; and its iterations.
 _LEAST_SLACK, _ITERATIONS = 0.02, 60
 # The relative gap a step of ρ is worth, and its limits.
@@ -143,8 +141,8 @@ def _cuts(
     normals = fan(vectors.vector, _turn(reach, epsilon, cell_km), q)
     count = normals.shape[1]
     value = np.einsum("rac,rc->ra", normals, vectors.vector)
-    # For where the start breaks ε, a limit that is within reach.
-    restored = min(_RESTORED * _turn(reach, epsilon, cell_km), 1.0)
+    # Rows that are broken at the start need not hold at once, only come down by what is surely within reach.
+    restored = min(reach * max(1.0, 1 / (epsilon * cell_km)), 1.0)
     limit = value - np.maximum(epsilon, value * (1 - restored))
     # Derivatives of (D1, D2) by log z at the corners, by offset to the east and to the north.
     east, north = vectors.place[:, :1], vectors.place[:, 1:]
