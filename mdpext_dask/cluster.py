@@ -35,6 +35,8 @@ DASK_CONFIG: dict[str, Any] = {
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 2**25,
 }
 _CONNECT_SECONDS = 10
+# A result that takes longer to fetch is lost with its worker.
+_LOST_SECONDS = 5
 
 
 def processors() -> int:
@@ -131,7 +133,7 @@ class DaskExecutor:
         position_of = {future.key: position for position, future in enumerate(futures)}
         try:
             for future in as_completed(futures):
-                result = future.result()
+                result = self._fetch(future)
                 # Let go at once: results of a hundred thousand tasks must not pile up.
                 future.release()
                 yield position_of[future.key], result
@@ -149,6 +151,21 @@ class DaskExecutor:
         finally:
             for future in futures:
                 future.release()
+
+    def _fetch(self, future: Any) -> Any:
+        """Return a finished task's result, wherever it has to come from.
+
+        A result dies with its worker. The scheduler then queues the task again, but takes nothing from the
+        queue before something else happens, which at the end of a stage may be never (seen with distributed
+        2026.8): so something is made to happen.
+        """
+        while True:
+            try:
+                return future.result(timeout=_LOST_SECONDS)
+            except TimeoutError:
+                if future.status != "pending":
+                    raise
+                self._client.submit(int, key=f"nudge-{uuid.uuid4().hex}", pure=False).result()
 
 
 def _apply(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
