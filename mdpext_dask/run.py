@@ -18,7 +18,7 @@ from mdpext_dask.audit.report import AuditReport, summarise_certificate
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import check_memory
-from mdpext_dask.domain import Domain, build_domain, build_frame, output_count
+from mdpext_dask.domain import Domain, build_domain, build_frame, check_counts, output_count
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
 from mdpext_dask.grid import Grid
@@ -238,6 +238,7 @@ def find_or_prepare(
     objects.check_place(url)
     with stages.stage("domain"):
         frame = build_frame(spec)
+        check_counts(spec, frame)
         check_memory(spec, frame)
         epsilons(spec, frame.grid, frame.distortion, output_count(spec, frame))
         domain = build_domain(spec, frame)
