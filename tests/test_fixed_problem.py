@@ -9,7 +9,7 @@ from mdpext_dask.run import build
 from mdpext_dask.spec import load_job
 
 JOB = Path(__file__).resolve().parents[1] / "workflows" / "rome-20km-fixed.toml"
-# What no mechanism can beat, in km: a relaxation on every second record, two of four offsets.
+# Estimate of what no mechanism can beat, in km: a relaxation on every second record, two of four offsets.
 LOWER_BOUND = {0.5: 2.386, 1.0: 1.521, 1.5: 1.177}
 
 

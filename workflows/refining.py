@@ -47,7 +47,7 @@ def main() -> None:
             f"{seconds[-1]:.1f} s, {len(losses)} rounds"
         )
     if given.bound is not None:
-        axes.axhline(given.bound, linestyle="--", color="grey", label="no mechanism can be below")
+        axes.axhline(given.bound, linestyle="--", color="grey", label="lower bound")
     axes.set(xscale="log", xlabel="seconds of refining", ylabel="certified expected loss (km)")
     axes.grid(which="both", alpha=0.3)
     axes.legend()
