@@ -3,8 +3,8 @@
     python workflows/refining.py STORE [STORE ...] [-o workflows/images/refining.png] [--bound KM]
 
 Each store becomes a curve: the least loss that is tempered to epsilon and certified so far, against the
-seconds since the first round of refining began. The dashed line is a bound that no mechanism can beat,
-where one is known.
+seconds since the first round of refining began. The dashed line is a lower bound on any mechanism, where
+one is known.
 """
 
 import argparse
