@@ -8,13 +8,13 @@ tempered to ε and certified, and the best of these is kept, so refining never m
 Tempering is also what every round is measured by: the loss of a mechanism that exceeds ε says nothing.
 """
 
-import math
 import time
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.audit.certificate import norm_rank, rank_of_norm
 from mdpext_dask.budget import dual_exponent
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError
@@ -103,13 +103,8 @@ def improve_seed(
 
 def vectors_above(slopes: Slopes, least: float, factor: int, q: float) -> CertificateVectors:
     """Return the certificate vectors with a q-norm above `least`, in 1/km, each place once."""
-    size = np.abs(slopes.vector.astype(np.float64))
-    if math.isinf(q):
-        norm = size.max(axis=-1)
-    else:
-        largest = np.maximum(size.max(axis=-1), np.finfo(float).tiny)
-        norm = largest * ((size / largest[..., None]) ** q).sum(axis=-1) ** (1 / q)
-    above = norm > least
+    east, north = (np.abs(slopes.vector[..., axis].astype(np.float64)) for axis in (0, 1))
+    above = norm_rank(east, north, q) > rank_of_norm(least, q)
     # The worst place may be a corner, which is there already.
     inside = (slopes.worst % factor != 0).any(axis=-1)
     above[..., -1] &= inside

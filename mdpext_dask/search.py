@@ -177,6 +177,8 @@ class _Search:
                 )
                 found += self._tempered("refined", tried, reached)
         except SolverError as error:
+            if not found:
+                raise
             self._note(f"the search ended early: {error}")
         if not found:
             raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
@@ -203,14 +205,14 @@ class _Search:
         programs = math.inf if seconds is None else seconds / self._slowest
         return min(self._limits.refine_rounds, programs) >= _ENOUGH_REFINING
 
-    def _closed_form(self, design_epsilon: float) -> list["_Found"]:
+    def _closed_form(self, design_epsilon: float) -> list[_Found]:
         """Return the budgets of bound (2), if they hold: they compete, or help out."""
         beta = bound_budgets(even_split(design_epsilon, self._store.metric_p), self._store.grid.cell_km).beta
         tried = self._try_budgets(self._axis_budgets(beta), start=None)
         return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
 
     @staticmethod
-    def _tempered(source: str, tried: _Tried, reached: tuple[float, Trial] | None) -> list["_Found"]:
+    def _tempered(source: str, tried: _Tried, reached: tuple[float, Trial] | None) -> list[_Found]:
         return [] if reached is None else [_Found(source, tried, *reached)]
 
     def _search(self) -> tuple[float, _Tried]:

@@ -117,7 +117,7 @@ def certify_cells(
     outputs = probability.shape[2]
     allowance = certificate_allowance(outputs, float(step_x.min()), float(step_y.min()), metric_p)
     # A cell is over the limit if it is so after rounding outward.
-    raw_limit = _rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
+    raw_limit = rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
     largest, place, violations = -1.0, Place(0, 0, 0), 0
     width = max(_STRIP_ELEMENTS // outputs, 1)
     for start in range(0, len(step_y), width):
@@ -295,7 +295,7 @@ def norm_rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float)
     return np.multiply(larger, (1 + ratio**q) ** (1 / q), out=first)
 
 
-def _rank_of_norm(norm: float, q: float) -> float:
+def rank_of_norm(norm: float, q: float) -> float:
     """Bring a norm to the scale of :func:`norm_rank`; below 0, everything exceeds it."""
     if norm <= 0:
         return -1.0
