@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from typing import Any, Protocol, TypeVar
 
 from mdpext_dask.errors import ClusterError, first_line
-from mdpext_dask.spec import ClusterSection
+from mdpext_dask.sections import ClusterSection
 
 T = TypeVar("T")
 

@@ -19,12 +19,12 @@ from mdpext_dask.budget import dual_exponent
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError
 from mdpext_dask.progress import Note, Observer
+from mdpext_dask.sections import SeedSection
 from mdpext_dask.seed.cuts import CertificateVectors, improve, threshold
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.slopes import CORNERS, Slopes
 from mdpext_dask.solving import solve_alone
-from mdpext_dask.spec import SeedSection
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation
-from mdpext_dask.spec import LARGEST_TOTAL, SMALLEST_PROBABILITY
+from mdpext_dask.sections import LARGEST_TOTAL, SMALLEST_PROBABILITY
 
 _WEIGHT_UNIT = 2.0**60
 _DRAW_BYTES = 8

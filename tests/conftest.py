@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdpext_dask.spec import ClusterSection
+from mdpext_dask.sections import ClusterSection
 
 ROADS_VARIABLE = "MDPEXT_ROADS"
 PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"

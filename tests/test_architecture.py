@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "mdpext_dask"
 # Each module imports only from those before it.
 ORDER = (
-    "errors", "complaints", "spec", "grid", "projection", "tables", "roads", "problem_file", "loss",
-    "domain", "budget", "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows",
+    "errors", "complaints", "sections", "spec", "grid", "projection", "tables", "roads", "problem_file",
+    "loss", "domain", "budget", "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows",
     "seed.columns", "seed.interior_point", "seed.cuts", "seed.solve", "extend.log_convex", "partition",
     "objects",
     "receipts", "template", "store", "stored_loss", "integrity", "tasks", "boundary", "audit.certificate",

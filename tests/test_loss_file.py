@@ -22,7 +22,8 @@ from mdpext_dask.loss import EuclideanLoss, TableLoss, assemble_seed_cost, corne
 from mdpext_dask.mechanism import Mechanism
 from mdpext_dask.projection import Projection
 from mdpext_dask.run import audit_certificate, evaluate
-from mdpext_dask.spec import ClusterSection, parse_job
+from mdpext_dask.sections import ClusterSection
+from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.stored_loss import StoredTable, read_loss
 from tests.reference import audited_epsilon

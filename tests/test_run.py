@@ -23,7 +23,8 @@ from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreEr
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, StageFinished, TaskDone
 from mdpext_dask.run import audit_certificate, build, evaluate, finalise, init, partition, summarise
-from mdpext_dask.spec import ClusterSection, JobSpec, parse_job
+from mdpext_dask.sections import ClusterSection
+from mdpext_dask.spec import JobSpec, parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.stored_loss import read_loss
 from tests.reference import audited_epsilon

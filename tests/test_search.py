@@ -20,7 +20,8 @@ from mdpext_dask.grid import Grid
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, Note
 from mdpext_dask.run import build
-from mdpext_dask.spec import ClusterSection, parse_job
+from mdpext_dask.sections import ClusterSection
+from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.trials import tempered
 from tests.reference import audited_epsilon, softmax

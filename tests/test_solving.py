@@ -10,11 +10,12 @@ import pytest
 from mdpext_dask import solving
 from mdpext_dask.cluster import InlineExecutor, open_executor
 from mdpext_dask.run import build
+from mdpext_dask.sections import ClusterSection
 from mdpext_dask.seed.interior_point import solve_interior_point, sum_pairwise
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.solving import SharedSums
-from mdpext_dask.spec import ClusterSection, parse_job
+from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from tests.test_seed import random_problem
 

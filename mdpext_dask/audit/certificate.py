@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mdpext_dask import receipts
 from mdpext_dask.budget import NORM_RELATIVE_ERROR, certificate_allowance, dual_exponent
 from mdpext_dask.errors import StoreError
-from mdpext_dask.spec import LARGEST_TOTAL, SMALLEST_PROBABILITY
+from mdpext_dask.sections import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store import MechanismStore
 
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.

@@ -1,0 +1,209 @@
+"""The sections of a job file: what may stand in them, and what does not go together."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+# Probabilities are stored as float32; from 2^-36 upwards each is an integer multiple of 2^-60, which
+# is what makes exact integer sampling weights possible.
+SMALLEST_PROBABILITY = 2.0**-36
+# A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
+LARGEST_TOTAL = 2.0
+
+
+def _number_or_inf(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+Named = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class JobSection(Section):
+    """``[job]``: what the job is called; the default store is ``NAME.zarr``."""
+
+    name: str = Field(default="mechanism", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class DomainSection(Section):
+    """``[domain]``: the region, its road network and the grid of records.
+
+    With a loss file there is no road network: `roads`, `place` and `bbox` do not go with it, and
+    `cell_km` may be left out.
+
+    Parameters
+    ----------
+    roads
+        ``builtin:manhattan``, a folder with ``nodes.csv.gz`` and ``edges.csv.gz``, or a GraphML file
+        saved by osmnx.
+    place
+        Instead of `roads`: a place name that osmnx downloads.
+    bbox
+        West, south, east, north in degrees; default: the box of the network's nodes.
+    cell_km
+        Side of a source cell in km; with a loss file its spacing times the product of `refine`.
+    refine
+        Subdivisions per level, each at least 1.
+    metric_p
+        Exponent p of the metric d_p in which privacy is measured; ``"inf"`` for the maximum.
+    """
+
+    roads: Named | None = None
+    place: Named | None = None
+    bbox: tuple[float, float, float, float] | None = None
+    cell_km: Positive | None = None
+    refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    metric_p: MetricExponent = 2.0
+
+    @field_validator("bbox", "refine", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("bbox")
+    @classmethod
+    def _bbox_is_a_box(
+        cls, value: tuple[float, float, float, float] | None
+    ) -> tuple[float, float, float, float] | None:
+        if value is None:
+            return None
+        west, south, east, north = value
+        if not (-180 <= west < east <= 180 and -90 < south < north < 90):
+            raise ValueError(
+                "must be [west, south, east, north] in degrees with west < east and south < north"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_source_of_roads(self) -> "DomainSection":
+        if self.roads is not None and self.place is not None:
+            raise ValueError("give exactly one of roads and place")
+        return self
+
+
+class PrivacySection(Section):
+    """``[privacy]``: the promise. `epsilon_per_km` is in 1/km, for ground distance."""
+
+    epsilon_per_km: Positive
+    budget: Literal["half", "bound", "certified"] = "certified"
+    min_probability: float = Field(default=1e-6, ge=SMALLEST_PROBABILITY, lt=1.0, allow_inf_nan=False)
+
+
+class OutputsSection(Section):
+    """``[outputs]``: the places that may be reported; with a loss file, those of the file."""
+
+    choose: Literal["road-nodes", "seeds", "file", "loss-file"] = "road-nodes"
+    count: Annotated[int, Field(ge=1)] | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    file: Named | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "OutputsSection":
+        if (self.choose == "file") != (self.file is not None):
+            raise ValueError('file goes with choose = "file", and only with it')
+        if self.choose == "road-nodes" and self.count is None:
+            raise ValueError('choose = "road-nodes" needs count')
+        if self.choose != "road-nodes" and self.count is not None:
+            raise ValueError(f'count does not go with choose = "{self.choose}"')
+        return self
+
+
+class PriorSection(Section):
+    """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight.
+
+    With a loss file, ``"loss-file"`` is its own prior, uniform where it has none.
+    """
+
+    kind: Literal["road-nodes", "uniform", "file", "loss-file"] = "road-nodes"
+    file: Named | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "PriorSection":
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError('file goes with kind = "file", and only with it')
+        return self
+
+
+class LossSection(Section):
+    """``[loss]``: what a wrong report costs, in km.
+
+    `tasks` road nodes are drawn as places to travel to (or read from `tasks_file`); `directed` makes
+    travel follow one-way streets. `file` is an ``.npz`` with a loss matrix, its grid, outputs and prior;
+    see :mod:`mdpext_dask.problem_file`.
+    """
+
+    kind: Literal["travel", "euclidean", "file"] = "travel"
+    file: Named | None = None
+    tasks: Annotated[int, Field(ge=1)] = 50
+    tasks_file: Named | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    directed: bool = False
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "LossSection":
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError('file goes with kind = "file", and only with it')
+        if self.kind == "file" and self.tasks_file is not None:
+            raise ValueError('tasks_file does not go with kind = "file"; leave it out')
+        if self.kind == "file" and self.directed:
+            raise ValueError('directed = true does not go with kind = "file"; leave it out')
+        return self
+
+
+class SeedSection(Section):
+    """``[seed]``: how the seed linear program is solved, and how long certified seeds are refined.
+
+    Parameters
+    ----------
+    solver
+        ``"auto"``: the structured method, and HiGHS where that falls short. Refining always uses the
+        structured method.
+    refine_rounds
+        Rounds of refining after the search for certified budgets, at most; 0 for none.
+    refine_seconds
+        No further round begins after so much time, the first one always does. With it the bytes of the store
+        depend on the speed of the machine.
+    """
+
+    solver: Literal["auto", "structured", "highs"] = "auto"
+    refine_rounds: Annotated[int, Field(ge=0, le=1000)] = 20
+    refine_seconds: Positive | None = None
+
+
+class ExtensionSection(Section):
+    """``[extension]``: how seed rows are extended to the fine grid."""
+
+    method: Literal["log-convex"] = "log-convex"
+
+
+class StoreSection(Section):
+    """``[store]``: the layout. A block of `block_cells` source cells is one task and one shard."""
+
+    block_cells: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+
+    @field_validator("block_cells", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class ClusterSection(Section):
+    """``[cluster]``: where the tasks run."""
+
+    kind: Literal["local", "inline", "address"] = "local"
+    workers: Annotated[int, Field(ge=1, le=4096)] = 2
+    address: Annotated[str, Field(pattern=r"^([a-z]+://)?[^\s/]+:\d+$")] | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "ClusterSection":
+        if (self.kind == "address") != (self.address is not None):
+            raise ValueError('address goes with kind = "address", and only with it')
+        return self
