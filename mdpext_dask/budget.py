@@ -6,6 +6,7 @@ how they pay for that. PROOF.md beside this module derives the bound.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from scipy.optimize import brentq
 from mdpext_dask.errors import SpecError
 from mdpext_dask.grid import Grid
 
+# s(δ_t, δ_o): what normalising may multiply a score's slope along an axis with, at most.
+Steepening = Callable[[float, float], float]
 # Shares of ε that the published experiments try for the first axis.
 PUBLISHED_SHARES = (1 / 5, 2 / 5, 3 / 5, 4 / 5)
 # float32 rounding moves a stored log probability by at most 2^-24, and a row's total by as much; the
@@ -160,23 +163,67 @@ def half_budgets(split: tuple[float, float]) -> AxisBudgets:
     return AxisBudgets(split=split, beta=(split[0] / 2, split[1] / 2))
 
 
-def bound_budgets(split: tuple[float, float], cell_km: float) -> AxisBudgets:
-    """Return the largest budgets for which bound (2) stays within the split on both axes.
+def log_convex_steepening(delta_axis: float, delta_other: float) -> float:
+    """Return 1 + η of bound (2): slopes of log probabilities over those of interpolated scores, at most."""
+    return 1 + normaliser_excess(delta_axis, delta_other)
 
-    Each β_t is the root of β (1 + η(β h_0, β_o h_0)) = ε_t for the other axis' β_o, iterated to a fixed
+
+def bound_budgets(
+    split: tuple[float, float], cell_km: float, steepening: Steepening = log_convex_steepening
+) -> AxisBudgets:
+    """Return the largest budgets for which slopes of log probabilities stay within the split on both axes.
+
+    Each β_t is the root of β s(β h_0, β_o h_0) = ε_t for the other axis' β_o, iterated to a fixed
     point; a last common factor makes sure that both axes hold whatever the iteration left open.
+
+    Parameters
+    ----------
+    split
+        (ε_1, ε_2), in 1/km.
+    cell_km
+        h_0, in km.
+    steepening
+        s(δ_t, δ_o) ≥ 1, growing with both; see :meth:`mdpext_dask.extend.operator.Operator.steepening`.
     """
     beta = (split[0] / 2, split[1] / 2)
     for _ in range(60):
-        first = _largest_budget(split[0], beta[1], cell_km)
-        second = _largest_budget(split[1], first, cell_km)
+        first = _largest_budget(split[0], beta[1], cell_km, steepening)
+        second = _largest_budget(split[1], first, cell_km, steepening)
         if (first, second) == beta:
             break
         beta = (first, second)
     scale = 1.0
-    while any(_slope_bound(beta[t] * scale, beta[1 - t] * scale, cell_km) > split[t] for t in (0, 1)):
+    while any(
+        _slope_bound(beta[t] * scale, beta[1 - t] * scale, cell_km, steepening) > split[t] for t in (0, 1)
+    ):
         scale = scale * (1 - 1e-12) if scale > 1 - 1e-9 else scale * 0.99
     return AxisBudgets(split=split, beta=(beta[0] * scale, beta[1] * scale))
+
+
+def axis_budgets(
+    grid: Grid, beta: tuple[float, float], outputs: int = 1
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return budgets β h_0 of every edge that are the same along an axis.
+
+    Parameters
+    ----------
+    grid
+        The grid.
+    beta
+        (β_1, β_2), in 1/km.
+    outputs
+        How often, along the last axis: K, or 1 for all outputs together.
+
+    Returns
+    -------
+    budget_x, budget_y
+        As :class:`mdpext_dask.seed.model.SeedProblem` takes them.
+    """
+    seeds_x, seeds_y = grid.seeds_shape
+    return (
+        np.full((2, seeds_x - 1, seeds_y, outputs), beta[0] * grid.cell_km),
+        np.full((2, seeds_x, seeds_y - 1, outputs), beta[1] * grid.cell_km),
+    )
 
 
 def direction_budgets(
@@ -254,19 +301,18 @@ def tighten(
     )
 
 
-def _slope_bound(beta: float, beta_other: float, cell_km: float) -> float:
-    return beta * (1 + normaliser_excess(beta * cell_km, beta_other * cell_km))
+def _slope_bound(beta: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
+    return beta * steepening(beta * cell_km, beta_other * cell_km)
 
 
-def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float) -> float:
+def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
     def excess(beta: float) -> float:
-        return _slope_bound(beta, beta_other, cell_km) - epsilon_axis
+        return _slope_bound(beta, beta_other, cell_km, steepening) - epsilon_axis
 
-    # β = ε/2 always holds because η ≤ 1; β = ε never does, unless η vanishes.
-    low, high = epsilon_axis / 2, epsilon_axis
-    if excess(low) >= 0:
-        return low
-    return float(brentq(excess, low, high, xtol=1e-15 * epsilon_axis))
+    # β = 0 always holds; β = ε never does, unless normalising steepens nothing.
+    if excess(epsilon_axis) <= 0:
+        return epsilon_axis
+    return float(brentq(excess, 0.0, epsilon_axis, xtol=1e-15 * epsilon_axis))
 
 
 def _sech(x: float) -> float:

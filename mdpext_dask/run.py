@@ -272,10 +272,10 @@ def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     design = float(store.attributes["epsilon_design_per_km"])
     with stages.stage("seed"):
         if spec.privacy.budget == "certified":
-            seed, rows, facts = search_budgets(store, executor, design, stages.observer)
+            chosen = search_budgets(store, executor, design, stages.observer)
         else:
-            seed, rows, facts = solve_splits(store, executor, design, spec.privacy.budget)
-        store.write_seed(seed, facts, rows)
+            chosen = solve_splits(store, executor, design, spec.privacy.budget)
+        store.write_seed(chosen.seed, chosen.facts, chosen.rows, chosen.extension)
     store.update(seconds=_seconds_so_far(store, stages))
 
 

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.blocks import extension_arrays, operator_of_store
 from mdpext_dask.budget import (
+    axis_budgets,
     bound_budgets,
     candidate_splits,
     direction_budgets,
@@ -35,6 +37,7 @@ from mdpext_dask.budget import (
 )
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError
+from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.progress import Note, Observer
 from mdpext_dask.refine import Refinement, refine
 from mdpext_dask.seed.model import SeedMechanism
@@ -87,6 +90,28 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """A seed to extend.
+
+    Parameters
+    ----------
+    seed
+        The LP of the budgets that are kept, as it was solved.
+    rows
+        Rows to extend, float64 of shape (J, K): its own, tempered, or refined.
+    extension
+        What else they are extended from, by name of the array.
+    facts
+        What to note about it.
+    """
+
+    seed: SeedMechanism
+    rows: NDArray[np.float64]
+    extension: dict[str, NDArray[np.float64]]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class _Tried:
     """A seed, how it was budgeted, and what the mechanism extended from it is like."""
 
@@ -111,7 +136,7 @@ class _Found:
 
 def search_budgets(
     store: MechanismStore, executor: Executor, design_epsilon: float, observer: Observer
-) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
+) -> Chosen:
     """Find certified budgets.
 
     Parameters
@@ -124,15 +149,6 @@ def search_budgets(
         ε, in 1/km, for the closed-form budgets that compete.
     observer
         Is told of every round.
-
-    Returns
-    -------
-    seed
-        The LP of the budgets that are kept, as it was solved.
-    rows
-        Its rows after tempering, float64 of shape (J, K).
-    facts
-        What to note about it.
 
     Raises
     ------
@@ -150,9 +166,12 @@ class _Search:
     def __init__(self, store: MechanismStore, executor: Executor, observer: Observer) -> None:
         self._store, self._executor, self._observer = store, executor, observer
         self._trials = Trials(store, executor)
+        self._operator = operator_of_store(store)
         self._limit = self._trials.limit
         job = parse_job(store.attributes["job"], source=store.url)
         self._limits = job.seed
+        # Refining linearises the certificate of interpolated scores.
+        self._refines = bool(job.seed.refine_rounds) and isinstance(self._operator, LogConvex)
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
         self._loosest = -math.log(job.privacy.min_probability)
         self._rounds: list[Round] = []
@@ -163,7 +182,7 @@ class _Search:
         """Delete what is left of trials."""
         self._trials.clear()
 
-    def run(self, design_epsilon: float) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
+    def run(self, design_epsilon: float) -> Chosen:
         """Search from every start, refine the most promising one, and keep the best of all."""
         found: list[_Found] = []
         refinements: list[Refinement] = []
@@ -171,7 +190,7 @@ class _Search:
             found += self._closed_form(design_epsilon)
             start, tried = self._search()
             found += self._tempered(f"direction {start:g}", tried, self._trials.temper(tried.trial))
-            if self._limits.refine_rounds and not self._unbounded(tried):
+            if self._refines and not self._unbounded(tried):
                 reached, refinements = refine(
                     self._store, self._executor, tried.trial.rows, self._limits, self._observer
                 )
@@ -185,13 +204,14 @@ class _Search:
         best = min(found, key=lambda one: one.trial.loss_km)
         # What the store says about budgets are those of the program whose solution is kept or was refined.
         self._store.write_budgets(best.tried.budgets)
-        return (
+        return Chosen(
             best.tried.seed,
             best.trial.rows,
+            extension_arrays(self._operator, best.trial.budgets, best.trial.exponent),
             {
                 "source": best.source,
                 "tempering": best.alpha,
-                "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.rows).sum()),
+                "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
                 "solves": self._solves + len(refinements),
                 "rounds": [asdict(r) for r in self._rounds],
                 "refinements": [asdict(r) for r in refinements],
@@ -201,14 +221,21 @@ class _Search:
     @property
     def _refining(self) -> bool:
         """Whether refining will go far enough to begin from the first start that promises well."""
+        if not self._refines:
+            return False
         seconds = self._limits.refine_seconds
         programs = math.inf if seconds is None else seconds / self._slowest
         return min(self._limits.refine_rounds, programs) >= _ENOUGH_REFINING
 
     def _closed_form(self, design_epsilon: float) -> list[_Found]:
-        """Return the budgets of bound (2), if they hold: they compete, or help out."""
-        beta = bound_budgets(even_split(design_epsilon, self._store.metric_p), self._store.grid.cell_km).beta
-        tried = self._try_budgets(self._axis_budgets(beta), start=None)
+        """Return the budgets by what the operator promises, if they hold: they compete, or help out."""
+        steepening = self._operator.steepening
+        if math.isinf(steepening(1.0, 1.0)):
+            return []
+        split = even_split(design_epsilon, self._store.metric_p)
+        beta = bound_budgets(split, self._store.grid.cell_km, steepening).beta
+        budgets = axis_budgets(self._store.grid, beta, self._store.outputs)
+        tried = self._try_budgets(budgets, start=None)
         return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
 
     @staticmethod
@@ -233,18 +260,10 @@ class _Search:
             return _STARTS[:1]
         return _FEW_STARTS if self._large else _STARTS
 
-    def _axis_budgets(self, beta: tuple[float, float]) -> Budgets:
-        grid, outputs = self._store.grid, self._store.outputs
-        seeds_x, seeds_y = grid.seeds_shape
-        return (
-            np.full((2, seeds_x - 1, seeds_y, outputs), beta[0] * grid.cell_km),
-            np.full((2, seeds_x, seeds_y - 1, outputs), beta[1] * grid.cell_km),
-        )
-
     def _start(self, exponent: float) -> Budgets:
         """Return budgets direction^e · even^(1 − e), for the share of ε to start with."""
         store, epsilon = self._store, _START_SHARE * self._limit
-        even = self._axis_budgets(even_split(epsilon, store.metric_p))
+        even = axis_budgets(store.grid, even_split(epsilon, store.metric_p), store.outputs)
         outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
         radial = direction_budgets(store.grid, outputs, epsilon, store.metric_p)
         east, north = (r**exponent * e ** (1 - exponent) for r, e in zip(radial, even, strict=True))
@@ -290,7 +309,7 @@ class _Search:
         seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
         self._solves += 1
         self._slowest = max(self._slowest, time.perf_counter() - started)
-        tried = _Tried(seed, budgets, self._trials.run(seed.rows))
+        tried = _Tried(seed, budgets, self._trials.run(seed.rows, budgets))
         if start is not None:
             failing = float((tried.trial.norms > self._limit).mean())
             seconds = time.perf_counter() - started
@@ -305,9 +324,7 @@ class _Search:
         self._observer(Note(f"budgets: {text}"))
 
 
-def solve_splits(
-    store: MechanismStore, executor: Executor, design_epsilon: float, kind: str
-) -> tuple[SeedMechanism, NDArray[np.float64], dict[str, Any]]:
+def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: float, kind: str) -> Chosen:
     """Solve the seed LP under one budget for each axis; return the best seed, its rows, and what to note.
 
     Parameters
@@ -322,16 +339,19 @@ def solve_splits(
         ``"half"``: the published budgets, for the published splits of ε and the even one; ``"bound"``: the
         closed form for the even split.
     """
-    p = store.metric_p
+    p, operator = store.metric_p, operator_of_store(store)
     if kind == "half":
         candidates = [half_budgets(split) for split in candidate_splits(design_epsilon, p)]
     else:
-        candidates = [bound_budgets(even_split(design_epsilon, p), store.grid.cell_km)]
+        split = even_split(design_epsilon, p)
+        candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
     solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
     best = min(sorted(solved), key=lambda position: solved[position].primal)
-    return (
+    budgets = axis_budgets(store.grid, candidates[best].beta)
+    return Chosen(
         solved[best],
         solved[best].rows,
+        extension_arrays(operator, budgets, exponent=1.0),
         {
             "beta_per_km": list(candidates[best].beta),
             "split_per_km": list(candidates[best].split),

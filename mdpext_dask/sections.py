@@ -179,9 +179,27 @@ class SeedSection(Section):
 
 
 class ExtensionSection(Section):
-    """``[extension]``: how seed rows are extended to the fine grid."""
+    """``[extension]``: how seed rows are extended to the fine grid.
 
-    method: Literal["log-convex"] = "log-convex"
+    Parameters
+    ----------
+    method
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of one's own as
+        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`.
+    stages
+        ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
+    """
+
+    method: Annotated[
+        str, Field(pattern=r"^(log-convex|mcshane-whitney|cell-lp|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
+    ] = "log-convex"
+    stages: Literal["levels", "one"] = "levels"
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "ExtensionSection":
+        if self.method == "cell-lp" and self.stages == "one":
+            raise ValueError('stages = "one" does not go with method = "cell-lp", which goes level by level')
+        return self
 
 
 class StoreSection(Section):

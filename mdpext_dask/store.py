@@ -11,7 +11,6 @@ The client creates the whole hierarchy before any task runs; a task opens it, wr
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
 """
 
-import hashlib
 import math
 import shutil
 from collections.abc import Mapping
@@ -42,10 +41,7 @@ _WRITE_ATTEMPTS = 5
 
 
 class MechanismStore:
-    """A mechanism store, open for reading or for writing.
-
-    Use :meth:`create` or :meth:`open`.
-    """
+    """A mechanism store, open for reading or for writing; see :meth:`create` and :meth:`open`."""
 
     def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
         self.url = objects.absolute(url)
@@ -346,7 +342,11 @@ class MechanismStore:
     # --- seed and problem -------------------------------------------------------------------------
 
     def write_seed(
-        self, seed: SeedMechanism, attributes: Mapping[str, Any], rows: NDArray[np.float64] | None = None
+        self,
+        seed: SeedMechanism,
+        attributes: Mapping[str, Any],
+        rows: NDArray[np.float64],
+        extension: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> None:
         """Write the seed; its digest is what receipts refer to.
 
@@ -357,13 +357,15 @@ class MechanismStore:
         attributes
             What else to note.
         rows
-            Rows of shape (J, K) to store instead of the LP's own, which have been tempered, say.
+            Rows of shape (J, K) to extend: the LP's own, or what they have been made into.
+        extension
+            Arrays with what else the extension depends on, if anything, by name.
         """
-        shape = (*self.grid.seeds_shape, seed.rows.shape[1])
-        rows = (seed.rows if rows is None else rows).reshape(shape)
-        scores = np.log(rows)
-        digest = _sha256(scores)
+        rows = rows.reshape(*self.grid.seeds_shape, seed.rows.shape[1])
+        scores, extension = np.log(rows), extension or {}
+        digest = template.sha256_of(scores, *extension.values())
         self.write_seed_arrays({template.PROBABILITY: rows, "score": scores})
+        self.write_extension(extension)
         solved = {
             "primal_km": seed.primal,
             "dual_km": seed.dual,
@@ -371,6 +373,7 @@ class MechanismStore:
             "solver": seed.solver,
             "iterations": seed.iterations,
             "sha256": digest,
+            "extension": list(extension),
             **attributes,
         }
         try:
@@ -381,9 +384,10 @@ class MechanismStore:
 
     def has_seed(self) -> bool:
         """Whether the seed is solved and its scores are those that were written."""
-        digest = self.seed_attributes.get("sha256")
+        attributes = self.seed_attributes
         try:
-            return digest is not None and _sha256(self.read("seed/score")) == digest
+            held = [self.read(f"seed/{name}") for name in ("score", *attributes.get("extension", ()))]
+            return bool(template.sha256_of(*held) == attributes.get("sha256"))
         except StoreError:
             return False
 
@@ -397,12 +401,16 @@ class MechanismStore:
             if name in self._seed_group():
                 del self._seed_group()[name]
 
-    def write_budgets(self, budgets: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
+    def write_budgets(self, budgets: template.EdgeBudgets) -> None:
         """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
-        for name, values in zip(("budget_x", "budget_y"), budgets, strict=True):
-            dimensions = ("direction", f"{name}_east", f"{name}_north", "output")
-            data = np.ascontiguousarray(values)
-            self.create_seed_array(name, dimensions, (1, *self.plan.seed_chunk_shape), data=data)
+        self.write_extension(dict(zip(("budget_x", "budget_y"), budgets, strict=True)))
+
+    def write_extension(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Write arrays of budgets, per directed edge and output, or numbers into the seed group."""
+        for name, values in arrays.items():
+            dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+            chunks = (1, *self.plan.seed_chunk_shape)[: values.ndim]
+            self.create_seed_array(name, dimensions, chunks, data=np.ascontiguousarray(values))
 
     def read_seed_cost(self) -> NDArray[np.float64]:
         """Return C, float64 of shape (J, K), in km."""
@@ -490,7 +498,3 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
-
-
-def _sha256(values: NDArray[np.float64]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask import receipts
+from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import StoreError
-from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.loss import Loss, corner_costs
 from mdpext_dask.receipts import Receipt
 from mdpext_dask.seed.interior_point import InverseSums
@@ -97,8 +97,7 @@ def extend_block(url: str, index: int) -> None:
     if measure:
         tracemalloc.start()
     try:
-        scores = store.read_scores(block)
-        fine = extend_log_convex(scores, store.grid.factor)
+        fine = extended_block(store, block)
         shards = store.write_block(block, fine)
         peak = tracemalloc.get_traced_memory()[1] if measure else None
     finally:

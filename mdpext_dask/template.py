@@ -22,6 +22,9 @@ FORMAT_VERSION = 1
 # The state of a store while its template is being written.
 CREATING = "creating"
 PROBABILITY = "probability"
+# Arrays of the seed group with what, besides scores, an extension may depend on.
+EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
+EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 # Attributes without which nothing can be done with a store.
 REQUIRED = (
     "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
@@ -212,6 +215,11 @@ def _problem_sha256(domain: Domain) -> str:
     for table in tables:
         digest.update(np.ascontiguousarray(table).data)
     return digest.hexdigest()
+
+
+def sha256_of(*arrays: NDArray[np.float64]) -> str:
+    """Return one SHA-256 (hex) over the bytes of arrays."""
+    return hashlib.sha256(b"".join(np.ascontiguousarray(values).tobytes() for values in arrays)).hexdigest()
 
 
 def software_versions() -> dict[str, str]:

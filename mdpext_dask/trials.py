@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.audit.certificate import certify_source_cells
+from mdpext_dask.blocks import TRIAL, extended_block, extension_arrays, operator_of_store
 from mdpext_dask.cluster import Executor
-from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluate.loss import expected_loss
-from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.partition import Block
 from mdpext_dask.slopes import PLACES, Slopes, steepest_slopes
 from mdpext_dask.store import MechanismStore
+from mdpext_dask.template import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
 
 # Tempering aims this far below ε and is content with so much of it.
 AIM, CONTENT = 1 - 1e-5, 0.998
 _TEMPERINGS = 25
-_SCORE, _VECTOR, _WORST = "trial_score", "trial_vector", "trial_worst"
+_SCORE, _VECTOR, _WORST = f"{TRIAL}score", f"{TRIAL}vector", f"{TRIAL}worst"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Trial:
     ----------
     rows
         z, float64 of shape (J, K).
+    budgets
+        Budgets of edges that they are extended with, where there are any.
+    exponent
+        α: rows of records are proportional to exp(α f), f their extended scores.
     norms
         Certificate of each source cell and output, in 1/km, float64 of shape (cells east, cells north, K).
     loss_km
@@ -39,8 +43,15 @@ class Trial:
     """
 
     rows: NDArray[np.float64]
+    budgets: EdgeBudgets | None
+    exponent: float
     norms: NDArray[np.float64]
     loss_km: float
+
+    @property
+    def corner_rows(self) -> NDArray[np.float64]:
+        """Rows of the mechanism at the seeds, float64 of shape (J, K)."""
+        return tempered(self.rows, self.exponent) if self.exponent != 1 else self.rows
 
     @property
     def epsilon(self) -> float:
@@ -72,10 +83,7 @@ def try_block(url: str, index: int, slopes: bool) -> tuple[NDArray[np.float64], 
     """
     store = MechanismStore.open(url, mode="r+" if slopes else "r")
     block, grid = store.plan[index], store.grid
-    scores = store.read_scores(block, _SCORE)
-    if not np.isfinite(scores).all():
-        raise StoreError(f"{url}: the scores under trial are damaged; run the job again")
-    fine = extend_log_convex(scores, grid.factor)
+    fine = extended_block(store, block, TRIAL)
     norms = certify_source_cells(fine, grid.spacing_km, grid.factor, store.metric_p)
     if slopes:
         found = steepest_slopes(fine, grid.spacing_km, grid.factor, store.metric_p)
@@ -116,6 +124,7 @@ class Trials:
 
     def __init__(self, store: MechanismStore, executor: Executor) -> None:
         self._store, self._executor = store, executor
+        self._operator = operator_of_store(store)
         self.limit = store.planar_limit()
 
     def write(self, rows: NDArray[np.float64]) -> None:
@@ -123,10 +132,27 @@ class Trials:
         shape = (*self._store.grid.seeds_shape, self._store.outputs)
         self._store.write_seed_arrays({_SCORE: np.log(rows.reshape(shape))})
 
-    def run(self, rows: NDArray[np.float64], *, slopes: bool = False) -> Trial:
-        """Try rows (J, K); with `slopes`, leave their certificate vectors in the store."""
+    def run(
+        self,
+        rows: NDArray[np.float64],
+        budgets: EdgeBudgets | None = None,
+        exponent: float = 1.0,
+        *,
+        slopes: bool = False,
+    ) -> Trial:
+        """Try rows; with `slopes`, leave their certificate vectors in the store.
+
+        Parameters
+        ----------
+        rows, budgets, exponent
+            See :class:`Trial`.
+        slopes
+            Whether certificate vectors are wanted.
+        """
         store, plan, grid = self._store, self._store.plan, self._store.grid
         self.write(rows)
+        extension = extension_arrays(self._operator, budgets, exponent)
+        store.write_extension({f"{TRIAL}{name}": values for name, values in extension.items()})
         if slopes:
             self._make_room()
         norms = np.empty((grid.cells_x, grid.cells_y, plan.outputs))
@@ -136,7 +162,13 @@ class Trials:
             block: Block = plan[index]
             norms[block.cells_x, block.cells_y] = part
             losses[index] = loss_km
-        return Trial(rows, norms, float(losses.sum()))
+        return Trial(rows, budgets, exponent, norms, float(losses.sum()))
+
+    def tempered(self, trial: Trial, alpha: float) -> Trial:
+        """Try what another trial's mechanism is when it is tempered: M^α / Σ M^α."""
+        if self._operator.linear:
+            return self.run(tempered(trial.rows, alpha), trial.budgets)
+        return self.run(trial.rows, trial.budgets, alpha * trial.exponent)
 
     def _make_room(self) -> None:
         """Create the arrays for certificate vectors; a chunk is a block, so no two tasks write one."""
@@ -157,10 +189,10 @@ class Trials:
         """Return about the loss, in km, that is left when a seed is tempered to ε."""
         if trial.epsilon <= self.limit:
             return trial.loss_km
-        return self.run(tempered(trial.rows, self.limit / trial.epsilon)).loss_km
+        return self.tempered(trial, self.limit / trial.epsilon).loss_km
 
     def temper(self, trial: Trial) -> tuple[float, Trial] | None:
-        """Return nearly the largest α ≤ 1 for which tempered rows pass the certificate, and their trial."""
+        """Return nearly the largest α ≤ 1 for which a tempered trial passes the certificate, and that."""
         if trial.epsilon <= self.limit:
             return 1.0, trial
         # Between an α that passes and one that fails, guided by slopes that are nearly proportional to α.
@@ -170,7 +202,7 @@ class Trials:
             alpha = failing * AIM * self.limit / epsilon
             if not passing < alpha < failing:
                 alpha = (passing + failing) / 2
-            tried = self.run(tempered(trial.rows, alpha))
+            tried = self.tempered(trial, alpha)
             if tried.epsilon > self.limit:
                 failing, epsilon = alpha, tried.epsilon
                 continue
@@ -181,4 +213,5 @@ class Trials:
 
     def clear(self) -> None:
         """Delete what trials have left in the store."""
-        self._store.delete_seed_arrays(_SCORE, _VECTOR, _WORST)
+        names = (f"{TRIAL}{name}" for name in (EXTENSION_X, EXTENSION_Y, EXPONENT))
+        self._store.delete_seed_arrays(_SCORE, _VECTOR, _WORST, *names)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask.extend.log_convex import exponential, extend_log_convex
+from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.extend.normalise import exponential
 from tests.reference import interpolate, softmax
 
 

@@ -19,8 +19,10 @@ import xarray as xr
 import zarr
 
 from mdpext_dask import objects, receipts, tasks
+from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.mechanism import open_mechanism
+from mdpext_dask.partition import Block
 from mdpext_dask.progress import Event, StageFinished, TaskDone
 from mdpext_dask.run import audit_certificate, build, evaluate, finalise, init, partition, summarise
 from mdpext_dask.sections import ClusterSection
@@ -216,8 +218,8 @@ def test_blocks_with_a_valid_receipt_are_not_done_again(
     with pytest.raises(Interruption):
         make(small_job(store={"block_cells": [1, 2]}), path, observer=interrupt)
     calls: list[int] = []
-    original = tasks.extend_log_convex
-    monkeypatch.setattr(tasks, "extend_log_convex", lambda *a: (calls.append(1), original(*a))[1])
+    original = tasks.extended_block
+    monkeypatch.setattr(tasks, "extended_block", lambda *a: (calls.append(1), original(*a))[1])
     summary = make(small_job(store={"block_cells": [1, 2]}), path)
     assert len(calls) == summary["blocks"] - 3
 
@@ -394,12 +396,17 @@ def test_running_again_mends_a_refused_store(finished: Path, small_job: Job) -> 
     assert np.array_equal(bytes_of(finished), good)
 
 
+def sharpened(store: MechanismStore, block: Block) -> np.ndarray:
+    """Extend with a rule that sharpens the scores."""
+    rows = extended_block(store, block).astype(float) ** 3
+    return (rows / rows.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
 def test_a_mechanism_that_is_not_private_is_never_marked_complete(
     tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Extend with a rule that sharpens the scores: the certificate refuses the store."""
-    original = tasks.extend_log_convex
-    monkeypatch.setattr(tasks, "extend_log_convex", lambda scores, factor: original(3 * scores, factor))
+    """The certificate refuses the store."""
+    monkeypatch.setattr(tasks, "extended_block", sharpened)
     path = tmp_path / "s.zarr"
     with pytest.raises(GuaranteeViolation, match="worst triple") as error:
         make(small_job(), path)
@@ -418,17 +425,17 @@ def test_blocks_that_disagree_on_a_shared_record_are_refused(
     tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One task computes its west side with another last bit, as faulty hardware would."""
-    original = tasks.extend_log_convex
+    original = tasks.extended_block
     calls: list[int] = []
 
-    def faulty(scores: np.ndarray, factor: int) -> np.ndarray:
-        fine = original(scores, factor)
+    def faulty(store: MechanismStore, block: Block) -> np.ndarray:
+        fine = original(store, block)
         calls.append(1)
         if len(calls) == 1:
             fine[-1, 3, 0] = np.nextafter(fine[-1, 3, 0], np.float32(0))
         return fine
 
-    monkeypatch.setattr(tasks, "extend_log_convex", faulty)
+    monkeypatch.setattr(tasks, "extended_block", faulty)
     with pytest.raises(GuaranteeViolation, match=r"disagree on record \(\d+, 3\)") as error:
         make(small_job(store={"block_cells": [1, 9]}), tmp_path / "s.zarr")
     assert error.value.worst["blocks"] == [0, 1]
@@ -455,8 +462,7 @@ def test_a_complete_store_is_not_rewritten_by_a_task(finished: Path, monkeypatch
     """Bytes written after the certificate would be bytes without one."""
     partition(str(finished), 0, 1)  # intact: nothing to do
     shard_of(finished, 0).unlink()
-    original = tasks.extend_log_convex
-    monkeypatch.setattr(tasks, "extend_log_convex", lambda scores, factor: original(3 * scores, factor))
+    monkeypatch.setattr(tasks, "extended_block", sharpened)
     with pytest.raises(StoreError, match="complete"):
         partition(str(finished), 0, 1)
 
@@ -623,4 +629,4 @@ def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     store = MechanismStore.create(str(path), spec, domain, facts)
     rows = np.random.default_rng(0).dirichlet(np.ones(domain.outputs), size=domain.grid.seeds)
     rows = np.maximum(rows, 1e-6)
-    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {})
+    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {}, rows)

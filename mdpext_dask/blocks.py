@@ -1,0 +1,80 @@
+"""Extending one block from the seed that a store holds."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.choose import operator_of
+from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.partition import Block
+from mdpext_dask.sections import ExtensionSection
+from mdpext_dask.store import MechanismStore
+from mdpext_dask.template import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
+
+# Names of what a store holds of a seed, and of one that is only tried.
+SEED, TRIAL = "", "trial_"
+
+
+def operator_of_store(store: MechanismStore) -> Operator:
+    """Return the operator of a store's job."""
+    return operator_of(ExtensionSection.model_validate(store.attributes["job"]["extension"]))
+
+
+def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix: str = SEED) -> Corners:
+    """Return what the corners of a block's source cells say.
+
+    Parameters
+    ----------
+    store, block
+        Which block of which store.
+    operator
+        Who is to extend them.
+    prefix
+        :data:`SEED` or :data:`TRIAL`.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    scores = store.read_scores(block, f"{prefix}score")
+    if not np.isfinite(scores).all():
+        raise StoreError(f"{store.url}: the seed's scores are damaged; run the job again")
+    east, north = (n - 1 for n in scores.shape[:2])
+    budget_x = np.full((2, east, north + 1, 1), np.inf)
+    budget_y = np.full((2, east + 1, north, 1), np.inf)
+    if operator.uses_budgets:
+        every, across, along = slice(None), block.cells_x, block.cells_y
+        budget_x = store.read(f"seed/{prefix}{EXTENSION_X}", every, across, _closed(along))
+        budget_y = store.read(f"seed/{prefix}{EXTENSION_Y}", every, _closed(across), along)
+    exponent = 1.0 if operator.linear else float(store.read(f"seed/{prefix}{EXPONENT}")[0])
+    return Corners(scores, budget_x, budget_y, store.grid.refine, exponent)
+
+
+def extension_arrays(
+    operator: Operator, budgets: EdgeBudgets | None, exponent: float
+) -> dict[str, NDArray[np.float64]]:
+    """Return what, besides scores, an operator extends from, as arrays of the seed group by name.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    budgets, exponent
+        See :class:`mdpext_dask.extend.operator.Corners`.
+    """
+    arrays = {}
+    if operator.uses_budgets:
+        assert budgets is not None  # whoever has solved a seed LP has its budgets
+        arrays = dict(zip((EXTENSION_X, EXTENSION_Y), budgets, strict=True))
+    return arrays if operator.linear else {**arrays, EXPONENT: np.array([exponent])}
+
+
+def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
+    """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K)."""
+    operator = operator_of_store(store)
+    return operator.rows(read_corners(store, block, operator, prefix))
+
+
+def _closed(part: slice) -> slice:
+    return slice(part.start, part.stop + 1)
