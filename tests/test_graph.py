@@ -1,10 +1,14 @@
 """Extension graphs: building, running, and A1, A2, A3 against brute force over all pairs."""
 
+import contextlib
 import dataclasses
 import doctest
+import io
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,8 @@ from mdpext_dask.record_metrics import (
     grid_metric,
 )
 from tests.reference import audited_epsilon, distance, interpolate, softmax
+
+README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def table_operator(table: dict[Record, NDArray[np.float64]]) -> Operator:
@@ -680,3 +686,13 @@ def test_operators_cannot_change_their_parents_rows() -> None:
 
 def test_the_example_in_the_docstring() -> None:
     assert doctest.testmod(mdpext_dask.graph).failed == 0
+
+
+def test_the_example_in_the_readme_prints_what_it_says() -> None:
+    code, says = re.findall(
+        r"<!-- framework -->\n```python\n(.+?)```\n.*?```text\n(.+?)```\n", README.read_text(), re.DOTALL
+    )[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == says
