@@ -6,8 +6,9 @@ node's records. Several edges may lead to a node (their parts merge in it), and 
 several nodes. :meth:`ExtensionGraph.run` extends; what comes out can be checked for A1, A2, A3 and global
 metric differential privacy (:mod:`mdpext_dask.graph_checks`).
 
-What is handed on are rows: distributions, normalised at every node. Operators whose bounds need
-*un-normalised* scores from level to level cannot be judged by what they would do here.
+What is handed on are rows: distributions, normalised at every node. For log-convex interpolation that changes
+nothing. A rule that must carry *un-normalised* scores from level to level (McShane-Whitney) is another one
+here; take all its levels in one step.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from mdpext_dask.grid import Grid
 from mdpext_dask.record_metrics import Record
 
 # (parent's records, their rows (n, K), wanted records) -> rows of the wanted records (m, K).
-Operator = Callable[[Sequence[Record], NDArray[np.float64], Sequence[Record]], ArrayLike]
+EdgeOperator = Callable[[Sequence[Record], NDArray[np.float64], Sequence[Record]], ArrayLike]
 # (log rows of a cell's corners (2, 2, K), parts N) -> scores of its sub-cells' corners (N + 1, N + 1, K).
 CellRefinement = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 
@@ -40,7 +41,7 @@ class _Node:
 
 @dataclass(frozen=True, eq=False)
 class _Edge:
-    operator: Operator
+    operator: EdgeOperator
     records: tuple[Record, ...]
 
 
@@ -93,7 +94,7 @@ class ExtensionGraph:
         )
 
     def add_edge(
-        self, parent: str, child: str, operator: Operator, records: Iterable[Record] | None = None
+        self, parent: str, child: str, operator: EdgeOperator, records: Iterable[Record] | None = None
     ) -> None:
         """Add an edge from one node to another.
 
@@ -289,7 +290,9 @@ def grid_tree(grid: Grid, refine_cell: CellRefinement, seed_scores: NDArray[np.f
     return graph
 
 
-def _cell_operator(refine_cell: CellRefinement, parts: int, corner: tuple[int, int], side: int) -> Operator:
+def _cell_operator(
+    refine_cell: CellRefinement, parts: int, corner: tuple[int, int], side: int
+) -> EdgeOperator:
     """Return the operator from a cell, given by its lower left corner, to sub-cells of this side."""
     steps = range(parts + 1)
     place: dict[Record, tuple[int, int]] = {

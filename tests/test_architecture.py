@@ -13,8 +13,9 @@ ORDER = (
     "errors", "complaints", "sections", "spec", "grid", "projection", "tables", "roads", "problem_file",
     "loss", "domain", "budget", "record_metrics", "graph_checks", "graph", "seed.model", "seed.highs",
     "seed.block_tridiagonal", "seed.grid_rows", "seed.columns", "seed.interior_point", "seed.cuts",
-    "seed.solve", "extend.lattice", "extend.normalise", "extend.operator", "extend.log_convex", "extend.mcshane_whitney", "extend.choose", "partition",
-    "objects", "receipts", "template", "store", "stored_loss", "integrity", "blocks", "tasks", "boundary",
+    "seed.solve", "extend.lattice", "extend.normalise", "extend.operator", "extend.log_convex",
+    "extend.mcshane_whitney", "extend.choose", "partition", "objects", "receipts", "template",
+    "store", "stored_loss", "integrity", "blocks", "tasks", "boundary",
     "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "costs", "cluster",
     "progress", "slopes", "trials", "solving", "refine", "search", "run", "cli",
 )  # fmt: skip
