@@ -1,10 +1,14 @@
 """Extending one block from the seed that a store holds."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.choose import operator_of
+from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.partition import Block
 from mdpext_dask.sections import ExtensionSection
@@ -13,6 +17,8 @@ from mdpext_dask.template import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
 
 # Names of what a store holds of a seed, and of one that is only tried.
 SEED, TRIAL = "", "trial_"
+# Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
+RECORD_SCORES = "record_scores"
 
 
 def operator_of_store(store: MechanismStore) -> Operator:
@@ -72,8 +78,26 @@ def extension_arrays(
 
 def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
     """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K)."""
+    if prefix == SEED and RECORD_SCORES in store.seed_attributes:
+        return _from_records(store, block, store.seed_attributes[RECORD_SCORES])
     operator = operator_of_store(store)
     return operator.rows(read_corners(store, block, operator, prefix))
+
+
+def _from_records(store: MechanismStore, block: Block, where: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return rows whose log probabilities the store holds, as cell programs leave them."""
+    east, north = where["padding"]
+    scores = store.read(
+        f"seed/{where['name']}",
+        slice(block.closed_x.start + east, block.closed_x.stop + east),
+        slice(block.closed_y.start + north, block.closed_y.stop + north),
+    )
+    if not np.isfinite(scores).all():
+        raise StoreError(f"{store.url}: the records' scores are damaged; use --overwrite")
+    rows = np.empty(scores.shape, dtype=np.float32)
+    for line, out in zip(scores, rows, strict=True):
+        normalise(exponential(line), out=out)
+    return rows
 
 
 def _closed(part: slice) -> slice:

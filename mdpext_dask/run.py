@@ -7,10 +7,7 @@ before the certificate has passed on the bytes read back from the store.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from mdpext_dask import budget, objects, receipts
 from mdpext_dask.audit.certificate import certify_block
@@ -22,62 +19,16 @@ from mdpext_dask.domain import Domain, build_domain, build_frame, check_counts, 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
 from mdpext_dask.grid import Grid
-from mdpext_dask.loss import assemble_seed_cost
-from mdpext_dask.progress import Note, Observer, StageFinished, StageStarted, TaskDone, silent
+from mdpext_dask.progress import Note, Observer, TaskDone, silent
 from mdpext_dask.receipts import Receipt
-from mdpext_dask.search import search_budgets, solve_splits
-from mdpext_dask.spec import JobSpec, json_number, parse_job
+from mdpext_dask.seeding import job_of, seed_job
+from mdpext_dask.spec import JobSpec, json_number
+from mdpext_dask.stages import Stages
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
-from mdpext_dask.tasks import extend_block, seed_cost_block
+from mdpext_dask.tasks import extend_block
 
-T = TypeVar("T")
 _CERTIFICATE = "audit/certificate.json"
 STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
-
-
-class Stages:
-    """Times stages, tells the observer, and runs their tasks."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-        self.seconds: dict[str, float] = {}
-        self._started = time.perf_counter()
-
-    @contextlib.contextmanager
-    def stage(self, name: str, total: int = 0) -> Iterator[None]:
-        """Time a stage of `total` tasks."""
-        self.observer(StageStarted(name, total))
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - started
-        self.observer(StageFinished(name, self.seconds[name]))
-
-    def gather(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
-    ) -> list[T]:
-        """Run tasks and return their results in the order of the arguments."""
-        results = dict(self.run(executor, name, function, arguments))
-        return [results[position] for position in range(len(arguments))]
-
-    def run(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
-    ) -> Iterator[tuple[int, T]]:
-        """Run tasks and yield (position, result) as they come in."""
-        for position, result in executor.map(name, function, arguments):
-            self.observer(TaskDone(name))
-            yield position, result
-
-    def total(self) -> float:
-        """Seconds since the first stage."""
-        return time.perf_counter() - self._started
 
 
 def build(
@@ -103,7 +54,8 @@ def build(
         return summarise(found)
     with open_executor(spec.cluster, workers) as executor:
         store = found or create(spec, url, domain)
-        solve(store, executor, stages)
+        seed_job(store, executor, stages)
+        store.update(seconds=_seconds_so_far(store, stages))
         extend(store, executor, stages)
         finish(store, executor, stages)
     return summarise(store)
@@ -124,7 +76,8 @@ def init(
     if found is None or (found.state != COMPLETE and not found.has_seed()):
         with open_executor(spec.cluster, workers) as executor:
             found = found or create(spec, url, domain)
-            solve(found, executor, stages)
+            seed_job(found, executor, stages)
+            found.update(seconds=_seconds_so_far(found, stages))
     return summarise(found)
 
 
@@ -256,29 +209,6 @@ def create(spec: JobSpec, url: str, domain: Domain | None) -> MechanismStore:
     )
 
 
-def solve(store: MechanismStore, executor: Executor, stages: Stages) -> None:
-    """Make the seed cost, solve the seed LP for every split, and keep the best."""
-    if store.has_seed():
-        return
-    spec, plan, grid = job_of(store), store.plan, store.grid
-    if not store.has_seed_cost:
-        with stages.stage("loss", plan.blocks):
-            cost = np.empty((grid.cells_x, grid.cells_y, 2, 2, plan.outputs))
-            arguments = [(store.url, index) for index in range(plan.blocks)]
-            for index, part in stages.run(executor, "loss", seed_cost_block, arguments):
-                block = plan[index]
-                cost[block.cells_x, block.cells_y] = part
-            store.write_seed_cost(assemble_seed_cost(grid, cost))
-    design = float(store.attributes["epsilon_design_per_km"])
-    with stages.stage("seed"):
-        if spec.privacy.budget == "certified":
-            chosen = search_budgets(store, executor, design, stages.observer)
-        else:
-            chosen = solve_splits(store, executor, design, spec.privacy.budget)
-        store.write_seed(chosen.seed, chosen.facts, chosen.rows, chosen.extension)
-    store.update(seconds=_seconds_so_far(store, stages))
-
-
 def extend(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Extend all blocks that have no valid receipt yet."""
     store.update(state=EXTENDING)
@@ -325,7 +255,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     store.update(
         state=COMPLETE,
         loss_km=loss_km,
-        fallbacks=sum(r.fallbacks for r in found.values()),
+        fallbacks=store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in found.values()),
         peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes_per_task,
         chunk_hashes={
             "algorithm": "sha256",
@@ -366,11 +296,6 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
 
 
 # --- state ----------------------------------------------------------------------------------------
-
-
-def job_of(store: MechanismStore) -> JobSpec:
-    """Return the job that a store was made for."""
-    return parse_job(store.attributes["job"], source=store.url)
 
 
 def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
@@ -452,7 +377,8 @@ def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict
 def _seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
     """Return seconds by stage over all runs of a store; a stage done again counts once, as it was last."""
     seconds = {**store.attributes.get("seconds", {}), **stages.seconds}
-    by_stage = {name: seconds.get(name, 0.0) for name in STAGES}
+    seconds.pop("total", None)
+    by_stage = {**dict.fromkeys(STAGES, 0.0), **seconds}
     # The rest is starting workers and the like, of the present run.
     rest = stages.total() - sum(stages.seconds.values())
     return {**by_stage, "total": sum(by_stage.values()) + max(rest, 0.0)}

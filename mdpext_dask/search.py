@@ -19,7 +19,6 @@ Nothing needs the mechanism in memory, and whatever comes out, the certificate o
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +27,8 @@ from mdpext_dask.blocks import extension_arrays, operator_of_store
 from mdpext_dask.budget import (
     axis_budgets,
     bound_budgets,
-    candidate_splits,
     direction_budgets,
     even_split,
-    half_budgets,
     many_seeds,
     tighten,
 )
@@ -44,6 +41,7 @@ from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
 from mdpext_dask.solving import solve_alone
 from mdpext_dask.spec import parse_job
+from mdpext_dask.splits import Chosen
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import solve_seed
 from mdpext_dask.trials import CONTENT, Trial, Trials
@@ -87,28 +85,6 @@ class Round:
     epsilon_certified: float
     failing_share: float
     seconds: float
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A seed to extend.
-
-    Parameters
-    ----------
-    seed
-        The LP of the budgets that are kept, as it was solved.
-    rows
-        Rows to extend, float64 of shape (J, K): its own, tempered, or refined.
-    extension
-        What else they are extended from, by name of the array.
-    facts
-        What to note about it.
-    """
-
-    seed: SeedMechanism
-    rows: NDArray[np.float64]
-    extension: dict[str, NDArray[np.float64]]
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -322,47 +298,3 @@ class _Search:
 
     def _note(self, text: str) -> None:
         self._observer(Note(f"budgets: {text}"))
-
-
-def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: float, kind: str) -> Chosen:
-    """Solve the seed LP under one budget for each axis; return the best seed, its rows, and what to note.
-
-    Parameters
-    ----------
-    store
-        The store, with its seed cost.
-    executor
-        Where the LPs are solved.
-    design_epsilon
-        ε to design for, in 1/km.
-    kind
-        ``"half"``: the published budgets, for the published splits of ε and the even one; ``"bound"``: the
-        closed form for the even split.
-    """
-    p, operator = store.metric_p, operator_of_store(store)
-    if kind == "half":
-        candidates = [half_budgets(split) for split in candidate_splits(design_epsilon, p)]
-    else:
-        split = even_split(design_epsilon, p)
-        candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
-    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
-    best = min(sorted(solved), key=lambda position: solved[position].primal)
-    budgets = axis_budgets(store.grid, candidates[best].beta)
-    return Chosen(
-        solved[best],
-        solved[best].rows,
-        extension_arrays(operator, budgets, exponent=1.0),
-        {
-            "beta_per_km": list(candidates[best].beta),
-            "split_per_km": list(candidates[best].split),
-            "solves": len(candidates),
-            "tried": [
-                {
-                    "split_per_km": list(candidate.split),
-                    "primal_km": solved[position].primal,
-                    "dual_km": solved[position].dual,
-                }
-                for position, candidate in enumerate(candidates)
-            ],
-        },
-    )

@@ -1,6 +1,7 @@
 """The sections of a job file: what may stand in them, and what does not go together."""
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -8,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 # Probabilities are stored as float32; from 2^-36 upwards each is an integer multiple of 2^-60, which
 # is what makes exact integer sampling weights possible.
 SMALLEST_PROBABILITY = 2.0**-36
+# How seed rows may be extended, besides by an operator of the user's own.
+METHODS = ("log-convex", "mcshane-whitney", "cell-lp")
 # A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
 LARGEST_TOTAL = 2.0
 
@@ -188,12 +191,21 @@ class ExtensionSection(Section):
         ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
+    sweeps
+        Of cell programs: how many passes over each level.
     """
 
-    method: Annotated[
-        str, Field(pattern=r"^(log-convex|mcshane-whitney|cell-lp|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
-    ] = "log-convex"
+    method: str = "log-convex"
     stages: Literal["levels", "one"] = "levels"
+    sweeps: Annotated[int, Field(ge=1, le=40)] = 4
+
+    @field_validator("method")
+    @classmethod
+    def _method_is_known(cls, value: str) -> str:
+        if value not in METHODS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+            known = ", ".join(f"'{name}'" for name in METHODS)
+            raise ValueError(f"must be one of {known}, or 'module:Class' for an operator of your own")
+        return value
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ExtensionSection":

@@ -205,7 +205,7 @@ class MechanismStore:
 
     @property
     def problem_sha256(self) -> str:
-        """Digest of the problem: grid, outputs, prior and the tables of the loss."""
+        """Digest of grid, outputs, prior and loss."""
         return str(self.attributes["problem_sha256"])
 
     def planar_limit(self) -> float:
@@ -247,6 +247,12 @@ class MechanismStore:
         """Number K of outputs."""
         return int(self.array(template.PROBABILITY).shape[2])
 
+    @property
+    def problem_attributes(self) -> dict[str, Any]:
+        """Attributes of the group with the problem's tables; empty where that is missing."""
+        group = self._root.get("problem")
+        return dict(group.attrs) if isinstance(group, zarr.Group) else {}
+
     # --- arrays -----------------------------------------------------------------------------------
 
     def array(self, name: str) -> "zarr.Array[Any]":
@@ -257,12 +263,9 @@ class MechanismStore:
         StoreError
             If it is not there.
         """
-        try:
-            array = self._root[name]
-        except KeyError:
-            raise StoreError(f"{self.url}: the array {name} is missing") from None
+        array = self._root.get(name)
         if not isinstance(array, zarr.Array):
-            raise StoreError(f"{self.url}: {name} is not an array")
+            raise StoreError(f"{self.url}: the array {name} is missing")
         return array
 
     def read(self, name: str, *index: slice) -> NDArray[Any]:
@@ -346,7 +349,8 @@ class MechanismStore:
         seed: SeedMechanism,
         attributes: Mapping[str, Any],
         rows: NDArray[np.float64],
-        extension: Mapping[str, NDArray[np.float64]] | None = None,
+        extension: Mapping[str, NDArray[np.float64]],
+        records: str | None = None,
     ) -> None:
         """Write the seed; its digest is what receipts refer to.
 
@@ -360,12 +364,15 @@ class MechanismStore:
             Rows of shape (J, K) to extend: the LP's own, or what they have been made into.
         extension
             Arrays with what else the extension depends on, if anything, by name.
+        records
+            Name of the array, there already, with log probabilities of all records, if that is what is
+            stored.
         """
         rows = rows.reshape(*self.grid.seeds_shape, seed.rows.shape[1])
-        scores, extension = np.log(rows), extension or {}
-        digest = template.sha256_of(scores, *extension.values())
-        self.write_seed_arrays({template.PROBABILITY: rows, "score": scores})
+        self.write_seed_arrays({template.PROBABILITY: rows, "score": np.log(rows)})
         self.write_extension(extension)
+        names = [*extension, *([records] if records else ())]
+        digest = template.sha256_of(*(self.array(f"seed/{name}") for name in ("score", *names)))
         solved = {
             "primal_km": seed.primal,
             "dual_km": seed.dual,
@@ -373,7 +380,7 @@ class MechanismStore:
             "solver": seed.solver,
             "iterations": seed.iterations,
             "sha256": digest,
-            "extension": list(extension),
+            "extension": names,
             **attributes,
         }
         try:
@@ -382,11 +389,19 @@ class MechanismStore:
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
+    def note_seed(self, attributes: Mapping[str, Any]) -> None:
+        """Write attributes of the seed group."""
+        self._seed_group().attrs.update(attributes)
+
+    def seed_arrays(self) -> set[str]:
+        """Return the names of the arrays in the seed group."""
+        return set(self._seed_group().array_keys())
+
     def has_seed(self) -> bool:
         """Whether the seed is solved and its scores are those that were written."""
         attributes = self.seed_attributes
         try:
-            held = [self.read(f"seed/{name}") for name in ("score", *attributes.get("extension", ()))]
+            held = [self.array(f"seed/{name}") for name in ("score", *attributes.get("extension", ()))]
             return bool(template.sha256_of(*held) == attributes.get("sha256"))
         except StoreError:
             return False
@@ -426,10 +441,9 @@ class MechanismStore:
 
     def write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
         """Write arrays of shape (seeds east, seeds north, K) into the seed group."""
+        dimensions, chunks = ("seed_x", "seed_y", "output"), self.plan.seed_chunk_shape
         for name, values in arrays.items():
-            data = np.ascontiguousarray(values)
-            dimensions = ("seed_x", "seed_y", "output")
-            self.create_seed_array(name, dimensions, self.plan.seed_chunk_shape, data=data)
+            self.create_seed_array(name, dimensions, chunks, data=np.ascontiguousarray(values))
 
     def create_seed_array(
         self,
@@ -478,20 +492,6 @@ class MechanismStore:
         return self.read(
             f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
         )
-
-    @property
-    def loss_kind(self) -> str:
-        """What the tables of the problem are: ``travel``, ``euclidean`` or ``table``.
-
-        Raises
-        ------
-        StoreError
-            If the store does not say.
-        """
-        problem = self._root.get("problem")
-        if not isinstance(problem, zarr.Group) or "loss" not in problem.attrs:
-            raise StoreError(f"{self.url}: the tables of the loss are missing; use --overwrite")
-        return str(problem.attrs["loss"])
 
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""

@@ -61,7 +61,9 @@ def read_loss(store: MechanismStore) -> Loss:
     StoreError
         If its tables are missing or damaged.
     """
-    kind = store.loss_kind
+    kind = store.problem_attributes.get("loss")
+    if kind is None:
+        raise StoreError(f"{store.url}: the tables of the loss are missing; use --overwrite")
     if kind == "table":
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":

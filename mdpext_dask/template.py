@@ -217,9 +217,14 @@ def _problem_sha256(domain: Domain) -> str:
     return digest.hexdigest()
 
 
-def sha256_of(*arrays: NDArray[np.float64]) -> str:
-    """Return one SHA-256 (hex) over the bytes of arrays."""
-    return hashlib.sha256(b"".join(np.ascontiguousarray(values).tobytes() for values in arrays)).hexdigest()
+def sha256_of(*arrays: NDArray[Any] | zarr.Array[Any]) -> str:
+    """Return one SHA-256 (hex) over the values of arrays, read a chunk's width at a time."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        step = array.chunks[0] if isinstance(array, zarr.Array) else max(array.shape[0], 1)
+        for first in range(0, array.shape[0], step):
+            digest.update(np.ascontiguousarray(array[first : first + step]).data)
+    return digest.hexdigest()
 
 
 def software_versions() -> dict[str, str]:

@@ -17,7 +17,9 @@ ORDER = (
     "extend.mcshane_whitney", "extend.choose", "partition", "objects", "receipts", "template",
     "store", "stored_loss", "integrity", "blocks", "tasks", "boundary",
     "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "costs", "cluster",
-    "progress", "slopes", "trials", "solving", "refine", "search", "run", "cli",
+    "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
+    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.improve", "solving", "refine",
+    "splits", "search", "stages", "seeding", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {

@@ -629,4 +629,4 @@ def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     store = MechanismStore.create(str(path), spec, domain, facts)
     rows = np.random.default_rng(0).dirichlet(np.ones(domain.outputs), size=domain.grid.seeds)
     rows = np.maximum(rows, 1e-6)
-    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {}, rows)
+    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {}, rows, {})

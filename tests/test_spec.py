@@ -56,7 +56,9 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
     "seed.solver": (["seed.solver=highs"], "highs"),
     "seed.refine_rounds": (["seed.refine_rounds=3"], 3),
     "seed.refine_seconds": (["seed.refine_seconds=60"], 60.0),
-    "extension.method": (["extension.method=log-convex"], "log-convex"),
+    "extension.method": (["extension.method=mcshane-whitney"], "mcshane-whitney"),
+    "extension.stages": (["extension.stages=one"], "one"),
+    "extension.sweeps": (["extension.sweeps=2"], 2),
     "store.block_cells": (["store.block_cells=[1, 2]"], (1, 2)),
     "cluster.kind": (["cluster.kind=inline"], "inline"),
     "cluster.workers": (["cluster.workers=3"], 3),
@@ -65,8 +67,8 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
         "tcp://10.0.0.1:8786",
     ),
 }
-# Names and places of work do not decide the bytes; a key with one choice has nothing to change to.
-_WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster."))} | {"extension.method"}
+# Names and places of work do not decide the bytes.
+_WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster."))}
 
 
 @pytest.fixture
@@ -146,7 +148,11 @@ def _refusal(action: Callable[[], object]) -> str:
         ("loss", "file", "loss.npz", ["loss:", "file", "kind"]),
         ("outputs", "choose", "loss-file", ["outputs:", "count", '"loss-file"']),
         ("prior", "kind", "loss-file", ["prior.kind:", '"loss-file"', 'loss.kind = "file"']),
-        ("extension", "method", "mcshane", ["extension.method:", "'log-convex'", "'mcshane'"]),
+        ("extension", "method", "mcshane", ["extension.method:", "'mcshane-whitney'", "'module:Class'"]),
+        ("extension", "method", "mod:", ["extension.method:", "'module:Class'"]),
+        ("extension", "stages", "two", ["extension.stages:", "'levels'", "'two'"]),
+        ("extension", "sweeps", 0, ["extension.sweeps:", "1"]),
+        ("extension", "sweeps", 41, ["extension.sweeps:", "40"]),
         ("store", "block_cells", [0, 1], ["store.block_cells", "0"]),
         ("cluster", "workers", 0, ["cluster.workers:", "0"]),
         ("cluster", "kind", "address", ["cluster:", "address", "kind"]),
@@ -449,7 +455,7 @@ def test_fingerprint_changes_with_every_key_that_decides_bytes(job_file: Path, n
     assert name in differing_keys(old.identity(), new.identity())
 
 
-@pytest.mark.parametrize("name", sorted(_WITHOUT_EFFECT - {"extension.method"}))
+@pytest.mark.parametrize("name", sorted(_WITHOUT_EFFECT))
 def test_fingerprint_ignores_names_and_places_of_work(job_file: Path, name: str) -> None:
     assert load_job(job_file, _OTHER[name][0]).fingerprint() == load_job(job_file).fingerprint()
 

@@ -48,11 +48,15 @@ def solve_highs(problem: SeedProblem) -> SeedMechanism:
     seeds, outputs = problem.cost.shape
     scale = float(np.abs(problem.cost).max()) or 1.0
     matrix = _constraint_matrix(problem)
-    rows, multipliers, iterations = _run(
-        matrix=matrix,
+    upper = np.zeros(matrix.shape[0])
+    lower = np.full(matrix.shape[0], -highspy.kHighsInf)
+    lower[-seeds:] = upper[-seeds:] = 1.0
+    rows, multipliers, iterations = solve_linear_program(
+        f"the seed LP ({seeds} seeds, {outputs} outputs)",
         cost=problem.cost.ravel() / scale,
-        floor=problem.min_probability,
-        sums=seeds,
+        bounds=(np.full(matrix.shape[1], problem.min_probability), np.full(matrix.shape[1], np.inf)),
+        matrix=matrix,
+        row_bounds=(lower, upper),
     )
     mechanism = problem.repair(rows.reshape(seeds, outputs))
     return SeedMechanism(
@@ -82,14 +86,38 @@ def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
     return sparse.csr_array(sparse.vstack([budgets, sums]))
 
 
-def _run(
+def solve_linear_program(
+    what: str,
     *,
-    matrix: sparse.csr_array,
     cost: NDArray[np.float64],
-    floor: float,
-    sums: int,
+    bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
+    matrix: sparse.csr_array,
+    row_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Minimise cost·z subject to matrix z ≤ 0 (last `sums` rows: = 1), z ≥ floor."""
+    """Minimise cost·z subject to bounds on z and on matrix z.
+
+    Parameters
+    ----------
+    what
+        What to call it in an error.
+    cost
+        float64 of shape (n,).
+    bounds
+        Lower and upper bounds of z, each of shape (n,); may be infinite.
+    matrix
+        Of shape (m, n).
+    row_bounds
+        Lower and upper bounds of matrix z, each of shape (m,).
+
+    Returns
+    -------
+    z, multipliers of the rows, iterations.
+
+    Raises
+    ------
+    SolverError
+        If HiGHS does not report an optimum.
+    """
     solver = _SilentHighs()
     for option, value in _OPTIONS.items():
         _check(solver.setOptionValue(option, value), f"option {option}")
@@ -98,13 +126,8 @@ def _run(
     program = highspy.HighsLp()
     program.num_row_, program.num_col_ = count, variables
     program.col_cost_ = cost
-    program.col_lower_ = np.full(variables, floor)
-    program.col_upper_ = np.full(variables, highspy.kHighsInf)
-    upper = np.zeros(count)
-    upper[-sums:] = 1.0
-    lower = np.full(count, -highspy.kHighsInf)
-    lower[-sums:] = 1.0
-    program.row_lower_, program.row_upper_ = lower, upper
+    program.col_lower_, program.col_upper_ = bounds
+    program.row_lower_, program.row_upper_ = row_bounds
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     program.a_matrix_.start_ = matrix.indptr
     program.a_matrix_.index_ = matrix.indices
@@ -114,10 +137,7 @@ def _run(
     _check(solver.run(), "solving")
     status = solver.getModelStatus()
     if status != highspy.HighsModelStatus.kOptimal:
-        raise SolverError(
-            f"HiGHS ended the seed LP ({sums} seeds, {variables // sums} outputs) with status "
-            f"'{solver.modelStatusToString(status)}'"
-        )
+        raise SolverError(f"HiGHS ended {what} with status '{solver.modelStatusToString(status)}'")
     solution, info = solver.getSolution(), solver.getInfo()
     return (
         np.array(solution.col_value),

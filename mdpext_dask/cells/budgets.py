@@ -1,0 +1,115 @@
+"""What neighbours on a lattice may differ by, given a mechanism that is within ε.
+
+Between points of a lattice that is not yet the finest, records are interpolated log-convexly, and normalising
+adds to their slopes. Where that is largest it is a divergence: towards a neighbour with row w, the slope of
+the log-normaliser at a point with row z is −KL(z‖w) = Σ_y z_y (log w_y − log z_y), the same for all outputs.
+It is charged to the budgets as it was last; what it has become is seen by the certificate.
+
+At a corner of a cell of the lattice, differences along its two sides make a certificate vector. Budgets are
+its components, with what is left of ε shared out in its own direction: so the reference keeps them, an edge
+takes the least of its corners, and whatever keeps them has vectors within ε.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.extend.normalise import exponential
+
+Floats = NDArray[np.float64]
+# What is left is never shared out more unevenly than this.
+_LEAST_COMPONENT = 0.25
+# The reference keeps its budgets by this much, so that programs have an interior; the sum over all sweeps
+# is far below what tempering is content with.
+MARGIN = 1e-6
+
+
+def normaliser_drift(scores: Floats) -> tuple[Floats, Floats]:
+    """Return how much normalising may add to differences along the edges of a lattice.
+
+    Parameters
+    ----------
+    scores
+        Log probabilities, float64 of shape (n + 1, m + 1, K).
+
+    Returns
+    -------
+    drift_x, drift_y
+        float64 of shape (n, m + 1) and (n + 1, m).
+    """
+    rows = exponential(scores)
+    drifts = []
+    for axis in (0, 1):
+        step = np.diff(scores, axis=axis)
+        before, after = (rows[:-1], rows[1:]) if axis == 0 else (rows[:, :-1], rows[:, 1:])
+        drifts.append(
+            np.maximum(-np.add.reduce(before * step, axis=-1), np.add.reduce(after * step, axis=-1))
+        )
+    return drifts[0], drifts[1]
+
+
+def edge_budgets(
+    scores: Floats, allowed: float, drift: tuple[Floats, Floats], dual_exponent: float
+) -> tuple[Floats, Floats]:
+    """Return what log probabilities of neighbours on a lattice may differ by.
+
+    Parameters
+    ----------
+    scores
+        Log probabilities of the reference, float64 of shape (n + 1, m + 1, K).
+    allowed
+        ε times the spacing of the lattice.
+    drift
+        :func:`normaliser_drift`, or zeros on the finest lattice.
+    dual_exponent
+        q.
+
+    Returns
+    -------
+    budget_x, budget_y
+        float64 of shape (n, m + 1, K) and (n + 1, m, K); the reference keeps them by a margin.
+    """
+    east, north = np.abs(np.diff(scores, axis=0)), np.abs(np.diff(scores, axis=1))
+    drift_x, drift_y = drift[0][..., None], drift[1][..., None]
+    steep_x, steep_y = east + drift_x, north + drift_y
+    budget_x, budget_y = np.full_like(east, np.inf), np.full_like(north, np.inf)
+    for side in (slice(None, -1), slice(1, None)):  # the lower and the upper side of a cell
+        for flank in (slice(None, -1), slice(1, None)):  # its left and its right one
+            x, y = _shared_out(steep_x[:, side], steep_y[flank], allowed, dual_exponent)
+            np.minimum(budget_x[:, side], x, out=budget_x[:, side])
+            np.minimum(budget_y[flank], y, out=budget_y[flank])
+    margin = MARGIN * allowed
+    return (
+        np.maximum(budget_x - drift_x, east) + margin,
+        np.maximum(budget_y - drift_y, north) + margin,
+    )
+
+
+def _shared_out(first: Floats, second: Floats, allowed: float, q: float) -> tuple[Floats, Floats]:
+    """Return multiples of vectors with a q-norm of at most `allowed`, but never less than themselves."""
+    if math.isinf(q):
+        return np.maximum(first, allowed), np.maximum(second, allowed)
+    # A little more even than they are, where that is not too long already.
+    even_first = np.maximum(first, _LEAST_COMPONENT * second)
+    even_second = np.maximum(second, _LEAST_COMPONENT * first)
+    # Where both vanish, both get the same.
+    nothing = (even_first == 0) & (even_second == 0)
+    even_first, even_second = np.where(nothing, 1.0, even_first), np.where(nothing, 1.0, even_second)
+    scale = allowed / _norm(even_first, even_second, q)
+    fits = scale >= 1
+    own = np.maximum(allowed / np.maximum(_norm(first, second, q), np.finfo(float).tiny), 1.0)
+    return (
+        np.where(fits | nothing, scale * even_first, own * first),
+        np.where(fits | nothing, scale * even_second, own * second),
+    )
+
+
+def _norm(first: Floats, second: Floats, q: float) -> Floats:
+    if q == 1:
+        return first + second
+    if q == 2:
+        return np.asarray(np.sqrt(first * first + second * second))
+    larger = np.maximum(first, second)
+    ratio = np.minimum(first, second) / np.maximum(larger, np.finfo(float).tiny)
+    return np.asarray(larger * (1 + ratio**q) ** (1 / q))

@@ -1,0 +1,485 @@
+"""Improving rows level by level: sweeps of cell programs over ever finer lattices.
+
+The seed, tempered to leave something of ε, is interpolated to the lattice of the first level, which is the
+same mechanism. A sweep re-optimises points on lines, then points inside cells
+(:mod:`mdpext_dask.cells.lattice`); lines move from sweep to sweep, so that every point but the corners of
+the rectangle takes its turn inside. The result is interpolated to the next level, and so on to the records.
+
+A sweep begins from a mechanism whose certificate holds, and is accepted only if that of its result does, on
+the very rows that extend from it. On the finest lattice that is so by the programs' own constraints. On
+coarser ones the log-normaliser between the points is charged as it was before
+(:mod:`mdpext_dask.cells.budgets`); where the certificate finds that it has grown too much, the sweep is
+made again with what it has become, and where that is not enough, with the cells in question left as they
+were. So no step can end without a mechanism within ε, and none has more loss, as the programs see it.
+
+How much of ε the seed may use, and how far points on lines may go, is searched on the first level.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.blocks import RECORD_SCORES
+from mdpext_dask.cells.lattice import Box, Lines
+from mdpext_dask.cells.sweep import Swept
+from mdpext_dask.cells.tasks import (
+    LatticeArray,
+    Level,
+    Sweep,
+    Verdict,
+    begin_level,
+    normalised,
+    solve_insides,
+    solve_sides,
+    write_costs,
+    write_level_costs,
+)
+from mdpext_dask.cluster import Executor
+from mdpext_dask.errors import SolverError
+from mdpext_dask.progress import Note, Observer
+from mdpext_dask.spec import json_number
+from mdpext_dask.store import MechanismStore
+from mdpext_dask.trials import AIM, Trials, tempered
+
+# Steps between the lines of a sweep, and how they are moved from one to the next, in halves of that.
+PATCH = 4
+_OFFSETS = ((0, 0), (1, 1), (1, 0), (0, 1))
+# Of ε: what is set aside, and how much of that the programs' margins and rounding may use up over all sweeps.
+_RESERVE, _LOOSE = 1e-4, 5e-5
+# How far points on lines may go, as a share of ε times the spacing: what is tried, and by how many sweeps
+# it is judged.
+_TUBES, _TRIAL_SWEEPS = (0.15, math.inf), 3
+# Attribute of the seed group: where an interrupted call goes on.
+_PROGRESS = "cells_progress"
+# How many patches a box should have at least, about how many boxes a lattice is cut into, and the most bytes
+# that extend from one.
+_BOX_PATCHES, _BOXES, _BOX_BYTES = 64, 16, 16 * 2**20
+_FLOAT32 = 4
+_TEMPERINGS = 20
+
+
+@dataclass(frozen=True)
+class Improved:
+    """What a sweep has come to.
+
+    Parameters
+    ----------
+    level
+        Which level, from 1.
+    loss_km
+        Expected loss of the records that extend from it, in km.
+    tries
+        How often it was made.
+    frozen_share
+        Share of points that had to stay in the end.
+    programs, by_highs
+        How many programs, and how many of them HiGHS solved in the place of the structured method.
+    fallbacks
+        Patches whose program could not be solved, on the lattice of the level: lower left point, points.
+    seconds
+        How long it took.
+    """
+
+    level: int
+    loss_km: float
+    tries: int
+    frozen_share: float
+    programs: int
+    by_highs: int
+    fallbacks: tuple[tuple[int, int, int, int], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What cell programs have come to.
+
+    Parameters
+    ----------
+    candidate
+        Which of the seeds they began from.
+    name
+        Name of the array in the seed group with log probabilities of all records.
+    facts
+        What to note about them, for the attributes of the seed.
+    """
+
+    candidate: int
+    name: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where the programs are: log probabilities on a lattice, and how they came about.
+
+    Parameters
+    ----------
+    candidate, tube
+        Which seeds they began from, and how far points on lines may go.
+    tried
+        What else was tried.
+    level
+        Which level, from 1.
+    scores
+        Log probabilities of its points.
+    loss_km
+        Expected loss of the records that extend from them, in km.
+    sweeps
+        Sweeps so far.
+    """
+
+    candidate: int
+    tube: float
+    tried: tuple[dict[str, Any], ...]
+    level: int
+    scores: LatticeArray
+    loss_km: float
+    sweeps: tuple[Improved, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "tube": json_number(self.tube), "loss_km": json_number(self.loss_km)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "_State":
+        """Return what :meth:`as_json` was made of."""
+        where = values["scores"]
+        return cls(
+            candidate=values["candidate"],
+            tube=float(values["tube"]),
+            tried=tuple(values["tried"]),
+            level=values["level"],
+            scores=LatticeArray(where["name"], tuple(where["padding"])),
+            loss_km=float(values["loss_km"]),
+            sweeps=tuple(Improved(**sweep) for sweep in values["sweeps"]),
+        )
+
+
+def improve_cells(
+    store: MechanismStore,
+    executor: Executor,
+    candidates: Sequence[NDArray[np.float64]],
+    design_epsilon: float,
+    sweeps: int,
+    observer: Observer,
+) -> Found:
+    """Improve the mechanism that extends from seed rows; go on where an earlier call was interrupted.
+
+    Parameters
+    ----------
+    store
+        The store.
+    executor
+        Where programs are solved.
+    candidates
+        Seed rows to choose from, each float64 of shape (J, K).
+    design_epsilon
+        ε in the plane that leaves room for storing, in 1/km.
+    sweeps
+        Sweeps of each level.
+    observer
+        Is told of every sweep.
+
+    Raises
+    ------
+    SolverError
+        If no tempering brings the seeds within ε.
+    """
+    cells = _Cells(store, executor, design_epsilon, sweeps, observer)
+    return cells.run(candidates)
+
+
+class _Cells:
+    def __init__(
+        self,
+        store: MechanismStore,
+        executor: Executor,
+        design_epsilon: float,
+        sweeps: int,
+        observer: Observer,
+    ) -> None:
+        self._store, self._executor, self._observer = store, executor, observer
+        self._sweeps_each = sweeps
+        # Storing adds to what programs keep, and to the certificate of what they begin with: twice what is
+        # set aside for it.
+        self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
+        self._costs = LatticeArray("cells_cost")
+        self._ready: set[str] = set()
+        self._parts = [n for n in store.grid.refine if n > 1] or [1]
+        self._numbers = itertools.count()
+
+    def run(self, candidates: Sequence[NDArray[np.float64]]) -> Found:
+        """Go through all levels."""
+        started = time.perf_counter()
+        store, grid = self._store, self._store.grid
+        self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
+        self._map(write_costs, [(store.url, index, self._costs) for index in range(store.plan.blocks)])
+        state = self._resumed() or self._search_split(candidates)
+        state = self._sweeps(state, self._sweeps_each)
+        while state.level < len(self._parts):
+            before, state = state, self._begin(state)
+            self._save(state, instead_of=before)
+            state = self._sweeps(state, self._sweeps_each)
+        self._clear_but(state.scores)
+        facts = {
+            "tube": None if math.isinf(state.tube) else state.tube,
+            "tried": list(state.tried),
+            "sweeps": [asdict(sweep) for sweep in state.sweeps],
+            "seconds": time.perf_counter() - started,
+        }
+        where = {"name": state.scores.name, "padding": list(state.scores.padding)}
+        fallbacks = sum(e * n for sweep in state.sweeps for *_, e, n in sweep.fallbacks)
+        attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, _PROGRESS: None}
+        return Found(state.candidate, state.scores.name, attributes)
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    def _level(self, number: int) -> Level:
+        """Return a level's lattice; its costs are there afterwards."""
+        grid, done = self._store.grid, math.prod(self._parts[:number])
+        rest = grid.factor // done
+        shape = grid.cells_x * done + 1, grid.cells_y * done + 1
+        if rest == 1:
+            return Level(shape, rest, self._costs)
+        level = Level(shape, rest, LatticeArray(f"cells_cost_{number}"))
+        if level.cost.name not in self._ready:
+            self._create(level.cost, shape, self._side(level))
+            boxes = self._boxes(level, (0, 0))
+            self._map(write_level_costs, [(self._store.url, box, level, self._costs) for box in boxes])
+        return level
+
+    def _begin(self, state: _State) -> _State:
+        """Interpolate a state to the next level."""
+        level, parts = self._level(state.level + 1), self._parts[state.level]
+        scores, boxes = self._new_array(level), self._boxes(level, (0, 0))
+        self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
+        return replace(state, level=state.level + 1, scores=scores)
+
+    def _search_split(self, candidates: Sequence[NDArray[np.float64]]) -> _State:
+        """Try seeds and tubes on the first level; return the best."""
+        best: _State | None = None
+        tried: list[dict[str, Any]] = []
+        for candidate, rows in enumerate(candidates):
+            seeds = self._seeds_within(rows)
+            for tube in _TUBES:
+                state = self._begin(_State(candidate, tube, (), 0, seeds, math.inf, ()))
+                state = self._sweeps(state, min(self._sweeps_each, _TRIAL_SWEEPS), save=False)
+                tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
+                worse = state if best is not None and state.loss_km >= best.loss_km else best
+                best = best if worse is state else state
+                if worse is not None:
+                    self._forget(worse.scores)
+            self._forget(seeds)
+        assert best is not None  # there is a seed
+        best = replace(best, tried=tuple(tried))
+        self._save(best)
+        return best
+
+    def _sweeps(self, state: _State, sweeps: int, *, save: bool = True) -> _State:
+        """Sweep over the state's level until it has had so many sweeps."""
+        level = self._level(state.level)
+        for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
+            before, state = state, self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
+            self._observer(Note(_told(state, turn + 1)))
+            if save:
+                self._save(state, instead_of=before)
+            else:
+                self._forget(before.scores)
+        return state
+
+    def _seeds_within(self, rows: NDArray[np.float64]) -> LatticeArray:
+        """Write seeds, tempered until their mechanism is within ε, and return where."""
+        trials = Trials(self._store, self._executor)
+        alpha = 1.0
+        try:
+            for _ in range(_TEMPERINGS):
+                seeds = tempered(rows, alpha)
+                epsilon = trials.run(seeds).epsilon
+                if epsilon <= self._target:
+                    break
+                alpha *= self._target / epsilon * AIM
+            else:
+                raise SolverError(f"no tempering brings the seeds' certificate within {self._target:.4g}/km")
+        finally:
+            trials.clear()
+        array = LatticeArray(self._new_name())
+        scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
+        self._store.write_seed_arrays({array.name: scores})
+        return array
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def _save(self, state: _State, instead_of: _State | None = None) -> None:
+        """Note a state, and only then forget the one before."""
+        self._store.note_seed({_PROGRESS: {**state.as_json(), "next": next(self._numbers)}})
+        if instead_of is not None:
+            self._forget(instead_of.scores)
+
+    def _resumed(self) -> _State | None:
+        """Return what an interrupted call has come to, if its array is still there."""
+        noted = self._store.seed_attributes.get(_PROGRESS)
+        if noted is None:
+            return None
+        self._numbers = itertools.count(noted["next"] + 1)
+        state = _State.from_json({key: value for key, value in noted.items() if key != "next"})
+        return state if state.scores.name in self._store.seed_arrays() else None
+
+    # --- sweeps -----------------------------------------------------------------------------------
+
+    def _one_sweep(self, state: _State, level: Level, offset: tuple[int, int]) -> _State:
+        """Make one sweep; again, with less freedom, until the certificate of its result holds."""
+        started = time.perf_counter()
+        half = PATCH // 2
+        across, along = (
+            Lines(n - 1, PATCH, half * moved) for n, moved in zip(level.shape, offset, strict=True)
+        )
+        padding = across.padding, along.padding
+        allowed = self._target * self._store.grid.spacing_km * level.rest
+        sides = self._new_array(level, padding)
+        task = Sweep(
+            level=level,
+            lines=(across, along),
+            reference=state.scores,
+            sides=sides,
+            result=sides,
+            drift=(state.scores,) if level.rest > 1 else (),
+            frozen=None,
+            tube=state.tube * allowed,
+            allowed=allowed,
+            target=(1 + _LOOSE) * self._target,
+            costs=self._costs,
+        )
+        boxes = self._boxes(level, padding)
+        frozen = np.zeros(level.shape, dtype=bool)
+        for tries in itertools.count(1):
+            task = replace(task, result=self._new_array(level, padding))
+            swept, verdicts = self._try(task, boxes)
+            above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
+            for box, verdict in zip(boxes, verdicts, strict=True):
+                east, north = verdict.above.shape
+                above[box.x0 : box.x0 + east, box.y0 : box.y0 + north] = verdict.above
+            # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
+            above &= ~_inside(frozen)
+            if not above.any():
+                break
+            if tries == 1 and level.rest > 1:
+                # What the normaliser has become is what it is likely to become again.
+                task = replace(task, drift=(state.scores, task.result))
+                continue
+            self._forget(task.result, but=task.drift)
+            frozen = _with_cells(frozen, above, task.lines)
+            task = replace(task, frozen=self._write_frozen(frozen))
+        for array in (sides, *task.drift):
+            self._forget(array, but=(state.scores, task.result))
+        done = Improved(
+            level=state.level,
+            loss_km=sum(v.loss_km for v in verdicts),
+            tries=tries,
+            frozen_share=float(frozen.mean()),
+            programs=sum(s.programs for s in swept),
+            by_highs=sum(s.by_highs for s in swept),
+            fallbacks=tuple(patch for s in swept for patch in s.fallbacks),
+            seconds=time.perf_counter() - started,
+        )
+        return replace(state, scores=task.result, loss_km=done.loss_km, sweeps=(*state.sweeps, done))
+
+    def _try(self, task: Sweep, boxes: Sequence[Box]) -> tuple[list[Swept], list[Verdict]]:
+        arguments = [(self._store.url, task, box) for box in boxes]
+        swept = self._map(solve_sides, arguments)
+        verdicts = self._map(solve_insides, arguments)
+        return [*swept, *(v.swept for v in verdicts)], verdicts
+
+    def _write_frozen(self, frozen: NDArray[np.bool_]) -> str:
+        name = "cells_frozen"
+        chunk = 2 * self._store.plan.seed_chunk_shape[0]
+        self._store.create_seed_array(name, ("x", "y"), (chunk, chunk), fill_value=True, data=frozen)
+        return name
+
+    # --- arrays -----------------------------------------------------------------------------------
+
+    def _side(self, level: Level) -> tuple[int, int]:
+        """Return the sides of a box: whole patches, so that lines are borders."""
+        across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
+        boxes = min(max(across * along / _BOX_PATCHES, 1), _BOXES)
+        patches = math.sqrt(across * along / boxes)
+        largest = math.sqrt(_BOX_BYTES / (_FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
+        side = PATCH * max(math.ceil(min(patches, largest)), 1)
+        return side, side
+
+    def _boxes(self, level: Level, padding: tuple[int, int]) -> list[Box]:
+        sides = self._side(level)
+        ranges = [
+            [
+                (max(first - pad, 0), min(first - pad + side, n))
+                for first in range(0, n + pad, side)
+                if first - pad + side > 0
+            ]
+            for n, pad, side in zip(level.shape, padding, sides, strict=True)
+        ]
+        return [Box(*x, *y) for x in ranges[0] for y in ranges[1]]
+
+    def _new_name(self) -> str:
+        return f"cells_{next(self._numbers)}"
+
+    def _new_array(self, level: Level, padding: tuple[int, int] = (0, 0)) -> LatticeArray:
+        array = LatticeArray(self._new_name(), padding)
+        self._create(array, level.shape, self._side(level))
+        return array
+
+    def _create(self, array: LatticeArray, shape: tuple[int, int], chunk: tuple[int, ...]) -> None:
+        padded = tuple(n + pad for n, pad in zip(shape, array.padding, strict=True))
+        outputs = self._store.outputs
+        dimensions = tuple(f"{array.name}_{axis}" for axis in range(3))
+        self._store.create_seed_array(
+            array.name, dimensions, (*chunk, outputs), shape=(*padded, outputs), dtype=np.float64
+        )
+        self._ready.add(array.name)
+
+    def _forget(self, array: LatticeArray, but: Sequence[LatticeArray] = ()) -> None:
+        if array not in but:
+            self._store.delete_seed_arrays(array.name)
+
+    def _clear_but(self, array: LatticeArray) -> None:
+        names = [name for name in self._store.seed_arrays() if name.startswith("cells_")]
+        self._store.delete_seed_arrays(*(name for name in names if name != array.name))
+
+    def _map(self, function: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Run tasks and return their results in order."""
+        results = dict(self._executor.map("cells", function, arguments))
+        return [results[position] for position in range(len(arguments))]
+
+
+def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the cells of a lattice whose four corners are among some points."""
+    return points[:-1, :-1] & points[1:, :-1] & points[:-1, 1:] & points[1:, 1:]
+
+
+def _with_cells(
+    frozen: NDArray[np.bool_], above: NDArray[np.bool_], lines: tuple[Lines, Lines]
+) -> NDArray[np.bool_]:
+    """Return the points that stay, and with them the cells of lines, sides included, that hold one above."""
+    frozen = frozen.copy()
+    bounds = [axis.positions(0, axis.last) for axis in lines]
+    for left, right in itertools.pairwise(bounds[0]):
+        strip = above[left:right]
+        if strip.any():
+            for low, high in itertools.pairwise(bounds[1]):
+                if strip[:, low:high].any():
+                    frozen[left : right + 1, low : high + 1] = True
+    return frozen
+
+
+def _told(state: _State, turn: int) -> str:
+    done = state.sweeps[-1]
+    again = f", {done.tries} tries" if done.tries > 1 else ""
+    return (
+        f"cells: level {done.level}, sweep {turn}: loss {done.loss_km:.4f} km, "
+        f"{done.programs} programs{again}"
+    )

@@ -1,0 +1,86 @@
+"""Which points of a lattice belong to which program of a sweep.
+
+A sweep lays lines `patch` steps apart over the lattice, moved by an offset, and along its border. Points
+where two lines cross stay. Points on a line between two crossings are one program each, whose surroundings
+are those of the reference. Then the points inside each cell of lines are one program, with its sides as
+they have become.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a sweep along one axis.
+
+    Parameters
+    ----------
+    last
+        Index n of the last point.
+    patch
+        Steps between lines.
+    offset
+        Where the first line after the border is, 0 ≤ offset < patch; 0 for `patch`.
+    """
+
+    last: int
+    patch: int
+    offset: int
+
+    @property
+    def padding(self) -> int:
+        """What to add to an index so that lines lie at multiples of `patch`."""
+        return (self.patch - self.offset) % self.patch
+
+    def positions(self, first: int, last: int) -> list[int]:
+        """Return the lines at first ≤ i ≤ last."""
+        inner = (i for i in range(max(first, 0), min(last, self.last) + 1) if self._is_line(i))
+        return list(inner)
+
+    def segments(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield (first point, points) between neighbouring lines that both lie in first .. last."""
+        lines = self.positions(first, last)
+        for left, right in itertools.pairwise(lines):
+            if right - left > 1:
+                yield left + 1, right - left - 1
+
+    def _is_line(self, i: int) -> bool:
+        return i in (0, self.last) or (i + self.padding) % self.patch == 0
+
+
+@dataclass(frozen=True)
+class Box:
+    """Points x0 ≤ i < x1, y0 ≤ j < y1 of a lattice: what one task owns."""
+
+    x0: int
+    x1: int
+    y0: int
+    y1: int
+
+
+Patch = tuple[int, int]
+ByShape = dict[tuple[int, int], list[Patch]]
+
+
+def line_patches(lines: tuple[Lines, Lines], box: Box) -> ByShape:
+    """Return the programs on the lines of a box, by their shape: lower left point of each."""
+    found: ByShape = {}
+    across, along = lines
+    for i, points in across.segments(box.x0, box.x1):
+        for j in along.positions(box.y0, box.y1 - 1):
+            found.setdefault((points, 1), []).append((i, j))
+    for j, points in along.segments(box.y0, box.y1):
+        for i in across.positions(box.x0, box.x1 - 1):
+            found.setdefault((1, points), []).append((i, j))
+    return found
+
+
+def cell_patches(lines: tuple[Lines, Lines], box: Box) -> ByShape:
+    """Return the programs inside the cells of a box, by their shape: lower left point of each."""
+    found: ByShape = {}
+    for i, east in lines[0].segments(box.x0, box.x1):
+        for j, north in lines[1].segments(box.y0, box.y1):
+            found.setdefault((east, north), []).append((i, j))
+    return found

@@ -1,0 +1,121 @@
+"""Seeds under one budget for each axis."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.blocks import extension_arrays, operator_of_store
+from mdpext_dask.budget import (
+    AxisBudgets,
+    axis_budgets,
+    bound_budgets,
+    candidate_splits,
+    even_split,
+    half_budgets,
+)
+from mdpext_dask.cluster import Executor
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.seed.solve import GAP
+from mdpext_dask.store import MechanismStore
+from mdpext_dask.tasks import solve_seed
+
+# Of ε: budgets of the seeds that cell programs may begin with.
+SEED_SHARES = (0.4, 0.5, 0.6, 0.75)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A seed to extend.
+
+    Parameters
+    ----------
+    seed
+        The LP of the budgets that are kept, as it was solved.
+    rows
+        Rows to extend, float64 of shape (J, K): its own, tempered, or refined.
+    extension
+        What else they are extended from, by name of the array.
+    facts
+        What to note about it.
+    """
+
+    seed: SeedMechanism
+    rows: NDArray[np.float64]
+    extension: dict[str, NDArray[np.float64]]
+    facts: dict[str, Any]
+
+
+def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: float, kind: str) -> Chosen:
+    """Solve the seed LP under one budget for each axis; return the best seed, its rows, and what to note.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where the LPs are solved.
+    design_epsilon
+        ε to design for, in 1/km.
+    kind
+        ``"half"``: the published budgets, for the published splits of ε and the even one; ``"bound"``: the
+        closed form for the even split.
+    """
+    p, operator = store.metric_p, operator_of_store(store)
+    if kind == "half":
+        candidates = [half_budgets(split) for split in candidate_splits(design_epsilon, p)]
+    else:
+        split = even_split(design_epsilon, p)
+        candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
+    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
+    best = min(sorted(solved), key=lambda position: solved[position].primal)
+    return _chosen(
+        store,
+        solved[best],
+        candidates[best],
+        {
+            "solves": len(candidates),
+            "tried": [
+                {
+                    "split_per_km": list(candidate.split),
+                    "primal_km": solved[position].primal,
+                    "dual_km": solved[position].dual,
+                }
+                for position, candidate in enumerate(candidates)
+            ],
+        },
+    )
+
+
+def seeds_by_share(store: MechanismStore, executor: Executor, design_epsilon: float) -> list[Chosen]:
+    """Solve the seed LP for several shares of ε, evenly split between the axes; return all of them.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where the LPs are solved.
+    design_epsilon
+        ε to design for, in 1/km.
+    """
+    even = even_split(design_epsilon, store.metric_p)
+    candidates = [AxisBudgets(even, (s * even[0], s * even[1])) for s in SEED_SHARES]
+    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
+    return [
+        _chosen(store, solved[position], candidate, {"solves": len(candidates), "budget_share": share})
+        for position, (candidate, share) in enumerate(zip(candidates, SEED_SHARES, strict=True))
+    ]
+
+
+def _chosen(
+    store: MechanismStore, seed: SeedMechanism, budgets: AxisBudgets, facts: dict[str, Any]
+) -> Chosen:
+    arrays = axis_budgets(store.grid, budgets.beta)
+    return Chosen(
+        seed,
+        seed.rows,
+        extension_arrays(operator_of_store(store), arrays, exponent=1.0),
+        {"beta_per_km": list(budgets.beta), "split_per_km": list(budgets.split), **facts},
+    )
