@@ -192,7 +192,7 @@ class ExtensionSection(Section):
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
     sweeps
-        Of cell programs: how many passes over each level.
+        Of cell programs: how many passes over the finest level; a coarser one gets twice as many as the next.
     """
 
     method: str = "log-convex"

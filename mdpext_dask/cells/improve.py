@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.blocks import RECORD_SCORES
-from mdpext_dask.cells.lattice import Box, Lines
+from mdpext_dask.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.cells.sweep import Swept
 from mdpext_dask.cells.tasks import (
     LatticeArray,
@@ -52,6 +52,8 @@ PATCH = 4
 _OFFSETS = ((0, 0), (1, 1), (1, 0), (0, 1))
 # Of ε: what is set aside, and how much of that the programs' margins and rounding may use up over all sweeps.
 _RESERVE, _LOOSE = 1e-4, 5e-5
+# Of a level, as many times the sweeps of the next one.
+_MORE_SWEEPS = 2
 # How far points on lines may go, as a share of ε times the spacing: what is tried, and by how many sweeps
 # it is judged.
 _TUBES, _TRIAL_SWEEPS = (0.15, math.inf), 3
@@ -183,7 +185,7 @@ def improve_cells(
     design_epsilon
         ε in the plane that leaves room for storing, in 1/km.
     sweeps
-        Sweeps of each level.
+        Sweeps of the finest level; a coarser one gets twice as many as the next.
     observer
         Is told of every sweep.
 
@@ -206,7 +208,7 @@ class _Cells:
         observer: Observer,
     ) -> None:
         self._store, self._executor, self._observer = store, executor, observer
-        self._sweeps_each = sweeps
+        self._finest_sweeps = sweeps
         # Storing adds to what programs keep, and to the certificate of what they begin with: twice what is
         # set aside for it.
         self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
@@ -222,11 +224,11 @@ class _Cells:
         self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
         self._map(write_costs, [(store.url, index, self._costs) for index in range(store.plan.blocks)])
         state = self._resumed() or self._search_split(candidates)
-        state = self._sweeps(state, self._sweeps_each)
+        state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
             before, state = state, self._begin(state)
             self._save(state, instead_of=before)
-            state = self._sweeps(state, self._sweeps_each)
+            state = self._sweeps(state, self._sweeps_of(state.level))
         self._clear_but(state.scores)
         facts = {
             "tube": None if math.isinf(state.tube) else state.tube,
@@ -251,14 +253,18 @@ class _Cells:
         level = Level(shape, rest, LatticeArray(f"cells_cost_{number}"))
         if level.cost.name not in self._ready:
             self._create(level.cost, shape, self._side(level))
-            boxes = self._boxes(level, (0, 0))
+            boxes = self._unmoved(level)
             self._map(write_level_costs, [(self._store.url, box, level, self._costs) for box in boxes])
         return level
+
+    def _sweeps_of(self, number: int) -> int:
+        """Return how many sweeps a level gets: where they cost less and reach further, more."""
+        return int(self._finest_sweeps * _MORE_SWEEPS ** (len(self._parts) - number))
 
     def _begin(self, state: _State) -> _State:
         """Interpolate a state to the next level."""
         level, parts = self._level(state.level + 1), self._parts[state.level]
-        scores, boxes = self._new_array(level), self._boxes(level, (0, 0))
+        scores, boxes = self._new_array(level), self._unmoved(level)
         self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
@@ -270,7 +276,7 @@ class _Cells:
             seeds = self._seeds_within(rows)
             for tube in _TUBES:
                 state = self._begin(_State(candidate, tube, (), 0, seeds, math.inf, ()))
-                state = self._sweeps(state, min(self._sweeps_each, _TRIAL_SWEEPS), save=False)
+                state = self._sweeps(state, min(self._sweeps_of(1), _TRIAL_SWEEPS), save=False)
                 tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
                 worse = state if best is not None and state.loss_km >= best.loss_km else best
                 best = best if worse is state else state
@@ -356,7 +362,7 @@ class _Cells:
             target=(1 + _LOOSE) * self._target,
             costs=self._costs,
         )
-        boxes = self._boxes(level, padding)
+        boxes = boxes_of((across, along), self._side(level))
         frozen = np.zeros(level.shape, dtype=bool)
         for tries in itertools.count(1):
             task = replace(task, result=self._new_array(level, padding))
@@ -413,17 +419,10 @@ class _Cells:
         side = PATCH * max(math.ceil(min(patches, largest)), 1)
         return side, side
 
-    def _boxes(self, level: Level, padding: tuple[int, int]) -> list[Box]:
-        sides = self._side(level)
-        ranges = [
-            [
-                (max(first - pad, 0), min(first - pad + side, n))
-                for first in range(0, n + pad, side)
-                if first - pad + side > 0
-            ]
-            for n, pad, side in zip(level.shape, padding, sides, strict=True)
-        ]
-        return [Box(*x, *y) for x in ranges[0] for y in ranges[1]]
+    def _unmoved(self, level: Level) -> list[Box]:
+        """Return the boxes of arrays without padding."""
+        across, along = (Lines(n - 1, PATCH, 0) for n in level.shape)
+        return boxes_of((across, along), self._side(level))
 
     def _new_name(self) -> str:
         return f"cells_{next(self._numbers)}"

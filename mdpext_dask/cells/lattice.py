@@ -46,8 +46,16 @@ class Lines:
             if right - left > 1:
                 yield left + 1, right - left - 1
 
+    def cuts(self, side: int) -> list[int]:
+        """Return where boxes begin that are about `side` points wide, a multiple of `patch`; then the end."""
+        inner = range(side - self.padding, self.last + 1, side)
+        return [0, *(i for i in inner if i > 0 and self._is_line(i)), self.last + 1]
+
     def _is_line(self, i: int) -> bool:
-        return i in (0, self.last) or (i + self.padding) % self.patch == 0
+        if i in (0, self.last):
+            return True
+        # Not next to the border: points of neighbouring lines would be solved without knowing of each other.
+        return 1 < i < self.last - 1 and (i + self.padding) % self.patch == 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,14 @@ class Box:
     x1: int
     y0: int
     y1: int
+
+
+def boxes_of(lines: tuple[Lines, Lines], sides: tuple[int, int]) -> list[Box]:
+    """Return boxes that part a lattice along lines, whole chunks of `sides` points of a padded array each."""
+    across, along = (
+        list(itertools.pairwise(axis.cuts(side))) for axis, side in zip(lines, sides, strict=True)
+    )
+    return [Box(*x, *y) for x in across for y in along]
 
 
 Patch = tuple[int, int]

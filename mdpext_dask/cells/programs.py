@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 # Relative gap to stop at, iterations at most, and after how many finished programs are taken out of the
 # batch.
 _GAP, _ITERATIONS, _COMPACT = 1e-5, 60, 4
+# What a violation counts against the gap: margins that the reference keeps are small.
+_VIOLATION_WEIGHT = 1e4
 # Slacks to begin with, at least; how far to the boundary a step goes.
 _SLACK, _SHORT = 0.05, 0.99
 # A solution is used although it is not optimal to :data:`_GAP` if it is this close.
@@ -61,15 +63,15 @@ class Patches:
     upper: Floats
     band: int
 
-    def part(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> "Patches":
+    def part(self, which: NDArray[np.intp]) -> "Patches":
         """Return some of the programs."""
         return replace(
             self,
-            cost=self.cost[..., which],
-            reference=self.reference[..., which],
-            weight=self.weight[..., which],
-            lower=self.lower[..., which],
-            upper=self.upper[..., which],
+            cost=self.cost.take(which, axis=-1),
+            reference=self.reference.take(which, axis=-1),
+            weight=self.weight.take(which, axis=-1),
+            lower=self.lower.take(which, axis=-1),
+            upper=self.upper.take(which, axis=-1),
         )
 
     def gain(self, u: Floats) -> Floats:
@@ -114,7 +116,10 @@ class Solutions:
 
 def solve_patches(patches: Patches) -> Solutions:
     """Solve programs; what comes out is feasible and never worse than the reference."""
-    u, gap = _interior_point(patches)
+    count = patches.cost.shape[-1]
+    # Sums run in the order of memory: programs last, and two of them at least.
+    u, gap = _interior_point(patches.part(np.arange(max(count, 2)) % count))
+    u, gap = u[..., :count], gap[:count]
     sound = np.isfinite(u).all(axis=(0, 1))
     u = np.where(sound, u, 1.0)
     return usable(patches, u, failed=~(sound & (gap <= _GOOD_ENOUGH)))
@@ -143,7 +148,8 @@ class _Iterate:
         regret = patches.cost - patches.cost.min(axis=1, keepdims=True)
         self.cost = regret * patches.reference
         scale = self.cost.sum(axis=(0, 1))
-        self.cost /= np.where(scale > 0, scale, 1.0)
+        self.worthless = scale == 0
+        self.cost /= np.where(self.worthless, 1.0, scale)
         self.u = np.ones_like(self.cost)
         self.nu = np.zeros((self.cost.shape[0], self.cost.shape[2]))
         self.slack = [np.maximum(row, _SLACK) for row in self._rows(self.u)]
@@ -151,18 +157,18 @@ class _Iterate:
         self.multiplier = [start / slack for slack in self.slack]
         self._count = sum(slack[..., 0].size for slack in self.slack)
 
-    def part(self, which: NDArray[np.bool_]) -> "_Iterate":
+    def part(self, which: NDArray[np.intp]) -> "_Iterate":
         """Return the iterate of some of the programs."""
         part = object.__new__(_Iterate)
         part.patches = self.patches.part(which)
         part.first, part.second, part._count = self.first, self.second, self._count
-        part.cost, part.u, part.nu = self.cost[..., which], self.u[..., which], self.nu[..., which]
-        part.slack = [slack[..., which] for slack in self.slack]
-        part.multiplier = [multiplier[..., which] for multiplier in self.multiplier]
+        part.cost, part.u, part.nu = (v.take(which, axis=-1) for v in (self.cost, self.u, self.nu))
+        part.slack = [slack.take(which, axis=-1) for slack in self.slack]
+        part.multiplier = [multiplier.take(which, axis=-1) for multiplier in self.multiplier]
         return part
 
     def gap(self) -> Floats:
-        """Return the relative gap, with what is missing in feasibility; shape (P,)."""
+        """Return the relative gap, with what is missing of feasibility; shape (P,)."""
         self.residual = [row - slack for row, slack in zip(self._rows(self.u), self.slack, strict=True)]
         reference = self.patches.reference
         self.dual = self.cost - self._transposed(self.multiplier) - reference * self.nu[:, None]
@@ -172,7 +178,8 @@ class _Iterate:
         away = np.abs(self.dual).sum(axis=(0, 1))
         infeasible = np.max([np.abs(r).max(axis=(0, 1), initial=0.0) for r in self.residual], axis=0)
         floor = np.finfo(float).tiny
-        return np.asarray((self.complementarity + away) / np.maximum(np.abs(primal), floor) + infeasible)
+        relative = (self.complementarity + away) / np.maximum(np.abs(primal), floor)
+        return np.asarray(relative + _VIOLATION_WEIGHT * infeasible)
 
     def step(self) -> None:
         """Make a predictor and a corrector step; call :meth:`gap` first."""
@@ -265,19 +272,23 @@ def _dot(left: list[Floats], right: list[Floats]) -> Floats:
 def _interior_point(patches: Patches) -> tuple[Floats, Floats]:
     """Return the best iterate of every program, and its gap."""
     iterate = _Iterate(patches)
-    u, reached = np.ones_like(patches.cost), np.full(patches.cost.shape[-1], np.inf)
+    # Where all outputs cost the same, nothing is to be gained.
+    u, reached = np.ones_like(patches.cost), np.where(iterate.worthless, 0.0, np.inf)
     running = np.arange(len(reached))
     with np.errstate(all="ignore"):  # a program that fails is told by its gap, and no warning
         for iteration in range(_ITERATIONS):
             gap = iterate.gap()
-            closer = gap < reached[running]
+            # Who has come close enough stops, whoever else is in the batch.
+            closer = (gap < reached[running]) & (reached[running] > _GAP)
             u[..., running[closer]] = iterate.u[..., closer]
             reached[running[closer]] = gap[closer]
             open_ = (reached[running] > _GAP) & np.isfinite(gap)
             if not open_.any():
                 break
-            if iteration % _COMPACT == 0 and not open_.all():
-                iterate, running = iterate.part(open_), running[open_]
+            if iteration % _COMPACT == 0 and not open_.all() and len(running) > 2:
+                # Two at least, for the order of sums.
+                left = np.sort(np.argsort(~open_, kind="stable")[: max(int(open_.sum()), 2)])
+                iterate, running = iterate.part(left), running[left]
                 iterate.gap()
             iterate.step()
     return u, reached

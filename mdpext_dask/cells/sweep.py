@@ -14,8 +14,8 @@ Floats = NDArray[np.float64]
 Which = slice | NDArray[np.bool_]
 # Numbers of a batch in one array over points and outputs: they stay in the processor's cache.
 _BATCH_ELEMENTS = 40_000
-# Keeps a point's row away from the floor, so that programs have an interior.
-_BELOW_FLOOR = 1 - 1e-3
+# A row that is at the floor may go below it by so much, so that the reference is inside.
+_BELOW_FLOOR = 1 - 1e-6
 
 
 @dataclass(frozen=True)
