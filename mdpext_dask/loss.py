@@ -168,8 +168,11 @@ def corner_costs(
         strips = np.zeros((2, len(row_y), outputs))
         for step in range(factor + last):
             i = first_x + cell * factor + step
-            points = np.stack([np.full(len(row_y), x[i]), row_y], axis=-1)
-            weighted = loss.rows(points) * prior[i - first_x][:, None]
+            # Where nobody is, nothing is lost.
+            used = np.flatnonzero(prior[i - first_x])
+            points = np.stack([np.full(len(used), x[i]), row_y[used]], axis=-1)
+            weighted = np.zeros((len(row_y), outputs))
+            weighted[used] = loss.rows(points) * prior[i - first_x, used, None]
             strips[0] += (1 - fraction[step]) * weighted
             strips[1] += fraction[step] * weighted
         whole = strips[:, : n_along * factor].reshape(2, n_along, factor, outputs)
