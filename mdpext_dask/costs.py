@@ -10,10 +10,12 @@ from typing import Any
 import psutil
 
 from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
+from mdpext_dask.cells.improve import BOX_PATCHES, BOXES, MORE_SWEEPS, PATCH, TRIAL_SWEEPS
 from mdpext_dask.domain import FileFrame, Frame, build_frame, check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec, check_min_probability
+from mdpext_dask.splits import SEED_SHARES
 from mdpext_dask.stored_loss import CACHE_BYTES
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -38,6 +40,10 @@ _STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND, _PROGRAM = 4, 2, 3, 3,
 _TRIAL_PEAK = 15
 # What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
 _REFINING_BYTES = 7_000
+# Cell programs: seconds for a number of a lattice in a try, tries of a sweep on a coarse level, splits that
+# are searched, and bytes that a task may need besides.
+_CELL, _TRIES, _SPLITS = 4e-6, 3, {"certified": 8, "half": 2, "bound": 2}
+_CELL_BYTES = 160 * 2**20
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
 _CLIENT_ARRAYS = 4
@@ -59,7 +65,9 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     if spec.cluster.kind != "address":
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
         certified = spec.privacy.budget == "certified"
-        peak = plan.peak_bytes_per_task * (_TRIAL_PEAK if certified else 1)
+        peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
+        if spec.extension.method == "cell-lp":
+            peak += _CELL_BYTES
         needed += workers * (peak + _table_bytes(spec, frame))
         # One worker solves the seed LP: factors of all outputs, about sixty arrays (J, K), three (J, J).
         entries = grid.seeds * plan.outputs
@@ -85,6 +93,8 @@ def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
 
 def _seed_work(spec: JobSpec, seeds: int) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
+    if spec.extension.method == "cell-lp" and spec.privacy.budget == "certified":
+        return len(SEED_SHARES), 0, 0
     if spec.privacy.budget == "half":
         return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
     if spec.privacy.budget == "bound":
@@ -94,6 +104,28 @@ def _seed_work(spec: JobSpec, seeds: int) -> tuple[int, int, int]:
         return _SEARCH_SOLVES, 0, _SEARCH_TRIALS
     starts = _FEW_STARTS if many_seeds(seeds) else _STARTS
     return starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
+
+
+def _cell_seconds(spec: JobSpec, plan: Plan, workers: int) -> dict[str, float]:
+    """Return about how long cell programs take, if the job has any."""
+    if spec.extension.method != "cell-lp":
+        return {}
+    grid = plan.grid
+    parts = [n for n in grid.refine if n > 1] or [1]
+    sweeps = [
+        spec.extension.sweeps * MORE_SWEEPS ** (len(parts) - level) for level in range(1, len(parts) + 1)
+    ]
+    tries = [_TRIES] * (len(parts) - 1) + [1]
+    # Splits are judged on the first level.
+    sweeps[0] += TRIAL_SWEEPS * (_SPLITS[spec.privacy.budget] - 1)
+    seconds, done = 0.0, 1
+    for step, count, tried in zip(parts, sweeps, tries, strict=True):
+        done *= step
+        points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
+        boxes = min(max(points // (PATCH**2 * BOX_PATCHES), 1), BOXES)
+        work = points * plan.outputs * _CELL + grid.records * plan.outputs * _TRIAL + 2 * boxes * _TASK
+        seconds += count * tried * work / min(workers, boxes)
+    return {"cells": seconds}
 
 
 def plan_job(spec: JobSpec) -> dict[str, Any]:
@@ -132,6 +164,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
             "seed": lp_seconds * (solves if trials else -(-solves // workers))
             + min(lp_seconds * _PROGRAM * rounds, spec.seed.refine_seconds or math.inf)
             + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
+            **_cell_seconds(spec, plan, workers),
             "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
             "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,
             "evaluate": (elements * _EVALUATE + plan.blocks * _TASK) / shared,
@@ -149,7 +182,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "blocks": plan.blocks,
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
-        "peak_bytes_per_task": plan.peak_bytes_per_task,
+        "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
         # What a worker holds besides, once.
         "table_bytes_per_worker": _table_bytes(spec, frame),
         # One task a block in each of loss, extend, audit, evaluate and every trial; and the seed LPs.

@@ -25,6 +25,7 @@ _SEED_CHUNK_BYTES = 256 * 2**10
 # objects of one task. Measured; the last two matter for tiny blocks only.
 _WRITE_SHARE = 2.1
 _SLABS = 8
+_COLUMNS, _UNPACKED = 4, 9
 _TASK_OVERHEAD_BYTES = 150 * 2**10
 
 
@@ -142,16 +143,25 @@ class Plan:
         """Bytes of all stored probabilities before compression."""
         return self.grid.records * self.outputs * FLOAT32
 
-    @property
-    def peak_bytes_per_task(self) -> int:
-        """Predicted peak of what an extension task allocates, in bytes.
+    def peak_bytes(self, method: str) -> int:
+        """Return the predicted peak of what an extension task allocates, in bytes.
 
-        The corners' scores as they are read; then the closed block in float32, with slabs of one fine
-        row in float64 while it is computed, or with what writing it adds.
+        The corners' scores as they are read; then the closed block in float32, with slabs in float64 while it
+        is computed, or with what writing it adds. Operators that make scores need slabs of a column of cells;
+        cell programs leave scores of the whole block, which are unpacked as they are read.
+
+        Parameters
+        ----------
+        method
+            How the job extends.
         """
         rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
         block = rows_x * rows_y * self.outputs * FLOAT32
         slabs = _SLABS * rows_y * self.outputs * FLOAT64
+        if method == "cell-lp":
+            slabs += _UNPACKED * block
+        elif method != "log-convex":
+            slabs = _COLUMNS * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
         seed = math.prod(self.seed_chunk_shape) * FLOAT64
         return int(max(seed, block + max(_WRITE_SHARE * block, slabs)) + _TASK_OVERHEAD_BYTES)
 

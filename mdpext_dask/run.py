@@ -256,7 +256,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         state=COMPLETE,
         loss_km=loss_km,
         fallbacks=store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in found.values()),
-        peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes_per_task,
+        peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes(job_of(store).extension.method),
         chunk_hashes={
             "algorithm": "sha256",
             "of": "probability/zarr.json, then the keys and hashes of all shards in receipts/, in order",
@@ -353,7 +353,9 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "fingerprint": attributes["fingerprint"],
         "notes": attributes["notes"],
         "seconds": attributes.get("seconds", {}),
-        "peak_bytes_per_task": attributes.get("peak_bytes_per_task", plan.peak_bytes_per_task),
+        "peak_bytes_per_task": attributes.get(
+            "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
+        ),
     }
 
 

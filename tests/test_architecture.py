@@ -16,10 +16,10 @@ ORDER = (
     "seed.solve", "extend.lattice", "extend.normalise", "extend.operator", "extend.log_convex",
     "extend.mcshane_whitney", "extend.choose", "partition", "objects", "receipts", "template",
     "store", "stored_loss", "integrity", "blocks", "tasks", "boundary",
-    "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "costs", "cluster",
+    "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
     "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.improve", "solving", "refine",
-    "splits", "search", "stages", "seeding", "run", "cli",
+    "splits", "search", "stages", "seeding", "costs", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {

@@ -139,7 +139,7 @@ def test_boxes_do_not_matter_either(
     tmp_path: Path, cell_job: Job, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut lattices into many boxes: programs are the same, so sides and insides are (requirement A2)."""
-    monkeypatch.setattr("mdpext_dask.cells.improve._BOX_PATCHES", 1)
+    monkeypatch.setattr("mdpext_dask.cells.improve.BOX_PATCHES", 1)
     make(cell_job(), tmp_path / "s.zarr")
     assert np.array_equal(bytes_of(tmp_path / "s.zarr"), bytes_of(finished))
 

@@ -594,17 +594,19 @@ def test_a_seed_solved_anew_voids_the_receipts(finished: Path) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["log-convex", "mcshane-whitney", "cell-lp"])
 @pytest.mark.parametrize(
     ("cell_km", "refine", "outputs"), [(2.0, [4, 6], 60), (1.0, [2, 3], 300), (0.5, [8], 20)]
 )
 def test_a_task_needs_the_memory_that_the_plan_says(
-    tmp_path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int
+    tmp_path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int, method: str
 ) -> None:
     job = small_job(
         domain={"cell_km": cell_km, "refine": refine},
         outputs={"count": outputs},
         loss={"kind": "euclidean"},
         store={"block_cells": [4, 5]},
+        extension={"method": method},
     )
     path = tmp_path / "s.zarr"
     write_seed_without_solving(parse_job(job), path)
@@ -615,12 +617,15 @@ def test_a_task_needs_the_memory_that_the_plan_says(
     tasks.extend_block(str(path), 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak == pytest.approx(store.plan.peak_bytes_per_task, rel=0.3)
+    assert peak == pytest.approx(store.plan.peak_bytes(method), rel=0.3)
 
 
 def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     """Create a store whose seed is random: memory does not depend on what the seed says."""
+    from mdpext_dask.blocks import extension_arrays
+    from mdpext_dask.budget import axis_budgets
     from mdpext_dask.domain import build_domain
+    from mdpext_dask.extend.choose import operator_of
     from mdpext_dask.run import epsilons
     from mdpext_dask.seed.model import SeedMechanism
 
@@ -629,4 +634,14 @@ def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     store = MechanismStore.create(str(path), spec, domain, facts)
     rows = np.random.default_rng(0).dirichlet(np.ones(domain.outputs), size=domain.grid.seeds)
     rows = np.maximum(rows, 1e-6)
-    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), {}, rows, {})
+    extension = extension_arrays(
+        operator_of(spec.extension), axis_budgets(domain.grid, (1.0, 1.0)), exponent=1.0
+    )
+    facts, records = {}, None
+    if spec.extension.method == "cell-lp":
+        records = "records"
+        scores = np.log(np.full((*domain.grid.shape, domain.outputs), 1 / domain.outputs))
+        chunks = (*store.plan.shard_shape[:2], domain.outputs)
+        store.create_seed_array(records, ("x", "y", "output"), chunks, data=scores)
+        facts = {"record_scores": {"name": records, "padding": [0, 0]}}
+    store.write_seed(SeedMechanism(rows, 1.0, 1.0, "none", 0), facts, rows, extension, records)

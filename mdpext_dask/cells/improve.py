@@ -53,15 +53,15 @@ _OFFSETS = ((0, 0), (1, 1), (1, 0), (0, 1))
 # Of ε: what is set aside, and how much of that the programs' margins and rounding may use up over all sweeps.
 _RESERVE, _LOOSE = 1e-4, 5e-5
 # Of a level, as many times the sweeps of the next one.
-_MORE_SWEEPS = 2
+MORE_SWEEPS = 2
 # How far points on lines may go, as a share of ε times the spacing: what is tried, and by how many sweeps
 # it is judged.
-_TUBES, _TRIAL_SWEEPS = (0.15, math.inf), 3
+_TUBES, TRIAL_SWEEPS = (0.15, math.inf), 3
 # Attribute of the seed group: where an interrupted call goes on.
 _PROGRESS = "cells_progress"
 # How many patches a box should have at least, about how many boxes a lattice is cut into, and the most bytes
 # that extend from one.
-_BOX_PATCHES, _BOXES, _BOX_BYTES = 64, 16, 16 * 2**20
+BOX_PATCHES, BOXES, _BOX_BYTES = 64, 16, 16 * 2**20
 _FLOAT32 = 4
 _TEMPERINGS = 20
 
@@ -259,7 +259,7 @@ class _Cells:
 
     def _sweeps_of(self, number: int) -> int:
         """Return how many sweeps a level gets: where they cost less and reach further, more."""
-        return int(self._finest_sweeps * _MORE_SWEEPS ** (len(self._parts) - number))
+        return int(self._finest_sweeps * MORE_SWEEPS ** (len(self._parts) - number))
 
     def _begin(self, state: _State) -> _State:
         """Interpolate a state to the next level."""
@@ -276,7 +276,7 @@ class _Cells:
             seeds = self._seeds_within(rows)
             for tube in _TUBES:
                 state = self._begin(_State(candidate, tube, (), 0, seeds, math.inf, ()))
-                state = self._sweeps(state, min(self._sweeps_of(1), _TRIAL_SWEEPS), save=False)
+                state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
                 tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
                 worse = state if best is not None and state.loss_km >= best.loss_km else best
                 best = best if worse is state else state
@@ -413,7 +413,7 @@ class _Cells:
     def _side(self, level: Level) -> tuple[int, int]:
         """Return the sides of a box: whole patches, so that lines are borders."""
         across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
-        boxes = min(max(across * along / _BOX_PATCHES, 1), _BOXES)
+        boxes = min(max(across * along / BOX_PATCHES, 1), BOXES)
         patches = math.sqrt(across * along / boxes)
         largest = math.sqrt(_BOX_BYTES / (_FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
         side = PATCH * max(math.ceil(min(patches, largest)), 1)

@@ -11,8 +11,9 @@ made of operations that give the same bits everywhere. Then two blocks that comp
 the last bit (requirement A2).
 """
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,15 @@ class Corners:
     budget_y: NDArray[np.float64]
     refine: tuple[int, ...]
     exponent: float = 1.0
+
+    def column(self, cell: int) -> "Corners":
+        """Return the corners of the cells in one column, counted from the west."""
+        return replace(
+            self,
+            scores=self.scores[cell : cell + 2],
+            budget_x=self.budget_x[:, cell : cell + 1],
+            budget_y=self.budget_y[:, cell : cell + 2],
+        )
 
 
 class Operator(ABC):
@@ -93,10 +103,14 @@ class Operator(ABC):
 
     def rows(self, corners: Corners) -> NDArray[np.float32]:
         """Return M(y|x) ∝ exp(α f_y(x)) of the closed block, float32 of the shape of :meth:`scores`."""
-        scores = self.scores(corners)
-        rows = np.empty(scores.shape, dtype=np.float32)
-        # Line by line, so that temporary arrays stay small. The largest score becomes 0: nothing overflows.
-        for line, out in zip(scores, rows, strict=True):
-            below = corners.exponent * (line - line.max(axis=-1, keepdims=True))
-            normalise(exponential(below), out=out)
+        factor = math.prod(corners.refine)
+        east, north, outputs = (*(n - 1 for n in corners.scores.shape[:2]), corners.scores.shape[2])
+        rows = np.empty((east * factor + 1, north * factor + 1, outputs), dtype=np.float32)
+        # Column by column of cells, then line by line, so that temporary arrays stay small.
+        for cell in range(east):
+            scores = self.scores(corners.column(cell))
+            for line, out in zip(scores, rows[cell * factor : (cell + 1) * factor + 1], strict=True):
+                # The largest score becomes 0: nothing overflows.
+                below = corners.exponent * (line - line.max(axis=-1, keepdims=True))
+                normalise(exponential(below), out=out)
         return rows
