@@ -3,9 +3,9 @@
     python workflows/extensions.py --roads FOLDER                 # Rome: three depths, three epsilons
     python workflows/extensions.py --roads FOLDER --depths 3 --epsilons 1 --workers 1
 
-FOLDER holds nodes.csv.gz and edges.csv.gz of a city's network; the job is workflows/rome.toml. Seconds are those of
-the whole job, from reading the network to the evaluated store, on local processes. Prints a table in Markdown, and
-one JSON line a run with --json.
+FOLDER holds nodes.csv.gz and edges.csv.gz of a city's network; the job is workflows/rome.toml. Seconds are
+those of the whole job, from reading the network to the evaluated store, on local processes. Prints a table in
+Markdown, or with --json one line a run.
 """
 
 import argparse
