@@ -437,7 +437,12 @@ class _Cells:
         outputs = self._store.outputs
         dimensions = tuple(f"{array.name}_{axis}" for axis in range(3))
         self._store.create_seed_array(
-            array.name, dimensions, (*chunk, outputs), shape=(*padded, outputs), dtype=np.float64
+            array.name,
+            dimensions,
+            (*chunk, outputs),
+            shape=(*padded, outputs),
+            dtype=np.float64,
+            compressors=None,  # numbers in the making, read as often as written
         )
         self._ready.add(array.name)
 
