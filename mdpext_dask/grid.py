@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import ConvexHull, QhullError
 
 from mdpext_dask.errors import SpecError
 
@@ -16,6 +17,9 @@ from mdpext_dask.errors import SpecError
 _ROUNDING_CELLS = 1e-9
 # ... and a place on its border must not fall out of it: a millimetre is nothing to anybody.
 _BORDER_KM = 1e-6
+# Rectangles whose areas differ by no more than rounding are alike, and the least turned of them is taken.
+_SAME_AREA = 1e-12
+_ANGLES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Box:
     def height_km(self) -> float:
         """Extent to the north, in km."""
         return self.north_km - self.south_km
+
+    @classmethod
+    def around(cls, xy_km: NDArray[np.float64]) -> "Box":
+        """Return the least box that holds points of shape (n, 2), in km."""
+        (west, south), (east, north) = xy_km.min(axis=0), xy_km.max(axis=0)
+        return cls(float(west), float(south), float(east), float(north))
 
     def contains(self, xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return, for points of shape (n, 2) in km, whether each lies in the box, to a millimetre."""
@@ -188,3 +198,85 @@ class Grid:
         steps = np.rint((clamped - corner) / self.spacing_km)
         nearest = np.minimum(steps, np.array(self.shape) - 1).astype(np.intp)
         return nearest[:, 0], nearest[:, 1], inside
+
+    def vertices_of(self, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which records are vertices, corners or fine ones, of some of the source cells.
+
+        Parameters
+        ----------
+        cells
+            Which source cells, bool of shape (cells_x, cells_y).
+
+        Returns
+        -------
+        bool of shape `shape`.
+        """
+        fine = cells.repeat(self.factor, axis=0).repeat(self.factor, axis=1)
+        vertices = np.zeros(self.shape, dtype=bool)
+        for east in (0, 1):
+            for north in (0, 1):
+                vertices[east : east + fine.shape[0], north : north + fine.shape[1]] |= fine
+        return vertices
+
+    def are_vertices_of(
+        self, cells: NDArray[np.bool_], i: NDArray[np.intp], j: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Return :meth:`vertices_of` for the records (i, j) only, bool of shape (n,)."""
+        last_x, last_y = self.cells_x - 1, self.cells_y - 1
+        # The cell before a record on a side between two cells, and the one after.
+        across = np.maximum(-(-i // self.factor) - 1, 0), np.minimum(i // self.factor, last_x)
+        along = np.maximum(-(-j // self.factor) - 1, 0), np.minimum(j // self.factor, last_y)
+        return np.asarray(np.any([cells[a, b] for a in across for b in along], axis=0))
+
+    def lie_in(self, cells: NDArray[np.bool_], xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which points lie in some of the source cells, sides included, to a millimetre.
+
+        Parameters
+        ----------
+        cells
+            Which source cells, bool of shape (cells_x, cells_y).
+        xy_km
+            Points, float64 of shape (n, 2), in km.
+
+        Returns
+        -------
+        bool of shape (n,).
+        """
+        position = (xy_km - (self.west_km, self.south_km)) / self.cell_km
+        border = _BORDER_KM / self.cell_km
+        last = np.array([self.cells_x, self.cells_y]) - 1
+        before, after = (
+            np.clip(np.floor(position + shift), 0, last).astype(np.intp) for shift in (-border, border)
+        )
+        found = [cells[a, b] for a in (before[:, 0], after[:, 0]) for b in (before[:, 1], after[:, 1])]
+        return np.asarray(np.any(found, axis=0) & self.box.contains(xy_km))
+
+
+def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:
+    """Return how far the rectangle of least area around points is turned, counter-clockwise, in degrees.
+
+    One side of it lies along a side of the convex hull, so these directions are all that need be tried.
+
+    Parameters
+    ----------
+    xy_km
+        Points, float64 of shape (n, 2), in km.
+
+    Returns
+    -------
+    The direction of the side that is closest to the first axis, in [-45, 45).
+    """
+    try:
+        hull = xy_km[ConvexHull(xy_km).vertices]
+    except (QhullError, ValueError):
+        return 0.0  # points on one line, or too few: no grid fits around them, whichever way it is turned
+    east, north = (np.roll(hull, -1, axis=0) - hull).T
+    turned = np.unique((np.rad2deg(np.arctan2(north, east)) + 45) % 90 - 45)
+    areas = []
+    for first in range(0, len(turned), _ANGLES_AT_ONCE):
+        angle = np.deg2rad(turned[first : first + _ANGLES_AT_ONCE])
+        axes = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        areas.append(np.prod(np.ptp(np.einsum("nc,dca->dna", hull, axes), axis=1), axis=0))
+    area = np.concatenate(areas)
+    alike = turned[area <= area.min() * (1 + _SAME_AREA)]
+    return float(alike[np.argmin(np.abs(alike))])
