@@ -11,8 +11,9 @@ import psutil
 
 from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.cells.improve import BOX_PATCHES, BOXES, MORE_SWEEPS, PATCH, TRIAL_SWEEPS
-from mdpext_dask.domain import FileFrame, Frame, build_frame, check_counts, output_count
+from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
+from mdpext_dask.frame import FileFrame, Frame, build_frame
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec, check_min_probability
 from mdpext_dask.splits import SEED_SHARES
@@ -58,7 +59,7 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         With what is needed and what there is.
     """
     grid = frame.grid
-    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells)
+    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
     needed = _CLIENT_ARRAYS * grid.records * FLOAT64
     if isinstance(frame, FileFrame):
         needed += frame.problem.loss_bytes
@@ -144,7 +145,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     check_memory(spec, frame)
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
-    plan = Plan.of(grid, outputs, spec.store.block_cells)
+    plan = Plan.of(grid, outputs, spec.store.block_cells, frame.kept)
     solves, rounds, trials = _seed_work(spec, grid.seeds)
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
@@ -175,11 +176,14 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         }
     return {
         "records": grid.records,
+        "records_inside": int(grid.vertices_of(frame.kept).sum()),
         "outputs": outputs,
         "seeds": grid.seeds,
         "source_cells": grid.source_cells,
+        "source_cells_kept": int(frame.kept.sum()),
         "cells": [grid.cells_x, grid.cells_y],
         "blocks": plan.blocks,
+        "blocks_skipped": len(plan.skipped),
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
         "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
@@ -191,4 +195,5 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "road_nodes": nodes,
         "road_nodes_read": nodes_read,
         "distortion": frame.distortion,
+        "rotation_deg": 0.0 if frame.projection is None else frame.projection.rotation_deg,
     }

@@ -1,4 +1,4 @@
-"""From a job to numbers: network or loss file, projection, grid, outputs, prior and tasks."""
+"""From a job to numbers: outputs, prior, tasks and loss on the grid of a frame."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.grid import Box, Grid
+from mdpext_dask.errors import DataError
+from mdpext_dask.frame import FileFrame, Frame, build_frame
+from mdpext_dask.grid import Grid
 from mdpext_dask.loss import EuclideanLoss, TableLoss, TravelLoss
-from mdpext_dask.problem_file import ProblemFile, read_problem
 from mdpext_dask.projection import Projection
-from mdpext_dask.roads import RoadNetwork, points_path, read_roads
+from mdpext_dask.roads import points_path
 from mdpext_dask.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
 from mdpext_dask.tables import Points, read_points
 
@@ -32,10 +32,12 @@ class Domain:
         0 without a projection: distances are those of the plane.
     grid
         The grid of records.
+    kept
+        Source cells that meet the region, bool of shape (cells_x, cells_y); all of them without a region.
     output_xy_km, output_lonlat
         Outputs, float64 of shape (K, 2); degrees are not-a-number without a projection.
     prior
-        π of the records, float64 of shape ``grid.shape``, summing to 1.
+        π of the records, float64 of shape ``grid.shape``, summing to 1; 0 outside the region.
     loss
         The loss between records and outputs.
     notes
@@ -45,6 +47,7 @@ class Domain:
     projection: Projection | None
     distortion: float
     grid: Grid
+    kept: NDArray[np.bool_]
     output_xy_km: NDArray[np.float64]
     output_lonlat: NDArray[np.float64]
     prior: NDArray[np.float64]
@@ -55,120 +58,6 @@ class Domain:
     def outputs(self) -> int:
         """Number K of outputs."""
         return len(self.output_xy_km)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Network, projection and grid: the part of a domain that is cheap to build.
-
-    Parameters
-    ----------
-    network
-        The kept part of the road network.
-    projection
-        From degrees to the plane.
-    distortion
-        Largest relative stretching of a ground distance over the grid.
-    grid
-        The grid of records.
-    node_xy_km
-        The network's nodes in the plane, float64 of shape (n, 2).
-    nodes_inside
-        Indices of the nodes inside the box that the job names.
-    """
-
-    network: RoadNetwork
-    projection: Projection
-    distortion: float
-    grid: Grid
-    node_xy_km: NDArray[np.float64]
-    nodes_inside: NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class FileFrame:
-    """Like :class:`Frame`, of a job whose problem comes from a loss file.
-
-    Parameters
-    ----------
-    problem
-        The file, but for the loss itself.
-    projection
-        From degrees to the plane, if the file says which.
-    distortion
-        Largest relative stretching of a ground distance over the grid; 0 without a projection.
-    grid
-        The grid of records, which are those of the file.
-    """
-
-    problem: ProblemFile
-    projection: Projection | None
-    distortion: float
-    grid: Grid
-
-
-def build_frame(spec: JobSpec) -> Frame | FileFrame:
-    """Read the network, or the loss file but for the loss, and lay the grid.
-
-    Raises
-    ------
-    SpecError, DataError
-        If the job and its files do not fit together; before any long work.
-    """
-    if spec.loss.kind == "file":
-        return _file_frame(spec)
-    assert spec.domain.cell_km is not None  # the job file's validation sees to it
-    directed = spec.loss.kind == "travel" and spec.loss.directed
-    network = read_roads(spec.domain.roads, spec.domain.place)
-    if directed and not network.directions_known:
-        raise SpecError(
-            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
-        )
-    network = network.largest_connected_part(directed=directed)
-    degrees = spec.domain.bbox or network.box_degrees
-    projection = Projection.centred_on(*degrees)
-    node_xy = projection.to_plane(network.lonlat)
-    if spec.domain.bbox is None:
-        west, south = node_xy.min(axis=0)
-        east, north = node_xy.max(axis=0)
-        inside = np.arange(network.nodes)
-        box = Box(float(west), float(south), float(east), float(north))
-    else:
-        lon, lat = network.lonlat.T
-        west, south, east, north = degrees
-        within = (lon >= west) & (lon <= east) & (lat >= south) & (lat <= north)
-        inside = np.flatnonzero(within)
-        if len(inside) == 0:
-            raise DataError(
-                f"domain.bbox: no road within reach: none of the {network.nodes} road nodes lies in "
-                f"{list(degrees)}; the network spans {[round(d, 4) for d in network.box_degrees]}"
-            )
-        box = _projected_box(projection, degrees)
-    grid = Grid.covering(box, spec.domain.cell_km, spec.domain.refine)
-    distortion = projection.distortion(grid.box.radius_km)
-    return Frame(
-        network=network,
-        projection=projection,
-        distortion=distortion,
-        grid=grid,
-        node_xy_km=node_xy,
-        nodes_inside=inside,
-    )
-
-
-def _file_frame(spec: JobSpec) -> FileFrame:
-    assert spec.loss.file is not None  # the job file's validation sees to it
-    problem = read_problem(spec.loss.file)
-    grid, projection = problem.grid(spec.domain.refine, spec.domain.cell_km), problem.projection
-    distortion = 0.0
-    if projection is not None:
-        try:
-            distortion = projection.distortion(grid.box.radius_km)
-        except SpecError as error:
-            raise DataError(
-                f"loss.file: {problem.path}: x_km and y_km must be km from centre_lon, centre_lat; {error}"
-            ) from None
-    return FileFrame(problem=problem, projection=projection, distortion=distortion, grid=grid)
 
 
 def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domain:
@@ -183,7 +72,7 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
     if isinstance(frame, FileFrame):
         return _domain_of_file(spec, frame)
     network, grid = frame.network, frame.grid
-    notes = []
+    notes = list(frame.notes)
     if network.nodes < network.nodes_read:
         notes.append(
             f"kept the largest connected part of the road network: {network.nodes} of "
@@ -194,6 +83,8 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
     check_min_probability(spec.privacy.min_probability, len(output_xy))
     prior, dropped = _make_prior(spec, frame)
     notes += _prior_note(dropped)
+    prior, outside = _in_region(prior, frame)
+    notes += outside
     loss: TravelLoss | EuclideanLoss = EuclideanLoss(output_xy)
     if spec.loss.kind == "travel":
         task_node, task_weight = _choose_tasks(spec, frame)
@@ -207,6 +98,7 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
         projection=frame.projection,
         distortion=frame.distortion,
         grid=grid,
+        kept=frame.kept,
         output_xy_km=output_xy,
         output_lonlat=frame.projection.to_degrees(output_xy),
         prior=prior,
@@ -223,15 +115,17 @@ def _domain_of_file(spec: JobSpec, frame: FileFrame) -> Domain:
     if spec.prior.kind != FROM_LOSS_FILE:
         prior, dropped = _make_prior(spec, frame)
         notes += _prior_note(dropped)
+    prior, outside = _in_region(prior, frame)
     return Domain(
         projection=projection,
         distortion=frame.distortion,
         grid=frame.grid,
+        kept=frame.kept,
         output_xy_km=outputs,
         output_lonlat=np.full_like(outputs, np.nan) if projection is None else projection.to_degrees(outputs),
         prior=prior,
         loss=TableLoss(frame.grid, problem.read_loss()),
-        notes=notes,
+        notes=(*frame.notes, *notes, *outside),
     )
 
 
@@ -246,7 +140,7 @@ def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
     if isinstance(frame, FileFrame):
         return len(frame.problem.output_xy_km)
     if spec.outputs.choose == "seeds":
-        return frame.grid.seeds
+        return int(frame.corners_kept.sum())
     if spec.outputs.choose == "file":
         return len(_read_file(spec.outputs.file, "outputs.file", weights=False).coordinates)
     assert spec.outputs.count is not None  # the job file's validation sees to it
@@ -254,7 +148,7 @@ def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
 
 
 def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
-    """Refuse to draw more outputs or tasks than there are road nodes in the box.
+    """Refuse to draw more outputs or tasks than there are road nodes in the box, or the region.
 
     With a loss file nothing is drawn.
 
@@ -271,25 +165,8 @@ def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
         wanted.append(("loss.tasks", spec.loss.tasks))
     for key, count in wanted:
         if count > available:
-            raise DataError(f"{key}: {count} are wanted, but the box holds only {available} road nodes")
-
-
-def _projected_box(projection: Projection, degrees: tuple[float, float, float, float]) -> Box:
-    """Return the box in the plane around a box in degrees; its curved sides are sampled."""
-    west, south, east, north = degrees
-    along = np.linspace(0, 1, 65)
-    lon, lat = west + along * (east - west), south + along * (north - south)
-    border = np.concatenate(
-        [
-            np.stack(np.broadcast_arrays(lon, south), axis=-1),
-            np.stack(np.broadcast_arrays(lon, north), axis=-1),
-            np.stack(np.broadcast_arrays(west, lat), axis=-1),
-            np.stack(np.broadcast_arrays(east, lat), axis=-1),
-        ]
-    )
-    xy = projection.to_plane(border)
-    (left, lower), (right, upper) = xy.min(axis=0), xy.max(axis=0)
-    return Box(float(left), float(lower), float(right), float(upper))
+            place = "box" if spec.domain.region is None else "region"
+            raise DataError(f"{key}: {count} are wanted, but the {place} holds only {available} road nodes")
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
@@ -303,7 +180,7 @@ def _choose_outputs(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], N
         node = np.sort(generator.choice(frame.nodes_inside, size=spec.outputs.count, replace=False))
         return frame.node_xy_km[node], node
     if spec.outputs.choose == "seeds":
-        xy = frame.grid.seeds_xy_km()
+        xy = frame.grid.seeds_xy_km()[frame.corners_kept.ravel()]
     else:
         points = _read_file(spec.outputs.file, "outputs.file", weights=False)
         xy = _in_plane(points, frame.projection)
@@ -374,6 +251,21 @@ def _make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.flo
     # bincount adds in the order of the points, so the prior is the same on every machine.
     flat = np.bincount(i[inside] * grid.shape[1] + j[inside], weights=weight[inside], minlength=grid.records)
     return (flat / flat.sum()).reshape(grid.shape), int((~inside).sum())
+
+
+def _in_region(
+    prior: NDArray[np.float64], frame: Frame | FileFrame
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return π with nothing outside the region, summing to 1, and a note on how much that was."""
+    if frame.kept.all():
+        return prior, ()
+    kept = np.where(frame.grid.vertices_of(frame.kept), prior, 0.0)
+    total = float(kept.sum())
+    if total == 0:
+        raise DataError("domain.region: all of the prior lies outside the region")
+    dropped = max(1 - total / float(prior.sum()), 0.0)
+    note = (f"{dropped:.2%} of the prior lies outside the region and was left out",) if dropped > 0 else ()
+    return kept / total, note
 
 
 def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:

@@ -13,13 +13,26 @@ SMALLEST_PROBABILITY = 2.0**-36
 METHODS = ("log-convex", "mcshane-whitney", "cell-lp")
 # A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
 LARGEST_TOTAL = 2.0
+# Half a turn either way is every direction twice.
+LARGEST_ROTATION_DEG = 180
 
 
 def _number_or_inf(value: Any) -> Any:
     return math.inf if value == "inf" else value
 
 
+def _number_or_auto(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "auto" and not (number and abs(value) <= LARGEST_ROTATION_DEG):
+        raise ValueError(
+            f"must be a number of degrees from -{LARGEST_ROTATION_DEG} to {LARGEST_ROTATION_DEG}, "
+            f'counter-clockwise, or "auto", got {value!r}'
+        )
+    return float(value) if number else value
+
+
 MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+Rotation = Annotated[float | Literal["auto"], BeforeValidator(_number_or_auto)]
 Named = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -39,8 +52,8 @@ class JobSection(Section):
 class DomainSection(Section):
     """``[domain]``: the region, its road network and the grid of records.
 
-    With a loss file there is no road network: `roads`, `place` and `bbox` do not go with it, and
-    `cell_km` may be left out.
+    With a loss file there is no road network, and the grid is the file's: `roads`, `place`, `bbox` and
+    `rotation_deg` do not go with it, and `cell_km` may be left out.
 
     Parameters
     ----------
@@ -50,7 +63,12 @@ class DomainSection(Section):
     place
         Instead of `roads`: a place name that osmnx downloads.
     bbox
-        West, south, east, north in degrees; default: the box of the network's nodes.
+        West, south, east, north in degrees; default: the box of the region, or else of the network's nodes.
+    region
+        GeoJSON file with the polygons that matter; default: all of the box.
+    rotation_deg
+        How far the grid is turned, counter-clockwise, in degrees; ``"auto"``: as far as the rectangle of
+        least area around the region, or else around the road nodes.
     cell_km
         Side of a source cell in km; with a loss file its spacing times the product of `refine`.
     refine
@@ -62,6 +80,8 @@ class DomainSection(Section):
     roads: Named | None = None
     place: Named | None = None
     bbox: tuple[float, float, float, float] | None = None
+    region: Named | None = None
+    rotation_deg: Rotation = 0.0
     cell_km: Positive | None = None
     refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
     metric_p: MetricExponent = 2.0

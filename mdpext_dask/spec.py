@@ -38,6 +38,7 @@ ROAD_FILES = ("nodes.csv.gz", "edges.csv.gz")
 # Job keys that name a file or folder of the user's.
 _PATH_KEYS = (
     ("domain", "roads"),
+    ("domain", "region"),
     ("outputs", "file"),
     ("prior", "file"),
     ("loss", "tasks_file"),
@@ -57,7 +58,7 @@ FROM_LOSS_FILE = "loss-file"
 _FROM_LOSS_FILE_KEYS = (("outputs", "choose"), ("prior", "kind"))
 # An override that turns to a loss file drops these, whose place the file takes.
 _REPLACED_BY_LOSS_FILE = {
-    "domain": ("roads", "place", "bbox", "cell_km"),
+    "domain": ("roads", "place", "bbox", "region", "rotation_deg", "cell_km"),
     "outputs": ("choose", "count", "file", "random_seed"),
     "prior": ("kind", "file"),
 }
@@ -101,8 +102,8 @@ class JobSpec(Section):
                 if value == FROM_LOSS_FILE:
                     raise ValueError(f'{section}.{key}: "{value}" goes with loss.kind = "file" only')
             return self
-        for key in ("roads", "place", "bbox"):
-            if getattr(domain, key) is not None:
+        for key in ("roads", "place", "bbox", "rotation_deg"):
+            if getattr(domain, key) not in (None, 0.0):
                 raise ValueError(
                     f'domain.{key}: does not go with loss.kind = "file", whose file has the grid; leave it '
                     "out"
@@ -116,6 +117,16 @@ class JobSpec(Section):
             raise ValueError(
                 'prior.kind: "road-nodes" does not go with loss.kind = "file", which has no roads; leave it '
                 'out for the prior of the file, or use "uniform" or "file"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_euclidean_distances_turn(self) -> "JobSpec":
+        if self.domain.rotation_deg != 0 and self.domain.metric_p != 2:
+            raise ValueError(
+                f"domain.rotation_deg: {self.domain.rotation_deg} goes with metric_p = 2 only; for "
+                f"metric_p = {self.domain.metric_p:g} distances are taken along the axes, which would turn "
+                "with the grid"
             )
         return self
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.domain import build_frame
 from mdpext_dask.errors import SpecError
+from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Box, Grid
 from mdpext_dask.spec import parse_job
 

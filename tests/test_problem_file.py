@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mdpext_dask.costs import check_memory, plan_job
-from mdpext_dask.domain import build_domain, build_frame
+from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, MdpextError, SpecError
+from mdpext_dask.frame import build_frame
 from mdpext_dask.problem_file import ProblemFile, read_problem
 from mdpext_dask.spec import parse_job
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyproj import CRS, Geod, Transformer
 
-from mdpext_dask.domain import build_frame
 from mdpext_dask.errors import SpecError
+from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Box
 from mdpext_dask.projection import Projection
 from mdpext_dask.spec import parse_job

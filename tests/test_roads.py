@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyproj import Geod
 
-from mdpext_dask.domain import build_domain, build_frame
+from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.frame import build_frame
 from mdpext_dask.roads import RoadNetwork, points_path, read_roads
 from mdpext_dask.spec import parse_job
 

@@ -1,0 +1,227 @@
+"""A region: polygons of a GeoJSON file, and the source cells that meet them.
+
+A region says which records are kept. It does not change what is certified: the seed program and the
+certificate cover the whole rectangle around it, which is convex (PROOF.md, section 2).
+
+Sides of polygons are straight in longitude and latitude, as GeoJSON has it (RFC 7946); they are cut into
+short pieces before they are projected, so that they are in the right place in the plane as well.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import DataError, first_line
+from mdpext_dask.grid import Grid
+from mdpext_dask.projection import Projection
+from mdpext_dask.spec import BUILTIN_PREFIX
+
+# About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
+_PIECE_DEGREES = 0.01
+_ROUNDING = 1e-9
+# A ring comes back to its first place.
+_LEAST_POSITIONS = 4
+# How files of before RFC 7946 say that their coordinates are degrees after all.
+_DEGREES_CRS = ("CRS84", "4326")
+# Objects that hold others, and where.
+_MEMBERS = {"FeatureCollection": "features", "GeometryCollection": "geometries"}
+
+
+@dataclass(frozen=True)
+class Region:
+    """One or more polygons, with holes or without.
+
+    Parameters
+    ----------
+    path
+        The file they come from.
+    shape
+        The polygons, as one Shapely geometry in degrees.
+    notes
+        What a user should know.
+    """
+
+    path: str
+    shape: Any
+    notes: tuple[str, ...]
+
+    @property
+    def box_degrees(self) -> tuple[float, float, float, float]:
+        """West, south, east, north of the region, in degrees."""
+        west, south, east, north = map(float, self.shape.bounds)
+        return west, south, east, north
+
+    def within(self, box: tuple[float, float, float, float]) -> "Region":
+        """Return the part of the region in a box: west, south, east, north in degrees.
+
+        Raises
+        ------
+        DataError
+            If there is none.
+        """
+        import shapely
+
+        part = shapely.intersection(self.shape, shapely.box(*box))
+        if part.area == 0:
+            raise DataError(
+                f"domain.region: {self.path}: lies outside domain.bbox {list(box)}; the region spans "
+                f"{[round(d, 4) for d in self.box_degrees]}"
+            )
+        left_out = 1 - part.area / self.shape.area
+        notes = (f"{left_out:.1%} of the region lies outside domain.bbox",) if left_out > _ROUNDING else ()
+        return replace(self, shape=part, notes=self.notes + notes)
+
+    def outline_km(self, projection: Projection) -> NDArray[np.float64]:
+        """Return places along the region's border in the plane, float64 of shape (n, 2), in km.
+
+        Raises
+        ------
+        DataError
+            If there is no plane for the whole of it.
+        """
+        import shapely
+
+        places = np.asarray(shapely.get_coordinates(self._in_plane(projection)), dtype=np.float64)
+        if not np.isfinite(places).all():
+            raise DataError(f"domain.region: {self.path}: reaches too far around the Earth for one plane")
+        return places
+
+    def cells(self, grid: Grid, projection: Projection) -> NDArray[np.bool_]:
+        """Return which source cells meet the region, be it in a single point of their sides.
+
+        Returns
+        -------
+        bool of shape (cells_x, cells_y).
+        """
+        import shapely
+
+        shape = self._in_plane(projection)
+        shapely.prepare(shape)
+        x = grid.west_km + np.arange(grid.cells_x + 1) * grid.cell_km
+        y = grid.south_km + np.arange(grid.cells_y + 1) * grid.cell_km
+        squares = shapely.box(x[:-1, None], y[None, :-1], x[1:, None], y[None, 1:])
+        return np.asarray(shapely.intersects(shape, squares), dtype=bool)
+
+    def _in_plane(self, projection: Projection) -> Any:
+        import shapely
+
+        return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
+
+
+def read_region(name: str) -> Region:
+    """Read the polygons of a GeoJSON file; points and lines in it do not count.
+
+    Parameters
+    ----------
+    name
+        Path of the file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, is not GeoJSON, holds no polygon, or one that is broken.
+    """
+    import shapely
+
+    path = Path(name)
+    if name.startswith(BUILTIN_PREFIX):
+        raise DataError(f"domain.region: {name}: there are no built-in regions; give a path")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=float)
+    except FileNotFoundError:
+        raise DataError(f"domain.region: {path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"domain.region: {path} cannot be read: {first_line(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"domain.region: {path}: not a GeoJSON file: {first_line(error)}") from None
+    reader = _Reader(path)
+    reader.check_crs(document)
+    try:
+        polygons = [reader.polygon(rings) for rings in reader.polygons(document)]
+    except RecursionError:
+        raise DataError(
+            f"domain.region: {path}: not a GeoJSON file: objects in objects without end"
+        ) from None
+    if not polygons:
+        raise DataError(f"domain.region: {path}: holds no polygons")
+    skipped = reader.skipped
+    notes = (f"{path}: points and lines do not count; {skipped} left out",) if skipped else ()
+    return Region(str(path), shapely.union_all(polygons), notes)
+
+
+class _Reader:
+    """Takes polygons out of a GeoJSON document, and says what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.skipped = 0
+
+    def _bad(self, complaint: str) -> DataError:
+        return DataError(f"domain.region: {self._path}: {complaint}")
+
+    def check_crs(self, document: Any) -> None:
+        crs = document.get("crs") if isinstance(document, dict) else None
+        if crs is not None and not any(name in json.dumps(crs) for name in _DEGREES_CRS):
+            raise self._bad("has a crs of its own; coordinates must be degrees on WGS 84")
+
+    def polygons(self, entry: Any) -> Iterator[list[Any]]:
+        """Yield the rings of every polygon under a GeoJSON object, those without any left out."""
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if kind in _MEMBERS:
+            for member in self._list(entry, _MEMBERS[kind]):
+                yield from self.polygons(member)
+        elif kind == "Feature":
+            if entry.get("geometry") is not None:
+                yield from self.polygons(entry["geometry"])
+        elif kind in ("Polygon", "MultiPolygon"):
+            listed = self._list(entry, "coordinates")
+            yield from (rings for rings in (listed if kind == "MultiPolygon" else [listed]) if rings)
+        elif kind in ("Point", "MultiPoint", "LineString", "MultiLineString"):
+            self.skipped += 1
+        else:
+            raise self._bad(f"not a GeoJSON file: an object has the type {kind!r}")
+
+    def polygon(self, rings: Any) -> Any:
+        """Return a polygon of Shapely's."""
+        import shapely
+
+        if not isinstance(rings, list):
+            raise self._bad("the coordinates of a polygon must be a list of rings")
+        shell, *holes = [self._ring(ring) for ring in rings]
+        polygon = shapely.Polygon(shell, holes)
+        if not shapely.is_valid(polygon):
+            raise self._bad(f"a polygon is broken: {shapely.is_valid_reason(polygon)}")
+        return polygon
+
+    def _list(self, entry: dict[str, Any], key: str) -> list[Any]:
+        value = entry.get(key)
+        if not isinstance(value, list):
+            raise self._bad(f"{entry['type']}: {key} must be a list")
+        return value
+
+    def _ring(self, ring: Any) -> list[tuple[float, float]]:
+        if not isinstance(ring, list) or len(ring) < _LEAST_POSITIONS:
+            raise self._bad(f"a ring must be a list of at least {_LEAST_POSITIONS} positions")
+        places = [self._place(position) for position in ring]
+        if places[0] != places[-1]:
+            raise self._bad(
+                f"a ring is not closed: it begins at {list(places[0])} and ends at {list(places[-1])}"
+            )
+        return places
+
+    def _place(self, position: Any) -> tuple[float, float]:
+        numbers = position[:2] if isinstance(position, list) else []
+        if len(numbers) < 2 or not all(
+            isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
+        ):
+            raise self._bad(f"a position must be [lon, lat], got {json.dumps(position)[:40]}")
+        lon, lat = map(float, numbers)
+        if abs(lon) > 180 or abs(lat) > 90:
+            raise self._bad(f"lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees")
+        return lon, lat
