@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask import integrity, objects
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
+from mdpext_dask.rows import rows_of
 from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.tables import check_degrees
 
 # Probabilities that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
-# What a batch does with points outside the grid.
+# What a batch does with points outside the grid, or outside the region.
 OutsideRule = Literal["nearest", "drop", "error"]
 
 
@@ -61,7 +62,9 @@ class Mechanism:
 
     A location is first moved to its nearest record, at most `max_quantisation_km` away. Locations outside
     the grid, anywhere on Earth, are moved to its border first, in a way that increases no distance between
-    two of them.
+    two of them. Locations in the grid whose nearest record lies outside the region are reported from that
+    record all the same: the mechanism covers the whole rectangle, and what is not stored of it is extended
+    from the seed.
 
     A mechanism from a loss file that does not say where on Earth its plane lies is *planar*: places and
     reports are x and y in km, and so is the distance of the promise.
@@ -208,9 +211,9 @@ class Mechanism:
         planar
             Whether they are x and y.
         outside
-            Rule for places outside the grid: ``"nearest"`` reports from the nearest record (the
-            guarantee still holds), ``"drop"`` gives -1 (which reveals that the place is outside),
-            ``"error"`` refuses the batch.
+            Rule for places outside the grid, or whose nearest record lies outside the region: ``"nearest"``
+            reports from the nearest record of the whole grid (the guarantee still holds), ``"drop"`` gives -1
+            (which reveals that the place is outside), ``"error"`` refuses the batch.
 
         Returns
         -------
@@ -232,9 +235,12 @@ class Mechanism:
             check_degrees(coordinates, "points")
         xy = coordinates if planar else self._in_plane(coordinates)
         i, j, inside = self._grid.nearest_records(xy)
+        kept = self._store.kept
+        inside &= self._grid.are_vertices_of(kept, i, j)
         if outside == "error" and not inside.all():
+            place = "grid" if kept.all() else "region"
             raise DataError(
-                f"points: {int((~inside).sum())} of {len(inside)} lie outside the grid, the first in "
+                f"points: {int((~inside).sum())} of {len(inside)} lie outside the {place}, the first in "
                 f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"
             )
         outputs = np.full(len(xy), -1, dtype=np.intp)
@@ -266,7 +272,7 @@ class Mechanism:
         return xy
 
     def _rows(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return stored rows of records, float32 of shape (n, K), chunk by chunk."""
+        """Return rows of records, float32 of shape (n, K), chunk by chunk."""
         chunk_x, chunk_y, outputs = self._store.plan.chunk_shape
         rows = np.empty((len(i), outputs), dtype=np.float32)
         chunk = (i // chunk_x) * (self._grid.shape[1] // chunk_y + 1) + j // chunk_y
@@ -274,9 +280,8 @@ class Mechanism:
         starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
         for members in np.split(order, starts[1:]):
             left, lower = i[members].min(), j[members].min()
-            part = self._store.read_probability(
-                slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
-            )
+            across, along = slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
+            part = rows_of(self._store, across, along)
             rows[members] = part[i[members] - left, j[members] - lower]
         return rows
 

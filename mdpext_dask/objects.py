@@ -5,6 +5,7 @@ Everything goes through Zarr's store interface, so a local folder and an object 
 
 import asyncio
 import json
+import shutil
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -126,15 +127,33 @@ def is_empty(store: Store) -> bool:
     return bool(sync(store.is_empty("")))
 
 
+def holds_leftovers_only(store: Store) -> bool:
+    """Whether there is nothing but what a run that was killed at its very first write leaves."""
+    return all(key.endswith(LEFTOVER) for key in list_keys(store, ""))
+
+
 def delete_keys(store: Store, keys: list[str]) -> None:
     """Delete objects; those that are not there are no error."""
     for key in keys:
         sync(store.delete(key))
 
 
-def delete_everything(store: Store) -> None:
-    """Delete all objects of the store, one by one: ``clear`` leaves some behind on remote stores."""
-    delete_keys(store, list_keys(store, ""))
+def delete_everything(store: Store, url: str) -> None:
+    """Delete all objects of the store at `url`.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    try:
+        if is_remote(url):
+            # One by one: ``clear`` leaves some behind on remote stores.
+            delete_keys(store, list_keys(store, ""))
+        else:
+            shutil.rmtree(url.removeprefix("file://"))
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be deleted: {first_line(error)}") from None
 
 
 def sweep(store: Store) -> None:

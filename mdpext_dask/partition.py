@@ -2,12 +2,16 @@
 
 A block *computes* the closed range of its fine rows and *owns* the half-open one (closed at the upper
 border of the grid). Owned ranges are whole shards of the store, so no two tasks ever write one shard;
-shared rows are computed by both neighbours and compared.
+shared rows are computed by both neighbours and compared. A block none of whose source cells meets the region
+is *skipped*: it is computed where it is needed, and never stored.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mdpext_dask.grid import Grid
 
@@ -66,6 +70,29 @@ class Block:
         """Rows to the east and to the north that the task computes."""
         return _length(self.closed_x), _length(self.closed_y)
 
+    def shards(self, shard: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the positions of the shards that the rows which the task writes fill.
+
+        Parameters
+        ----------
+        shard, shape
+            Rows to the east and to the north of a shard, and of the whole array.
+
+        Raises
+        ------
+        ValueError
+            If they are not whole shards; two tasks would write one file.
+        """
+        ranges = []
+        for owned, side, end in zip((self.owned_x, self.owned_y), shard, shape, strict=True):
+            if owned.start % side or (owned.stop % side and owned.stop != end):
+                raise ValueError(
+                    f"rows {owned.start}..{owned.stop - 1} are not whole shards of {side} rows in an array "
+                    f"of {end}"
+                )
+            ranges.append(range(owned.start // side, math.ceil(owned.stop / side)))
+        return [(i, j) for i in ranges[0] for j in ranges[1]]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,26 +106,46 @@ class Plan:
         Number K of outputs.
     block_cells
         Source cells of a full block, to the east and to the north.
+    skipped
+        Blocks that are not stored.
     """
 
     grid: Grid
     outputs: int
     block_cells: tuple[int, int]
+    skipped: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, grid: Grid, outputs: int, block_cells: tuple[int, int] | None = None) -> "Plan":
+    def of(
+        cls,
+        grid: Grid,
+        outputs: int,
+        block_cells: tuple[int, int] | None = None,
+        kept: NDArray[np.bool_] | None = None,
+    ) -> "Plan":
         """Return the plan for a grid; it depends on the job alone, never on the number of workers.
 
         Without `block_cells`, blocks are as square as the grid allows and hold about 32 MB, or a
-        sixteenth of the store if that is less.
+        sixteenth of the whole rectangle if that is less. Blocks without any of the source cells in `kept`,
+        bool of shape (cells_x, cells_y), are skipped; without `kept`, none is.
         """
         if block_cells is None:
             block_cells = _choose_block_cells(grid, outputs)
-        return cls(
+        plan = cls(
             grid=grid,
             outputs=outputs,
             block_cells=(min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)),
         )
+        if kept is None or kept.all():
+            return plan
+        stored = np.zeros(plan.blocks_shape, dtype=bool)
+        cells_x, cells_y = np.nonzero(kept)
+        stored[cells_x // plan.block_cells[0], cells_y // plan.block_cells[1]] = True
+        return replace(plan, skipped=frozenset(np.flatnonzero(~stored).tolist()))
+
+    def block_of(self, cell_x: int, cell_y: int) -> int:
+        """Return the index of the block that holds a source cell."""
+        return cell_x // self.block_cells[0] * self.blocks_shape[1] + cell_y // self.block_cells[1]
 
     @property
     def blocks_shape(self) -> tuple[int, int]:
@@ -140,8 +187,9 @@ class Plan:
 
     @property
     def store_bytes(self) -> int:
-        """Bytes of all stored probabilities before compression."""
-        return self.grid.records * self.outputs * FLOAT32
+        """Bytes of all stored probabilities before compression; skipped blocks are not stored."""
+        skipped = sum(math.prod(self[index].owned_shape) for index in self.skipped)
+        return (self.grid.records - skipped) * self.outputs * FLOAT32
 
     def peak_bytes(self, method: str) -> int:
         """Return the predicted peak of what an extension task allocates, in bytes.
@@ -165,6 +213,23 @@ class Plan:
         seed = math.prod(self.seed_chunk_shape) * FLOAT64
         return int(max(seed, block + max(_WRITE_SHARE * block, slabs)) + _TASK_OVERHEAD_BYTES)
 
+    @property
+    def first_stored(self) -> int:
+        """Index of the first block that is stored."""
+        return next(index for index in range(self.blocks) if index not in self.skipped)
+
+    def part(self, x: slice, y: slice) -> Block:
+        """Return the source cells that own a range of records, as a block outside the plan.
+
+        A record on a side between two cells belongs to the one after it, as in the plan's blocks.
+        """
+        factor, last = self.grid.factor, (self.grid.cells_x, self.grid.cells_y)
+        cells_x, cells_y = (
+            slice(min(r.start // factor, n - 1), min((r.stop - 1) // factor, n - 1) + 1)
+            for r, n in zip((x, y), last, strict=True)
+        )
+        return self._block(-1, cells_x, cells_y, {})
+
     def __len__(self) -> int:
         return self.blocks
 
@@ -182,6 +247,9 @@ class Plan:
             neighbours["east"] = index + self.blocks_shape[1]
         if along + 1 < self.blocks_shape[1]:
             neighbours["north"] = index + 1
+        return self._block(index, cells_x, cells_y, neighbours)
+
+    def _block(self, index: int, cells_x: slice, cells_y: slice, neighbours: dict[str, int]) -> Block:
         factor = self.grid.factor
         return Block(
             index=index,

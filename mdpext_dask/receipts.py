@@ -6,7 +6,7 @@ shares with its neighbours.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class Receipt:
     seed_sha256
         Which seed it was extended from.
     shards
-        SHA-256 (hex) of each shard the block owns, by key.
+        SHA-256 (hex) of each shard the block owns, by key; none where the plan skips the block.
     sides
         For each side of the closed block, the digests of its records in order, hex, 16 digits each.
     fallbacks
@@ -70,17 +70,20 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
     objects.put_json(store, key_of(receipt.block), asdict(receipt))
 
 
-def read_receipt(store: Store, block: int) -> Receipt | None:
-    """Return a block's receipt, or None if there is none or it is damaged."""
-    return _parsed(objects.get_json(store, key_of(block)), block)
+def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt | None:
+    """Return a block's receipt, or None if there is none or it is damaged.
+
+    Whether a block is one that the plan skips, so that it has no shards, is never for its receipt to say.
+    """
+    return _parsed(objects.get_json(store, key_of(block)), block, skipped)
 
 
-def read_receipts(store: Store) -> dict[int, Receipt]:
-    """Return all undamaged receipts, by block."""
+def read_receipts(store: Store, skipped: Container[int]) -> dict[int, Receipt]:
+    """Return all undamaged receipts, by block, given the blocks that the plan skips."""
     stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in objects.list_keys(store, PREFIX)]
     blocks = [int(stem) for stem in stems if stem.isdigit()]
     contents = objects.get_many_json(store, [key_of(block) for block in blocks])
-    found = (_parsed(content, block) for content, block in zip(contents, blocks, strict=True))
+    found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
     return {receipt.block: receipt for receipt in found if receipt is not None}
 
 
@@ -132,12 +135,13 @@ def _digest_rows(rows: NDArray[np.float32]) -> str:
     return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
 
 
-def _parsed(content: Any, block: int) -> Receipt | None:
+def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None:
     if not isinstance(content, Mapping):
         return None
     try:
         receipt = Receipt(**content)
     except TypeError:
         return None
-    sound = isinstance(receipt.shards, dict) and isinstance(receipt.sides, dict) and receipt.shards
-    return receipt if receipt.block == block and sound else None
+    sound = isinstance(receipt.shards, dict) and isinstance(receipt.sides, dict)
+    as_planned = bool(receipt.shards) != (block in skipped)
+    return receipt if receipt.block == block and sound and as_planned else None

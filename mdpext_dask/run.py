@@ -15,9 +15,10 @@ from mdpext_dask.audit.report import AuditReport, summarise_certificate
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import check_memory
-from mdpext_dask.domain import Domain, build_domain, build_frame, check_counts, output_count
+from mdpext_dask.domain import Domain, build_domain, check_counts, output_count
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
+from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.progress import Note, Observer, TaskDone, silent
 from mdpext_dask.receipts import Receipt
@@ -259,7 +260,8 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes(job_of(store).extension.method),
         chunk_hashes={
             "algorithm": "sha256",
-            "of": "probability/zarr.json, then the keys and hashes of all shards in receipts/, in order",
+            "of": "probability/zarr.json, with a region its cells and the seed, then the keys and hashes of "
+            "all shards in receipts/, in order",
             "digest": store.content_digest(found),
         },
         seconds=_seconds_so_far(store, stages),
@@ -329,15 +331,20 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "store": store.url,
         "state": state,
         "records": plan.grid.records,
+        # Stores of before regions do not say: all of it.
+        "records_inside": attributes.get("records_inside", plan.grid.records),
         "outputs": plan.outputs,
         "seeds": plan.grid.seeds,
         "source_cells": plan.grid.source_cells,
+        "source_cells_kept": int(store.kept.sum()),
         "blocks": plan.blocks,
+        "blocks_skipped": len(plan.skipped),
         "blocks_done": done,
         "epsilon_per_km": attributes["epsilon_per_km"],
         "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
         "epsilon_certified": attributes["epsilon_certified"],
         "distortion": attributes["distortion"],
+        "rotation_deg": attributes["projection"].get("rotation_deg", 0.0),
         "max_quantisation_km": attributes["quantisation_km"],
         "metric_p": attributes["metric_p"],
         "method": attributes["job"]["extension"]["method"],

@@ -2,6 +2,7 @@
 
     probability (x, y, output)     float32; one shard = one block of source cells x all outputs
     x, y, output_x, ..., prior     coordinates and prior
+    inside (x, y), kept (cell_x, cell_y)   records and source cells of the region
     seed/                          corner rows (float64), log scores, budgets, objectives
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
@@ -11,9 +12,8 @@ The client creates the whole hierarchy before any task runs; a task opens it, wr
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
 """
 
-import math
-import shutil
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +69,7 @@ class MechanismStore:
             If it cannot be written.
         """
         store = objects.open_objects(url)
-        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells)
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
                 store,
@@ -98,19 +98,9 @@ class MechanismStore:
         try:
             # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
             root = zarr.open_group(store, mode=cast(Any, mode), use_consolidated=False)
-            version = root.attrs.get("format_version")
         except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
             raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
-        missing = [key for key in template.REQUIRED if key not in root.attrs]
-        if missing or not isinstance(version, int):
-            raise StoreError(
-                f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing"
-            )
-        if version > template.FORMAT_VERSION:
-            raise StoreError(
-                f"{url}: format version {version} is newer than {template.FORMAT_VERSION}, which this "
-                "software reads; update mdpext-dask"
-            )
+        template.check_attributes(root.attrs, url)
         return cls(url, store, root)
 
     @classmethod
@@ -154,8 +144,7 @@ class MechanismStore:
             if objects.is_empty(store):
                 return None
             content = objects.get_json(store, _ROOT_KEY)
-            # A run killed at its very first write leaves nothing but this.
-            if content is None and all(k.endswith(objects.LEFTOVER) for k in objects.list_keys(store, "")):
+            if content is None and objects.holds_leftovers_only(store):
                 return None
         except OSError as error:
             raise StoreError(f"{url}: cannot be read: {first_line(error)}") from None
@@ -168,13 +157,7 @@ class MechanismStore:
 
     def delete(self) -> None:
         """Delete the whole store."""
-        try:
-            if objects.is_remote(self.url):
-                objects.delete_everything(self.objects)
-            else:
-                shutil.rmtree(self.url.removeprefix("file://"))
-        except OSError as error:
-            raise StoreError(f"{self.url}: cannot be deleted: {first_line(error)}") from None
+        objects.delete_everything(self.objects, self.url)
 
     # --- attributes -------------------------------------------------------------------------------
 
@@ -205,7 +188,7 @@ class MechanismStore:
 
     @property
     def problem_sha256(self) -> str:
-        """Digest of grid, outputs, prior and loss."""
+        """Digest of the problem: grid, plane, kept cells, outputs, prior and the tables of the loss."""
         return str(self.attributes["problem_sha256"])
 
     def planar_limit(self) -> float:
@@ -216,8 +199,14 @@ class MechanismStore:
         return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
 
     def content_digest(self, found: Mapping[int, Receipt]) -> str:
-        """Return one SHA-256 (hex) over the hashes of all shards and the description of their array."""
+        """Return one SHA-256 (hex) over the hashes of all shards and what says what they are.
+
+        That is the description of their array and, with a region, its cells and the seed, which stands for
+        the blocks that are skipped.
+        """
         description = objects.get_bytes(self.objects, f"{template.PROBABILITY}/{_ROOT_KEY}") or b""
+        if not self.kept.all():
+            description += f"{template.cells_sha256(self.kept)} {self.seed_attributes.get('sha256')}".encode()
         return receipts.digest_of(found, description)
 
     @property
@@ -236,11 +225,26 @@ class MechanismStore:
         centre = self.attributes["projection"]
         return None if centre["centre_lon"] is None else Projection(**centre)
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """How the grid is cut into blocks."""
         across, along = self.attributes["block_cells"]
-        return Plan(grid=self.grid, outputs=self.outputs, block_cells=(across, along))
+        return Plan.of(self.grid, self.outputs, (across, along), self.kept)
+
+    @cached_property
+    def kept(self) -> NDArray[np.bool_]:
+        """Source cells that meet the region, bool of shape (cells_x, cells_y); older stores keep them all.
+
+        Raises
+        ------
+        StoreError
+            If there are not as many as in the grid.
+        """
+        shape = self.grid.cells_x, self.grid.cells_y
+        kept = self.read("kept") if "kept" in self._root else np.ones(shape, dtype=bool)
+        if kept.shape != shape or not kept.any():
+            raise StoreError(f"{self.url}: the cells of the region are damaged; use --overwrite")
+        return kept
 
     @property
     def outputs(self) -> int:
@@ -331,16 +335,11 @@ class MechanismStore:
         shard = array.shards
         if shard is None:
             raise StoreError(f"{self.url}: the probability array is not sharded")
-        ranges = []
-        for owned, side, end in zip((block.owned_x, block.owned_y), shard, array.shape, strict=False):
-            aligned = owned.start % side == 0 and (owned.stop % side == 0 or owned.stop == end)
-            if not aligned:
-                raise StoreError(
-                    f"{self.url}: block {block.index}: rows {owned.start}..{owned.stop - 1} are not "
-                    f"whole shards of {side} rows in an array of {end}"
-                )
-            ranges.append(range(owned.start // side, math.ceil(owned.stop / side)))
-        return [f"{template.PROBABILITY}/c/{i}/{j}/0" for i in ranges[0] for j in ranges[1]]
+        try:
+            positions = block.shards(shard[:2], array.shape[:2])
+        except ValueError as error:
+            raise StoreError(f"{self.url}: block {block.index}: {error}") from None
+        return [f"{template.PROBABILITY}/c/{i}/{j}/0" for i, j in positions]
 
     # --- seed and problem -------------------------------------------------------------------------
 
@@ -496,5 +495,5 @@ class MechanismStore:
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""
         digest = self.seed_attributes.get("sha256")
-        found = receipts.read_receipts(self.objects)
+        found = receipts.read_receipts(self.objects, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}

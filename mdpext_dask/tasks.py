@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask import receipts
+from mdpext_dask import objects, receipts
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import StoreError
 from mdpext_dask.loss import Loss, corner_costs
@@ -29,10 +29,14 @@ def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
     """Return a block's part of the seed cost; see :func:`mdpext_dask.loss.corner_costs`."""
     store = MechanismStore.open(url)
     block = store.plan[index]
+    prior = store.read("prior", block.owned_x, block.owned_y)
+    if not prior.any():  # outside the region: no loss need be worked out to be told that it costs nothing
+        cells = (b.stop - b.start for b in (block.cells_x, block.cells_y))
+        return np.zeros((*cells, 2, 2, store.outputs))
     return corner_costs(
         grid=store.grid,
         loss=cached_loss(url, store.problem_sha256),
-        prior=store.read("prior", block.owned_x, block.owned_y),
+        prior=prior,
         cells=(block.cells_x, block.cells_y),
     )
 
@@ -72,7 +76,8 @@ def solve_seed(
 def extend_block(url: str, index: int) -> None:
     """Extend a block from the seed, write the rows it owns, and leave a receipt.
 
-    A block whose receipt is there and whose shards still have the bytes it names is not done again.
+    A block whose receipt is there and whose shards still have the bytes it names is not done again. Of a
+    block that the plan skips nothing is written but the receipt, for its neighbours to be compared with.
 
     Raises
     ------
@@ -82,8 +87,12 @@ def extend_block(url: str, index: int) -> None:
     started = time.perf_counter()
     store = MechanismStore.open(url, mode="r+")
     seed_sha256 = store.seed_sha256()
-    done = receipts.read_receipt(store.objects, index)
-    if done is not None and done.seed_sha256 == seed_sha256 and receipts.is_intact(store.objects, done):
+    plan = store.plan
+    block, skipped = plan[index], index in plan.skipped
+    done = receipts.read_receipt(store.objects, index, plan.skipped)
+    stray = [key for key in store.shard_keys(block) if skipped and objects.exists(store.objects, key)]
+    intact = done is not None and receipts.is_intact(store.objects, done) and not stray
+    if done is not None and intact and done.seed_sha256 == seed_sha256:
         return
     if store.state == COMPLETE:
         raise StoreError(
@@ -91,14 +100,14 @@ def extend_block(url: str, index: int) -> None:
             "again"
         )
 
-    block = store.plan[index]
     # All full blocks are alike; tracing every allocation is slow, so the first stands for them.
-    measure = index == 0 and not tracemalloc.is_tracing()
+    measure = index == plan.first_stored and not tracemalloc.is_tracing()
     if measure:
         tracemalloc.start()
     try:
         fine = extended_block(store, block)
-        shards = store.write_block(block, fine)
+        objects.delete_keys(store.objects, stray)
+        shards = {} if skipped else store.write_block(block, fine)
         peak = tracemalloc.get_traced_memory()[1] if measure else None
     finally:
         if measure:

@@ -14,6 +14,7 @@ from zarr.codecs import BloscCodec
 
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
+from mdpext_dask.errors import StoreError
 from mdpext_dask.loss import TableLoss, TravelLoss
 from mdpext_dask.partition import Plan
 from mdpext_dask.spec import JobSpec, fingerprint_of, json_number
@@ -48,6 +49,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         Further attributes: the ε's.
     """
     identity = spec.identity()
+    rotation = 0.0 if domain.projection is None else domain.projection.rotation_deg
     return {
         "Conventions": "CF-1.11",
         "title": f"Location obfuscation mechanism {spec.job.name}",
@@ -72,7 +74,11 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         "projection": {
             "centre_lon": None if domain.projection is None else domain.projection.centre_lon,
             "centre_lat": None if domain.projection is None else domain.projection.centre_lat,
+            "rotation_deg": rotation,
         },
+        "source_cells_kept": int(domain.kept.sum()),
+        "records_inside": int(domain.grid.vertices_of(domain.kept).sum()),
+        "kept_sha256": cells_sha256(domain.kept),
         "distortion": domain.distortion,
         "quantisation_km": vector_norm(
             domain.grid.spacing_km / 2, domain.grid.spacing_km / 2, spec.domain.metric_p
@@ -113,8 +119,13 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
             **mapped,
         },
     )
-    for name, title, values in (("x", "easting", grid.x_km()), ("y", "northing", grid.y_km())):
-        standard: dict[str, Any] = {"standard_name": f"projection_{name}_coordinate"} if mapped else {}
+    # Neither the standard names nor the points of the compass are those of axes that are turned.
+    turned = projection is not None and projection.rotation_deg != 0
+    easting, northing = ("first coordinate", "second coordinate") if turned else ("easting", "northing")
+    for name, title, values in (("x", easting, grid.x_km()), ("y", northing, grid.y_km())):
+        standard: dict[str, Any] = {}
+        if mapped and not turned:
+            standard["standard_name"] = f"projection_{name}_coordinate"
         _write(
             root,
             name,
@@ -127,8 +138,8 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         )
     _write(root, "output", np.arange(domain.outputs), ("output",), long_name="output number")
     for name, values, title, units in (
-        ("output_x", domain.output_xy_km[:, 0], "easting of the output", "km"),
-        ("output_y", domain.output_xy_km[:, 1], "northing of the output", "km"),
+        ("output_x", domain.output_xy_km[:, 0], f"{easting} of the output", "km"),
+        ("output_y", domain.output_xy_km[:, 1], f"{northing} of the output", "km"),
         ("output_lon", domain.output_lonlat[:, 0], "longitude of the output", "degrees_east"),
         ("output_lat", domain.output_lonlat[:, 1], "latitude of the output", "degrees_north"),
     ):
@@ -136,16 +147,10 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     plane = _plane_chunks(grid.shape)
     title = "prior probability of the record"
     _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
-    # All records belong to the region; chunks that equal the fill value are not written at all.
-    root.create_array(
-        "inside",
-        shape=grid.shape,
-        dtype="bool",
-        chunks=plane,
-        fill_value=True,
-        dimension_names=("x", "y"),
-        attributes={"long_name": "whether the record belongs to the region", **mapped},
-    )
+    inside, title = grid.vertices_of(domain.kept), "whether the record belongs to the region"
+    _write_flags(root, "inside", inside, ("x", "y"), plane, long_name=title, **mapped)
+    title = "whether the source cell meets the region"
+    _write_flags(root, "kept", domain.kept, ("cell_x", "cell_y"), domain.kept.shape, long_name=title)
     if projection is not None:
         _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
@@ -187,6 +192,27 @@ def _write(
     )
 
 
+def _write_flags(
+    group: zarr.Group,
+    name: str,
+    values: NDArray[np.bool_],
+    dimensions: tuple[str, ...],
+    chunks: tuple[int, ...],
+    **attributes: Any,
+) -> None:
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        dtype="bool",
+        chunks=chunks,
+        fill_value=True,
+        dimension_names=dimensions,
+        attributes=attributes,
+    )
+    if not values.all():  # chunks that equal the fill value are not written at all
+        array[...] = values
+
+
 def _table(loss: TableLoss) -> NDArray[Any]:
     assert isinstance(loss.table, np.ndarray)  # a problem that has just been built is all in memory
     return loss.table
@@ -204,9 +230,33 @@ def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
     return min(side, shape[0]), min(side, shape[1])
 
 
+def cells_sha256(cells: NDArray[np.bool_]) -> str:
+    """Return the SHA-256 (hex) of which source cells are chosen, bool of shape (cells_x, cells_y)."""
+    return hashlib.sha256(repr(cells.shape).encode() + np.ascontiguousarray(cells).tobytes()).hexdigest()
+
+
+def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
+    """Refuse what is not the root of a mechanism store, or of one of a newer format.
+
+    Raises
+    ------
+    StoreError
+        With what is missing, or both versions.
+    """
+    version = attributes.get("format_version")
+    missing = [key for key in REQUIRED if key not in attributes]
+    if missing or not isinstance(version, int):
+        raise StoreError(f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing")
+    if version > FORMAT_VERSION:
+        raise StoreError(
+            f"{url}: format version {version} is newer than {FORMAT_VERSION}, which this software reads; "
+            "update mdpext-dask"
+        )
+
+
 def _problem_sha256(domain: Domain) -> str:
-    digest = hashlib.sha256(repr(domain.grid).encode())
-    tables: tuple[NDArray[Any], ...] = (domain.output_xy_km, domain.prior)
+    digest = hashlib.sha256(repr((domain.grid, domain.projection)).encode())
+    tables: tuple[NDArray[Any], ...] = (domain.output_xy_km, domain.prior, domain.kept)
     if isinstance(domain.loss, TravelLoss):
         loss = domain.loss
         tables += (loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node)

@@ -10,12 +10,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "mdpext_dask"
 # Each module imports only from those before it.
 ORDER = (
-    "errors", "complaints", "sections", "spec", "grid", "projection", "tables", "roads", "problem_file",
-    "loss", "domain", "budget", "record_metrics", "graph_checks", "graph", "seed.model", "seed.highs",
-    "seed.block_tridiagonal", "seed.grid_rows", "seed.columns", "seed.interior_point", "seed.cuts",
-    "seed.solve", "extend.lattice", "extend.normalise", "extend.operator", "extend.log_convex",
-    "extend.mcshane_whitney", "extend.choose", "partition", "objects", "receipts", "template",
-    "store", "stored_loss", "integrity", "blocks", "tasks", "boundary",
+    "errors", "complaints", "sections", "spec", "grid", "projection", "region", "tables", "roads",
+    "problem_file", "loss", "frame", "domain", "budget", "record_metrics", "graph_checks", "graph",
+    "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows", "seed.columns",
+    "seed.interior_point", "seed.cuts", "seed.solve", "extend.lattice", "extend.normalise", "extend.operator",
+    "extend.log_convex", "extend.mcshane_whitney", "extend.choose", "partition", "objects", "receipts",
+    "template", "store", "stored_loss", "integrity", "blocks", "rows", "tasks", "boundary",
     "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
     "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.improve", "solving", "refine",
@@ -27,6 +27,7 @@ CONFINED = {
     "dask": {"cluster"},
     "osmnx": {"roads"},
     "highspy": {"seed.highs"},
+    "shapely": {"region"},
     "typer": {"cli"},
     "rich": {"cli", "progress"},
 }
@@ -83,5 +84,6 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
 
 
 def test_workers_do_not_load_osmnx_or_a_plotting_library() -> None:
-    code = "import sys, mdpext_dask.run; assert not {'osmnx', 'matplotlib', 'geopandas'} & set(sys.modules)"
+    unwanted = "{'osmnx', 'matplotlib', 'geopandas', 'shapely'}"
+    code = f"import sys, mdpext_dask.run; assert not {unwanted} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

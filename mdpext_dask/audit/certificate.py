@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mdpext_dask import receipts
 from mdpext_dask.budget import NORM_RELATIVE_ERROR, certificate_allowance, dual_exponent
 from mdpext_dask.errors import StoreError
+from mdpext_dask.rows import rows_of
 from mdpext_dask.sections import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store import MechanismStore
 
@@ -53,8 +54,8 @@ class BlockCertificate:
     violations
         Number of (fine cell, output) with a norm above the limit that was asked for.
     changed
-        Keys of shards whose bytes are not those of the block's receipt, or that are not there; and x or y
-        where the stored coordinates are not those of the grid.
+        Keys of shards whose bytes are not those of the block's receipt, that are not there, or that are there
+        although the block is skipped; and x or y where the stored coordinates are not those of the grid.
     """
 
     block: int
@@ -138,7 +139,8 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
     """Certify the fine cells of one block on the bytes read back from the store.
 
     Besides the rows the block owns, the row after them is read, so that every fine cell of the
-    rectangle belongs to one block. Distances are those of the grid from which the sampler looks up records.
+    rectangle belongs to one block. Rows of skipped blocks are extended from the seed, as for the sampler.
+    Distances are those of the grid from which the sampler looks up records.
 
     Parameters
     ----------
@@ -152,9 +154,12 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         ε, in 1/km, above which a (cell, output) counts as a violation.
     """
     store = MechanismStore.open(url)
-    block = store.plan[index]
-    receipt = receipts.read_receipt(store.objects, index)
-    named = receipt.shards if receipt is not None else {}
+    plan = store.plan
+    block = plan[index]
+    receipt = receipts.read_receipt(store.objects, index, plan.skipped)
+    named: dict[str, str | None] = {**receipt.shards} if receipt is not None else {}
+    if index in plan.skipped:
+        named = dict.fromkeys(store.shard_keys(block))  # there must be none
     changed = [
         key
         for key in store.shard_keys(block)
@@ -166,7 +171,7 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         if not np.array_equal(store.read(name, part), values):
             changed.append(name)
     try:
-        probability = store.read_probability(block.closed_x, block.closed_y)
+        probability = rows_of(store, block.closed_x, block.closed_y)
     except StoreError:
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
         probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)

@@ -11,6 +11,7 @@ from mdpext_dask.audit.certificate import BlockCertificate, Place, log_probabili
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.errors import GuaranteeViolation, StoreError
 from mdpext_dask.integrity import inconsistencies
+from mdpext_dask.rows import rows_of
 from mdpext_dask.spec import json_number
 from mdpext_dask.store import MechanismStore
 
@@ -161,7 +162,7 @@ def describe_cell(store: MechanismStore, place: Place, epsilon: float) -> dict[s
     part_x, part_y = slice(place.i, place.i + 2), slice(place.j, place.j + 2)
     x, y = store.read("x", part_x), store.read("y", part_y)
     try:
-        rows = store.read_probability(part_x, part_y)
+        rows = rows_of(store, part_x, part_y)
     except StoreError:
         rows = np.full((2, 2, store.outputs), np.nan, dtype=np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.partition import Block
+from mdpext_dask.rows import rows_of
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import cached_loss
 
@@ -11,8 +12,11 @@ from mdpext_dask.tasks import cached_loss
 def expected_loss_block(url: str, index: int) -> float:
     """Return the part of UL(M), in km, of the records that a block owns."""
     store = MechanismStore.open(url)
-    block = store.plan[index]
-    return expected_loss(store, block, store.read_probability(block.owned_x, block.owned_y))
+    plan = store.plan
+    block = plan[index]
+    if index in plan.skipped and not store.read("prior", block.owned_x, block.owned_y).any():
+        return 0.0
+    return expected_loss(store, block, rows_of(store, block.owned_x, block.owned_y))
 
 
 def expected_loss(store: MechanismStore, block: Block, probability: NDArray[np.float32]) -> float:
