@@ -30,7 +30,8 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
     output
         Where the reports go.
     outside
-        Rule for points outside the grid; see :meth:`mdpext_dask.mechanism.Mechanism.sample_points`.
+        Rule for points outside the grid or the region; see
+        :meth:`mdpext_dask.mechanism.Mechanism.sample_points`.
 
     Raises
     ------

@@ -194,7 +194,7 @@ def sample(
         typer.Option(
             "--outside",
             metavar="nearest|drop|error",
-            help="Points outside the grid: report from the nearest record, leave out, or refuse.",
+            help="Points outside grid or region: report from the nearest record, leave out, or refuse.",
         ),
     ] = "nearest",
     as_json: JsonOption = False,

@@ -176,7 +176,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         }
     return {
         "records": grid.records,
-        "records_inside": int(grid.vertices_of(frame.kept).sum()),
+        "records_inside": grid.count_vertices_of(frame.kept),
         "outputs": outputs,
         "seeds": grid.seeds,
         "source_cells": grid.source_cells,

@@ -218,6 +218,15 @@ class Grid:
                 vertices[east : east + fine.shape[0], north : north + fine.shape[1]] |= fine
         return vertices
 
+    def count_vertices_of(self, cells: NDArray[np.bool_]) -> int:
+        """Return how many records are vertices of some of the source cells, without an array of records."""
+        around = np.pad(cells, 1)
+        sides_x = around[1:-1, 1:] | around[1:-1, :-1]
+        sides_y = around[1:, 1:-1] | around[:-1, 1:-1]
+        corners = around[1:, 1:] | around[1:, :-1] | around[:-1, 1:] | around[:-1, :-1]
+        within = self.factor - 1
+        return int(cells.sum() * within**2 + (sides_x.sum() + sides_y.sum()) * within + corners.sum())
+
     def are_vertices_of(
         self, cells: NDArray[np.bool_], i: NDArray[np.intp], j: NDArray[np.intp]
     ) -> NDArray[np.bool_]:

@@ -37,7 +37,7 @@ def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, or `verify` finds changed bytes.
+        If the certificate failed, the cells of the region have changed, or `verify` finds changed bytes.
     """
     store = MechanismStore.open(str(url))
     if store.state == REFUSED:
@@ -72,7 +72,7 @@ class Mechanism:
 
     def __init__(self, store: MechanismStore) -> None:
         self._store = store
-        self._grid = store.grid
+        self._grid, self._kept = store.grid, store.kept
         self._projection = store.projection
         self._output_lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
         self._output_xy_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
@@ -235,10 +235,9 @@ class Mechanism:
             check_degrees(coordinates, "points")
         xy = coordinates if planar else self._in_plane(coordinates)
         i, j, inside = self._grid.nearest_records(xy)
-        kept = self._store.kept
-        inside &= self._grid.are_vertices_of(kept, i, j)
+        inside &= self._grid.are_vertices_of(self._kept, i, j)
         if outside == "error" and not inside.all():
-            place = "grid" if kept.all() else "region"
+            place = "grid" if self._kept.all() else "region"
             raise DataError(
                 f"points: {int((~inside).sum())} of {len(inside)} lie outside the {place}, the first in "
                 f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"

@@ -105,8 +105,26 @@ class Region:
         shapely.prepare(shape)
         x = grid.west_km + np.arange(grid.cells_x + 1) * grid.cell_km
         y = grid.south_km + np.arange(grid.cells_y + 1) * grid.cell_km
-        squares = shapely.box(x[:-1, None], y[None, :-1], x[1:, None], y[None, 1:])
-        return np.asarray(shapely.intersects(shape, squares), dtype=bool)
+        kept = np.zeros((grid.cells_x, grid.cells_y), dtype=bool)
+        # Squares of cells, halved again and again where the border passes: most cells are never looked at.
+        side = 1 << (max(kept.shape) - 1).bit_length()
+        west, south = np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
+        while side:
+            east, north = np.minimum(west + side, grid.cells_x), np.minimum(south + side, grid.cells_y)
+            squares = shapely.box(x[west], y[south], x[east], y[north])
+            meets = shapely.intersects(shape, squares)
+            whole = shapely.covers(shape, squares) | (side == 1)
+            for a, b, c, d in zip(*(v[meets & whole] for v in (west, south, east, north)), strict=True):
+                kept[a:c, b:d] = True
+            side //= 2
+            halves = [(a, b) for a in (0, side) for b in (0, side)]
+            west, south = (
+                np.concatenate([v[meets & ~whole] + half[axis] for half in halves])
+                for axis, v in enumerate((west, south))
+            )
+            there = (west < grid.cells_x) & (south < grid.cells_y)
+            west, south = west[there], south[there]
+        return kept
 
     def _in_plane(self, projection: Projection) -> Any:
         import shapely

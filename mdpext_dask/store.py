@@ -26,7 +26,7 @@ from zarr.abc.store import Store
 from mdpext_dask import objects, receipts, template
 from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
-from mdpext_dask.errors import IncompleteStoreError, StoreError, first_line
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
 from mdpext_dask.grid import Grid
 from mdpext_dask.partition import Block, Plan
 from mdpext_dask.projection import Projection
@@ -237,13 +237,14 @@ class MechanismStore:
 
         Raises
         ------
-        StoreError
-            If there are not as many as in the grid.
+        GuaranteeViolation
+            If they are not those that the store was created with.
         """
         shape = self.grid.cells_x, self.grid.cells_y
         kept = self.read("kept") if "kept" in self._root else np.ones(shape, dtype=bool)
-        if kept.shape != shape or not kept.any():
-            raise StoreError(f"{self.url}: the cells of the region are damaged; use --overwrite")
+        digest = self.attributes.get("kept_sha256", template.cells_sha256(np.ones(shape, dtype=bool)))
+        if template.cells_sha256(kept) != digest:
+            raise GuaranteeViolation(f"{self.url}: the cells of its region have changed; use --overwrite")
         return kept
 
     @property

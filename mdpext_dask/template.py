@@ -77,7 +77,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
             "rotation_deg": rotation,
         },
         "source_cells_kept": int(domain.kept.sum()),
-        "records_inside": int(domain.grid.vertices_of(domain.kept).sum()),
+        "records_inside": domain.grid.count_vertices_of(domain.kept),
         "kept_sha256": cells_sha256(domain.kept),
         "distortion": domain.distortion,
         "quantisation_km": vector_norm(
