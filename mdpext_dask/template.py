@@ -4,6 +4,7 @@ import hashlib
 import math
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,7 @@ from mdpext_dask.domain import Domain
 from mdpext_dask.errors import StoreError
 from mdpext_dask.loss import TableLoss, TravelLoss
 from mdpext_dask.partition import Plan
+from mdpext_dask.projection import Projection
 from mdpext_dask.spec import JobSpec, fingerprint_of, json_number
 
 FORMAT_VERSION = 1
@@ -49,7 +51,6 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         Further attributes: the ε's.
     """
     identity = spec.identity()
-    rotation = 0.0 if domain.projection is None else domain.projection.rotation_deg
     return {
         "Conventions": "CF-1.11",
         "title": f"Location obfuscation mechanism {spec.job.name}",
@@ -70,12 +71,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
             "refine": list(domain.grid.refine),
         },
         "block_cells": list(plan.block_cells),
-        # Without a centre the plane is all there is, and distances are those in it.
-        "projection": {
-            "centre_lon": None if domain.projection is None else domain.projection.centre_lon,
-            "centre_lat": None if domain.projection is None else domain.projection.centre_lat,
-            "rotation_deg": rotation,
-        },
+        "projection": _projection(domain.projection),
         "source_cells_kept": int(domain.kept.sum()),
         "records_inside": domain.grid.count_vertices_of(domain.kept),
         "kept_sha256": cells_sha256(domain.kept),
@@ -89,6 +85,11 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         **_attribution(spec),
         **facts,
     }
+
+
+def _projection(projection: Projection | None) -> dict[str, float | None]:
+    # Without a centre the plane is all there is, and distances are those in it.
+    return {"centre_lon": None, "centre_lat": None} if projection is None else asdict(projection)
 
 
 def _attribution(spec: JobSpec) -> dict[str, str]:
