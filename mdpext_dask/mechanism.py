@@ -275,7 +275,9 @@ class Mechanism:
         chunk_x, chunk_y, outputs = self._store.plan.chunk_shape
         rows = np.empty((len(i), outputs), dtype=np.float32)
         chunk = (i // chunk_x) * (self._grid.shape[1] // chunk_y + 1) + j // chunk_y
-        order = np.argsort(chunk, kind="stable")
+        side_x, side_y, _ = self._store.plan.shard_shape
+        # Chunks of a block one after the other: if it is skipped, it is extended once.
+        order = np.lexsort((chunk, j // side_y, i // side_x))
         starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
         for members in np.split(order, starts[1:]):
             left, lower = i[members].min(), j[members].min()

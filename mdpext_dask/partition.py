@@ -143,9 +143,10 @@ class Plan:
         stored[cells_x // plan.block_cells[0], cells_y // plan.block_cells[1]] = True
         return replace(plan, skipped=frozenset(np.flatnonzero(~stored).tolist()))
 
-    def block_of(self, cell_x: int, cell_y: int) -> int:
-        """Return the index of the block that holds a source cell."""
-        return cell_x // self.block_cells[0] * self.blocks_shape[1] + cell_y // self.block_cells[1]
+    def owner(self, record: int, axis: int) -> int:
+        """Return the position, along an axis, of the blocks that own a fine row."""
+        last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1
+        return min(record // self.grid.factor, last) // self.block_cells[axis]
 
     @property
     def blocks_shape(self) -> tuple[int, int]:
@@ -218,18 +219,6 @@ class Plan:
         """Index of the first block that is stored."""
         return next(index for index in range(self.blocks) if index not in self.skipped)
 
-    def part(self, x: slice, y: slice) -> Block:
-        """Return the source cells that own a range of records, as a block outside the plan.
-
-        A record on a side between two cells belongs to the one after it, as in the plan's blocks.
-        """
-        factor, last = self.grid.factor, (self.grid.cells_x, self.grid.cells_y)
-        cells_x, cells_y = (
-            slice(min(r.start // factor, n - 1), min((r.stop - 1) // factor, n - 1) + 1)
-            for r, n in zip((x, y), last, strict=True)
-        )
-        return self._block(-1, cells_x, cells_y, {})
-
     def __len__(self) -> int:
         return self.blocks
 
@@ -247,9 +236,6 @@ class Plan:
             neighbours["east"] = index + self.blocks_shape[1]
         if along + 1 < self.blocks_shape[1]:
             neighbours["north"] = index + 1
-        return self._block(index, cells_x, cells_y, neighbours)
-
-    def _block(self, index: int, cells_x: slice, cells_y: slice, neighbours: dict[str, int]) -> Block:
         factor = self.grid.factor
         return Block(
             index=index,

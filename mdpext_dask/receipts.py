@@ -43,6 +43,9 @@ class Receipt:
         What the task allocated at most, where it was measured.
     worker
         Which process on which machine.
+    rows_sha256
+        Where the plan skips the block, :func:`rows_sha256` of the rows that storing it would have written:
+        what they must be whenever they are extended again. None where they are stored.
     """
 
     block: int
@@ -53,6 +56,7 @@ class Receipt:
     seconds: float
     peak_bytes: int | None
     worker: str
+    rows_sha256: str | None = None
 
     def row_digests(self, side: str) -> list[str]:
         """Return the digests of the records on one side, in the order of the fine lattice."""
@@ -123,12 +127,20 @@ def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
 
 
 def digest_of(receipts: Mapping[int, Receipt], description: bytes) -> str:
-    """Return one SHA-256 (hex) over an array's description and the keys and hashes of its shards."""
+    """Return one SHA-256 (hex) over an array's description, the hashes of its shards and of skipped rows."""
     digest = hashlib.sha256(description)
-    for _, receipt in sorted(receipts.items()):
+    for block, receipt in sorted(receipts.items()):
         for key, sha256 in sorted(receipt.shards.items()):
             digest.update(f"{key} {sha256}\n".encode())
+        if receipt.rows_sha256 is not None:
+            digest.update(f"{block} {receipt.rows_sha256}\n".encode())
     return digest.hexdigest()
+
+
+def rows_sha256(fine: NDArray[np.float32], block: Block) -> str:
+    """Return the SHA-256 (hex) of the rows that a block owns, given the closed block."""
+    east, north = block.owned_shape
+    return hashlib.sha256(fine[:east, :north].tobytes()).hexdigest()
 
 
 def _digest_rows(rows: NDArray[np.float32]) -> str:
@@ -143,5 +155,6 @@ def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None
     except TypeError:
         return None
     sound = isinstance(receipt.shards, dict) and isinstance(receipt.sides, dict)
-    as_planned = bool(receipt.shards) != (block in skipped)
+    skips = block in skipped
+    as_planned = bool(receipt.shards) != skips and isinstance(receipt.rows_sha256, str) == skips
     return receipt if receipt.block == block and sound and as_planned else None

@@ -1,14 +1,22 @@
 """Rows of the mechanism: the stored bytes, and where blocks are skipped, the bytes that would be stored.
 
-What is certified and what is sampled is read through here, so the two are the same.
+What is certified and what is sampled is read through here, so the two are the same. A skipped block is
+extended from the seed as a whole, as when its receipt was written, and refused if a single bit is another.
 """
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask import receipts
 from mdpext_dask.blocks import extended_block
+from mdpext_dask.errors import StoreError
 from mdpext_dask.partition import Block, Plan
 from mdpext_dask.store import MechanismStore
+
+# Skipped blocks that a process keeps: what is asked for next is in one of these, or beside it.
+_BLOCKS_KEPT = 2
 
 
 def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
@@ -24,30 +32,49 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
     Raises
     ------
     StoreError
-        If stored bytes or the seed are damaged.
+        If stored bytes or the seed are damaged, or a skipped block has no receipt or extends to other rows
+        than when it was written.
     """
     rows = store.read_probability(x, y)
-    plan = store.plan
-    for block in _skipped_blocks(plan, x, y):
+    for block in _skipped_blocks(store.plan, x, y):
         part_x, part_y = _common(block.owned_x, x), _common(block.owned_y, y)
-        cells = plan.part(part_x, part_y)
-        fine = extended_block(store, cells)
+        fine = _skipped_block(store, block)
         rows[_from(part_x, x.start), _from(part_y, y.start)] = fine[
-            _from(part_x, cells.closed_x.start), _from(part_y, cells.closed_y.start)
+            _from(part_x, block.owned_x.start), _from(part_y, block.owned_y.start)
         ]
     return rows
+
+
+def _skipped_block(store: MechanismStore, block: Block) -> NDArray[np.float32]:
+    """Return the closed rows of a skipped block: those that its receipt stands for, or none."""
+    receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
+    if receipt is None or receipt.rows_sha256 is None or receipt.seed_sha256 != store.seed_sha256():
+        raise StoreError(f"{store.url}: block {block.index} has no receipt; run the job again")
+    return _extended(store.url, block.index, receipt.rows_sha256)
+
+
+@lru_cache(maxsize=_BLOCKS_KEPT)
+def _extended(url: str, index: int, rows_sha256: str) -> NDArray[np.float32]:
+    """Extend a block to the rows with this digest; what is kept is the same whatever happens to the store."""
+    store = MechanismStore.open(url)
+    block = store.plan[index]
+    fine = extended_block(store, block)
+    if receipts.rows_sha256(fine, block) != rows_sha256:
+        raise StoreError(
+            f"{url}: block {index} does not extend to the rows that were certified; the seed or the receipt "
+            "has changed, or this software is another"
+        )
+    return fine
 
 
 def _skipped_blocks(plan: Plan, x: slice, y: slice) -> list[Block]:
     """Return the skipped blocks that own some of a rectangle of records."""
     if not plan.skipped:
         return []
-    cells = plan.part(x, y)
-    across, along = plan.block_cells
     owners = {
-        plan.block_of(a, b)
-        for a in (*range(cells.cells_x.start, cells.cells_x.stop, across), cells.cells_x.stop - 1)
-        for b in (*range(cells.cells_y.start, cells.cells_y.stop, along), cells.cells_y.stop - 1)
+        across * plan.blocks_shape[1] + along
+        for across in range(plan.owner(x.start, 0), plan.owner(x.stop - 1, 0) + 1)
+        for along in range(plan.owner(y.start, 1), plan.owner(y.stop - 1, 1) + 1)
     }
     return [plan[index] for index in sorted(owners & plan.skipped)]
 

@@ -199,10 +199,9 @@ class MechanismStore:
         return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
 
     def content_digest(self, found: Mapping[int, Receipt]) -> str:
-        """Return one SHA-256 (hex) over the hashes of all shards and what says what they are.
+        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and what they belong to.
 
-        That is the description of their array and, with a region, its cells and the seed, which stands for
-        the blocks that are skipped.
+        That is the description of their array and, with a region, its cells and the seed.
         """
         description = objects.get_bytes(self.objects, f"{template.PROBABILITY}/{_ROOT_KEY}") or b""
         if not self.kept.all():

@@ -77,7 +77,8 @@ def extend_block(url: str, index: int) -> None:
     """Extend a block from the seed, write the rows it owns, and leave a receipt.
 
     A block whose receipt is there and whose shards still have the bytes it names is not done again. Of a
-    block that the plan skips nothing is written but the receipt, for its neighbours to be compared with.
+    block that the plan skips nothing is written but the receipt, for neighbours and later extensions to be
+    compared with.
 
     Raises
     ------
@@ -121,6 +122,7 @@ def extend_block(url: str, index: int) -> None:
         seconds=time.perf_counter() - started,
         peak_bytes=peak,
         worker=f"{socket.gethostname()}:{os.getpid()}",
+        rows_sha256=receipts.rows_sha256(fine, block) if skipped else None,
     )
     receipts.write_receipt(store.objects, receipt)
 

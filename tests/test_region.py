@@ -20,8 +20,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask import objects, receipts, tasks
+from mdpext_dask import objects, receipts
 from mdpext_dask.audit.certificate import certify_cells
+from mdpext_dask.blocks import extended_block
 from mdpext_dask.costs import plan_job
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
@@ -179,15 +180,14 @@ def test_a_violation_in_a_skipped_block_is_refused(tmp_path: Path, monkeypatch: 
     """Sharpen the extension of cells in the gap only: nothing of them is stored, all of them is certified."""
     path = tmp_path / "s.zarr"
     init(parse_job(u_job(tmp_path)), str(path))
-    original = tasks.extended_block
 
     def sharpened(store: MechanismStore, block: Any) -> np.ndarray:
-        fine = original(store, block)
-        if block.cells_x.start == 1 and block.cells_y.start == 3:
+        fine = extended_block(store, block)
+        if block.index == 8:  # cell (1, 3)
             fine[1, 1] = np.array([0.96, 0.01, 0.01, 0.01, 0.01])
         return fine
 
-    monkeypatch.setattr(tasks, "extended_block", sharpened)
+    monkeypatch.setattr("mdpext_dask.tasks.extended_block", sharpened)
     monkeypatch.setattr("mdpext_dask.rows.extended_block", sharpened)
     partition(str(path), 0, MechanismStore.open(str(path)).plan.blocks)
     with pytest.raises(GuaranteeViolation, match="worst triple") as error:
@@ -209,6 +209,7 @@ def test_skipped_blocks_take_no_disk(built: Path) -> None:
         assert receipt is not None
         assert receipt.shards == {}
         assert receipt.sides
+        assert receipt.rows_sha256
     kept = sum(math.prod(b.owned_shape) for b in plan if b.index not in plan.skipped)
     assert plan.store_bytes == kept * plan.outputs * 4
 
@@ -253,6 +254,20 @@ def test_bytes_are_those_of_a_store_that_skips_nothing(built: Path, tmp_path: Pa
     assert store.attributes["loss_km"] == pytest.approx(attributes["loss_km"], rel=1e-12)
     assert evaluate(str(built))["loss_km"] == store.attributes["loss_km"]
     assert store.attributes["epsilon_certified"] == attributes["epsilon_certified"]
+
+
+def test_other_extensions_skip_blocks_as_well(tmp_path: Path) -> None:
+    """Scores that depend on budgets, a whole mechanism that is tempered: more than the seed's rows is read."""
+    found = []
+    for cells in (1, 9):
+        job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
+        job["extension"] = {"method": "mcshane-whitney"}
+        path = tmp_path / f"{cells}.zarr"
+        assert build(parse_job(job), str(path))["state"] == "complete"
+        assert audit_certificate(str(path)).holds
+        found.append(all_rows(MechanismStore.open(str(path))))
+    assert np.array_equal(*found)
+    assert len(MechanismStore.open(str(tmp_path / "1.zarr")).plan.skipped) == 8
 
 
 def test_it_opens_in_xarray(built: Path) -> None:
@@ -336,7 +351,8 @@ def test_a_receipt_cannot_make_a_stored_block_a_skipped_one(tmp_path: Path) -> N
     init(parse_job(job), str(path))
     partition(str(path), 0, 1)
     receipt = path / receipts.key_of(0)
-    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), "shards": {}}))
+    changes = {"shards": {}, "rows_sha256": "0" * 64}
+    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **changes}))
     assert MechanismStore.open(str(path)).read_receipts() == {}
     partition(str(path), 0, 1)
     assert list(MechanismStore.open(str(path)).read_receipts()) == [0]
@@ -382,11 +398,13 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
     for name, values in (("kept", kept), ("inside", store.grid.vertices_of(kept))):
         zarr.open_array(str(finished / name), mode="r+")[...] = values
     store.update(kept_sha256=cells_sha256(kept))
-    index = store.plan.block_of(0, 4)
+    index = 4
     for key in store.shard_keys(store.plan[index]):
         (finished / key).unlink()
     receipt = finished / receipts.key_of(index)
-    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), "shards": {}}))
+    rows = receipts.rows_sha256(extended_block(store, store.plan[index]), store.plan[index])
+    changes = {"shards": {}, "rows_sha256": rows}
+    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **changes}))
     assert index in MechanismStore.open(str(finished)).plan.skipped
     with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
         open_mechanism(finished, verify=True)
@@ -408,7 +426,30 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "seed_sha256": digest}))
     with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
         open_mechanism(finished, verify=True)
-    assert "chunk_hashes" in audit_certificate(str(finished)).changed
+    with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
+        open_mechanism(finished).row(x_km=0.0, y_km=2.0)
+    report = audit_certificate(str(finished))
+    assert "chunk_hashes" in report.changed
+    assert report.epsilon_certified == math.inf
+
+
+def test_an_extension_that_is_not_the_same_again_is_refused(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another version of a solver might answer: rows that nobody has certified are never sampled."""
+
+    def another(store: MechanismStore, block: Any) -> np.ndarray:
+        fine = extended_block(store, block)
+        fine[0, 0, 0] = np.nextafter(fine[0, 0, 0], np.float32(1))
+        return fine
+
+    monkeypatch.setattr("mdpext_dask.rows.extended_block", another)
+    with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
+        open_mechanism(finished).sample(x_km=0.0, y_km=2.0)
+    open_mechanism(finished).sample(x_km=3.0, y_km=2.0)  # stored
+    report = audit_certificate(str(finished))
+    assert not report.holds
+    assert set(MechanismStore.open(str(finished)).plan.skipped) <= set(report.blocks_at_fault)
 
 
 def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
@@ -427,7 +468,7 @@ def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
 def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
     shutil.rmtree(finished / "seed" / "score" / "c")
     mechanism = open_mechanism(finished)
-    with pytest.raises(StoreError, match="the seed is damaged"):
+    with pytest.raises(StoreError, match="the seed's scores are damaged"):
         mechanism.row(x_km=0.0, y_km=2.0)
     report = audit_certificate(str(finished))
     assert not report.holds
