@@ -257,7 +257,7 @@ def test_bytes_are_those_of_a_store_that_skips_nothing(built: Path, tmp_path: Pa
 
 
 def test_other_extensions_skip_blocks_as_well(tmp_path: Path) -> None:
-    """Scores that depend on budgets, a whole mechanism that is tempered: more than the seed's rows is read."""
+    """Scores that depend on budgets, a mechanism tempered as a whole: more than the seed's rows is read."""
     found = []
     for cells in (1, 9):
         job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
