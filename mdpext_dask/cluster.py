@@ -116,8 +116,8 @@ class DaskExecutor:
 
     @property
     def threads(self) -> int:
-        """One for each local worker, which rest meanwhile; elsewhere a worker keeps to its own."""
-        return self.workers if self.on_this_machine else 1
+        """One for each local worker, which rest meanwhile; one elsewhere, or while workers are replaced."""
+        return max(self.workers, 1) if self.on_this_machine else 1
 
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
