@@ -21,13 +21,13 @@ import numpy as np
 import zarr
 import zarr.errors
 from numpy.typing import NDArray
-from zarr.abc.store import Store
 
 from mdpext_dask import objects, receipts, template
 from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
 from mdpext_dask.grid import Grid
+from mdpext_dask.hierarchy import ROOT_KEY, Hierarchy
 from mdpext_dask.partition import Block, Plan
 from mdpext_dask.projection import Projection
 from mdpext_dask.receipts import Receipt
@@ -36,17 +36,11 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 
 # States in the order in which a store goes through them, after template.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
-_ROOT_KEY = "zarr.json"
 _WRITE_ATTEMPTS = 5
 
 
-class MechanismStore:
+class MechanismStore(Hierarchy):
     """A mechanism store, open for reading or for writing; see :meth:`create` and :meth:`open`."""
-
-    def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
-        self.url = objects.absolute(url)
-        self.objects = objects_store
-        self._root = root
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -143,7 +137,7 @@ class MechanismStore:
         try:
             if objects.is_empty(store):
                 return None
-            content = objects.get_json(store, _ROOT_KEY)
+            content = objects.get_json(store, ROOT_KEY)
             if content is None and objects.holds_leftovers_only(store):
                 return None
         except OSError as error:
@@ -160,21 +154,6 @@ class MechanismStore:
         objects.delete_everything(self.objects, self.url)
 
     # --- attributes -------------------------------------------------------------------------------
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Attributes of the root, as they were when the store was opened or last updated here."""
-        return dict(self._root.attrs)
-
-    def update(self, **attributes: Any) -> None:
-        """Write attributes of the root in one atomic step.
-
-        The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
-        """
-        document = objects.get_json(self.objects, _ROOT_KEY)
-        document["attributes"].update(attributes)
-        objects.put_json(self.objects, _ROOT_KEY, document)
-        self._root = zarr.open_group(self.objects, mode="r+", use_consolidated=False)
 
     @property
     def state(self) -> str:
@@ -203,7 +182,7 @@ class MechanismStore:
 
         That is the description of their array and, with a region, its cells and the seed.
         """
-        description = objects.get_bytes(self.objects, f"{template.PROBABILITY}/{_ROOT_KEY}") or b""
+        description = objects.get_bytes(self.objects, f"{template.PROBABILITY}/{ROOT_KEY}") or b""
         if not self.kept.all():
             description += f"{template.cells_sha256(self.kept)} {self.seed_attributes.get('sha256')}".encode()
         return receipts.digest_of(found, description)
@@ -258,33 +237,6 @@ class MechanismStore:
         return dict(group.attrs) if isinstance(group, zarr.Group) else {}
 
     # --- arrays -----------------------------------------------------------------------------------
-
-    def array(self, name: str) -> "zarr.Array[Any]":
-        """Return an array of the hierarchy, nothing read of it yet.
-
-        Raises
-        ------
-        StoreError
-            If it is not there.
-        """
-        array = self._root.get(name)
-        if not isinstance(array, zarr.Array):
-            raise StoreError(f"{self.url}: the array {name} is missing")
-        return array
-
-    def read(self, name: str, *index: slice) -> NDArray[Any]:
-        """Return (a part of) an array of the hierarchy.
-
-        Raises
-        ------
-        StoreError
-            If the array is not there or its bytes are damaged.
-        """
-        array = self.array(name)
-        try:
-            return np.asarray(array[index] if index else array[...])
-        except (ValueError, RuntimeError, OSError) as error:  # what codecs and storage raise
-            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
 
     def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
         """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
