@@ -256,12 +256,13 @@ def test_bytes_are_those_of_a_store_that_skips_nothing(built: Path, tmp_path: Pa
     assert store.attributes["epsilon_certified"] == attributes["epsilon_certified"]
 
 
-def test_other_extensions_skip_blocks_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["mcshane-whitney", "cell-lp"])
+def test_other_extensions_skip_blocks_as_well(tmp_path: Path, method: str) -> None:
     """Scores that depend on budgets, a mechanism tempered as a whole: more than the seed's rows is read."""
     found = []
     for cells in (1, 9):
         job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
-        job["extension"] = {"method": "mcshane-whitney"}
+        job["extension"] = {"method": method}
         path = tmp_path / f"{cells}.zarr"
         assert build(parse_job(job), str(path))["state"] == "complete"
         assert audit_certificate(str(path)).holds
