@@ -14,9 +14,10 @@ from mdpext_dask.cells.improve import BOX_PATCHES, BOXES, MORE_SWEEPS, PATCH, TR
 from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.frame import FileFrame, Frame, build_frame
+from mdpext_dask.grid import Grid
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
+from mdpext_dask.seeding import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
 from mdpext_dask.spec import JobSpec, check_min_probability
-from mdpext_dask.splits import SEED_SHARES
 from mdpext_dask.stored_loss import CACHE_BYTES
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -43,7 +44,7 @@ _TRIAL_PEAK = 15
 _REFINING_BYTES = 7_000
 # Cell programs: seconds for a number of a lattice in a try, tries of a sweep on a coarse level, splits that
 # are searched, and bytes that a task may need besides.
-_CELL, _TRIES, _SPLITS = 4e-6, 3, {"certified": 8, "half": 2, "bound": 2}
+_CELL, _TRIES, _SPLITS = 4e-6, 3, {"certified": 5, "half": 2, "bound": 2}
 _CELL_BYTES = 160 * 2**20
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
@@ -92,19 +93,22 @@ def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
     return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def _seed_work(spec: JobSpec, seeds: int) -> tuple[int, int, int]:
+def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
-    if spec.extension.method == "cell-lp" and spec.privacy.budget == "certified":
-        return len(SEED_SHARES), 0, 0
     if spec.privacy.budget == "half":
         return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
     if spec.privacy.budget == "bound":
         return 1, 0, 0
+    shares = 0
+    if spec.extension.method == "cell-lp":
+        if spec.privacy.epsilon_per_km * grid.cell_km > DENSE_SEEDS:
+            return len(COARSE_SHARES), 0, 0
+        shares = len(DENSE_SHARES)
     rounds = spec.seed.refine_rounds
     if not rounds:
-        return _SEARCH_SOLVES, 0, _SEARCH_TRIALS
-    starts = _FEW_STARTS if many_seeds(seeds) else _STARTS
-    return starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
+        return shares + _SEARCH_SOLVES, 0, _SEARCH_TRIALS
+    starts = _FEW_STARTS if many_seeds(grid.seeds) else _STARTS
+    return shares + starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
 
 
 def _cell_seconds(spec: JobSpec, plan: Plan, workers: int) -> dict[str, float]:
@@ -146,7 +150,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
     design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     plan = Plan.of(grid, outputs, spec.store.block_cells, frame.kept)
-    solves, rounds, trials = _seed_work(spec, grid.seeds)
+    solves, rounds, trials = _seed_work(spec, grid)
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
     nodes, nodes_read = 0, 0

@@ -41,7 +41,7 @@ from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
 from mdpext_dask.solving import solve_alone
 from mdpext_dask.spec import parse_job
-from mdpext_dask.splits import Chosen
+from mdpext_dask.splits import LARGE_GAP, Chosen
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import solve_seed
 from mdpext_dask.trials import CONTENT, Trial, Trials
@@ -58,8 +58,6 @@ _CLOSE_ENOUGH = 1.005
 # Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
 # time.
 _ROUNDS_BEFORE_REFINING, _ENOUGH_REFINING = 1, 8
-# How well a program with many seeds is solved.
-_LARGE_GAP = 1e-4
 
 
 @dataclass(frozen=True)
@@ -281,7 +279,7 @@ class _Search:
         started = time.perf_counter()
         self._store.write_budgets(budgets)
         closest = GAP if start is None else _SEARCH_GAP
-        gap = _LARGE_GAP if self._large else closest
+        gap = LARGE_GAP if self._large else closest
         seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
         self._solves += 1
         self._slowest = max(self._slowest, time.perf_counter() - started)

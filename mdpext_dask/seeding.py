@@ -1,5 +1,7 @@
 """Making a store's seed: its cost, its budgets, and for cell programs the records that come of it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,15 @@ from mdpext_dask.cluster import Executor
 from mdpext_dask.loss import assemble_seed_cost
 from mdpext_dask.search import search_budgets
 from mdpext_dask.spec import JobSpec, parse_job
-from mdpext_dask.splits import Chosen, seeds_by_share, solve_splits
+from mdpext_dask.splits import Chosen, seed_of_share, solve_splits
 from mdpext_dask.stages import Stages
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import seed_cost_block
 
 CELL_PROGRAMS = "cell-lp"
+# Of ε: budgets of the seeds that cell programs may begin with, on coarse seeds and on dense ones, where ε h_0
+# is at most so much.
+COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3.0
 
 
 def job_of(store: MechanismStore) -> JobSpec:
@@ -31,16 +36,50 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         with stages.stage("loss", store.plan.blocks):
             _make_cost(store, executor, stages)
     design = float(store.attributes["epsilon_design_per_km"])
-    by_cells = spec.extension.method == CELL_PROGRAMS
-    with stages.stage("seed"):
-        candidates = _candidates(store, executor, stages, design, spec.privacy.budget, by_cells=by_cells)
-    chosen, records, facts = candidates[0], None, {}
-    if by_cells:
+    if spec.extension.method == CELL_PROGRAMS:
         with stages.stage("cells"):
-            rows = [candidate.rows for candidate in candidates]
-            found = improve_cells(store, executor, rows, design, spec.extension.sweeps, stages.observer)
+            candidates = _Candidates(store, executor, stages, design, spec.privacy.budget)
+            found = improve_cells(store, executor, candidates, design, spec.extension.sweeps, stages.observer)
             chosen, records, facts = candidates[found.candidate], found.name, found.facts
+    else:
+        with stages.stage("seed"):
+            chosen, records, facts = _seed(store, executor, stages, design, spec.privacy.budget), None, {}
     store.write_seed(chosen.seed, {**chosen.facts, **facts}, chosen.rows, chosen.extension, records)
+
+
+def _seed(store: MechanismStore, executor: Executor, stages: Stages, design: float, budget: str) -> Chosen:
+    if budget == "certified":
+        return search_budgets(store, executor, design, stages.observer)
+    return solve_splits(store, executor, design, budget)
+
+
+class _Candidates:
+    """Seeds that cell programs may begin with, solved when they are asked for.
+
+    With `certified` budgets it is for the programs to find out how much of ε the seed should use. Coarse
+    seeds should leave much to the programs, which gain what refining seeds would, and more. On dense seeds
+    there is less to gain between them, and the certified and refined seed competes.
+    """
+
+    def __init__(
+        self, store: MechanismStore, executor: Executor, stages: Stages, design: float, budget: str
+    ) -> None:
+        named = partial(_seed, store, executor, stages, design, budget)
+        self._solve: list[Callable[[], Chosen]] = [named]
+        if budget == "certified":
+            dense = design * store.grid.cell_km <= DENSE_SEEDS
+            shares = DENSE_SHARES if dense else COARSE_SHARES
+            by_share = [partial(seed_of_share, store, executor, design, share) for share in shares]
+            self._solve = [*by_share, named] if dense else [*by_share]
+        self._solved: dict[int, Chosen] = {}
+
+    def __len__(self) -> int:
+        return len(self._solve)
+
+    def __getitem__(self, index: int) -> Chosen:
+        if index not in self._solved:
+            self._solved[index] = self._solve[index]()
+        return self._solved[index]
 
 
 def _make_cost(store: MechanismStore, executor: Executor, stages: Stages) -> None:
@@ -51,15 +90,3 @@ def _make_cost(store: MechanismStore, executor: Executor, stages: Stages) -> Non
         block = plan[index]
         cost[block.cells_x, block.cells_y] = part
     store.write_seed_cost(assemble_seed_cost(grid, cost))
-
-
-def _candidates(
-    store: MechanismStore, executor: Executor, stages: Stages, design: float, budget: str, *, by_cells: bool
-) -> list[Chosen]:
-    """Return seeds to choose from: one, unless cell programs are to find out how much of ε it may use."""
-    if budget != "certified":
-        return [solve_splits(store, executor, design, budget)]
-    if by_cells:
-        # Certified budgets leave nothing of ε to the programs, and what refining gains they gain as well.
-        return seeds_by_share(store, executor, design)
-    return [search_budgets(store, executor, design, stages.observer)]

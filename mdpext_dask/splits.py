@@ -14,15 +14,17 @@ from mdpext_dask.budget import (
     candidate_splits,
     even_split,
     half_budgets,
+    many_seeds,
 )
 from mdpext_dask.cluster import Executor
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
+from mdpext_dask.solving import solve_alone
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import solve_seed
 
-# Of ε: budgets of the seeds that cell programs may begin with.
-SEED_SHARES = (0.4, 0.5, 0.6, 0.75)
+# How well a program with many seeds is solved.
+LARGE_GAP = 1e-4
 
 
 @dataclass(frozen=True)
@@ -88,25 +90,25 @@ def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: floa
     )
 
 
-def seeds_by_share(store: MechanismStore, executor: Executor, design_epsilon: float) -> list[Chosen]:
-    """Solve the seed LP for several shares of ε, evenly split between the axes; return all of them.
+def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: float, share: float) -> Chosen:
+    """Solve the seed LP under a share of ε, evenly split between the axes.
 
     Parameters
     ----------
     store
         The store, with its seed cost.
     executor
-        Where the LPs are solved.
+        Where the LP is solved.
     design_epsilon
         ε to design for, in 1/km.
+    share
+        How much of ε budgets are.
     """
     even = even_split(design_epsilon, store.metric_p)
-    candidates = [AxisBudgets(even, (s * even[0], s * even[1])) for s in SEED_SHARES]
-    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
-    return [
-        _chosen(store, solved[position], candidate, {"solves": len(candidates), "budget_share": share})
-        for position, (candidate, share) in enumerate(zip(candidates, SEED_SHARES, strict=True))
-    ]
+    budgets = AxisBudgets(even, (share * even[0], share * even[1]))
+    gap = LARGE_GAP if many_seeds(store.grid.seeds) else GAP
+    seed = solve_alone(store, executor, solve_seed, budgets.beta, gap)
+    return _chosen(store, seed, budgets, {"budget_share": share, "solves": 1})
 
 
 def _chosen(

@@ -18,8 +18,8 @@ ORDER = (
     "receipts", "template", "store", "stored_loss", "integrity", "blocks", "rows", "tasks", "boundary",
     "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
-    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.improve", "solving", "refine",
-    "splits", "search", "stages", "seeding", "costs", "run", "cli",
+    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state", "cells.improve", "solving",
+    "refine", "splits", "search", "stages", "seeding", "costs", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {

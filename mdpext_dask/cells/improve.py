@@ -18,8 +18,8 @@ How much of ε the seed may use, and how far points on lines may go, is searched
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.blocks import RECORD_SCORES
 from mdpext_dask.cells.lattice import Box, Lines, boxes_of
+from mdpext_dask.cells.state import Candidates, Found, Improved, State
 from mdpext_dask.cells.sweep import Swept
 from mdpext_dask.cells.tasks import (
     LatticeArray,
@@ -56,7 +57,9 @@ _RESERVE, _LOOSE = 1e-4, 5e-5
 MORE_SWEEPS = 2
 # How far points on lines may go, as a share of ε times the spacing: what is tried, and by how many sweeps
 # it is judged.
-_TUBES, TRIAL_SWEEPS = (0.15, math.inf), 3
+_TUBES, TRIAL_SWEEPS = (math.inf, 0.15), 3
+# Of ε: what seeds may use at most, so that programs are left something everywhere.
+_SEED_USES = 0.95
 # Attribute of the seed group: where an interrupted call goes on.
 _PROGRESS = "cells_progress"
 # How many patches a box should have at least, about how many boxes a lattice is cut into, and the most bytes
@@ -66,108 +69,10 @@ _FLOAT32 = 4
 _TEMPERINGS = 20
 
 
-@dataclass(frozen=True)
-class Improved:
-    """What a sweep has come to.
-
-    Parameters
-    ----------
-    level
-        Which level, from 1.
-    loss_km
-        Expected loss of the records that extend from it, in km.
-    tries
-        How often it was made.
-    frozen_share
-        Share of points that had to stay in the end.
-    programs, by_highs
-        How many programs, and how many of them HiGHS solved in the place of the structured method.
-    fallbacks
-        Patches whose program could not be solved, on the lattice of the level: lower left point, points.
-    seconds
-        How long it took.
-    """
-
-    level: int
-    loss_km: float
-    tries: int
-    frozen_share: float
-    programs: int
-    by_highs: int
-    fallbacks: tuple[tuple[int, int, int, int], ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """What cell programs have come to.
-
-    Parameters
-    ----------
-    candidate
-        Which of the seeds they began from.
-    name
-        Name of the array in the seed group with log probabilities of all records.
-    facts
-        What to note about them, for the attributes of the seed.
-    """
-
-    candidate: int
-    name: str
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _State:
-    """Where the programs are: log probabilities on a lattice, and how they came about.
-
-    Parameters
-    ----------
-    candidate, tube
-        Which seeds they began from, and how far points on lines may go.
-    tried
-        What else was tried.
-    level
-        Which level, from 1.
-    scores
-        Log probabilities of its points.
-    loss_km
-        Expected loss of the records that extend from them, in km.
-    sweeps
-        Sweeps so far.
-    """
-
-    candidate: int
-    tube: float
-    tried: tuple[dict[str, Any], ...]
-    level: int
-    scores: LatticeArray
-    loss_km: float
-    sweeps: tuple[Improved, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "tube": json_number(self.tube), "loss_km": json_number(self.loss_km)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "_State":
-        """Return what :meth:`as_json` was made of."""
-        where = values["scores"]
-        return cls(
-            candidate=values["candidate"],
-            tube=float(values["tube"]),
-            tried=tuple(values["tried"]),
-            level=values["level"],
-            scores=LatticeArray(where["name"], tuple(where["padding"])),
-            loss_km=float(values["loss_km"]),
-            sweeps=tuple(Improved(**sweep) for sweep in values["sweeps"]),
-        )
-
-
 def improve_cells(
     store: MechanismStore,
     executor: Executor,
-    candidates: Sequence[NDArray[np.float64]],
+    candidates: Candidates,
     design_epsilon: float,
     sweeps: int,
     observer: Observer,
@@ -181,7 +86,7 @@ def improve_cells(
     executor
         Where programs are solved.
     candidates
-        Seed rows to choose from, each float64 of shape (J, K).
+        Seeds to choose from.
     design_epsilon
         ε in the plane that leaves room for storing, in 1/km.
     sweeps
@@ -217,7 +122,7 @@ class _Cells:
         self._parts = [n for n in store.grid.refine if n > 1] or [1]
         self._numbers = itertools.count()
 
-    def run(self, candidates: Sequence[NDArray[np.float64]]) -> Found:
+    def run(self, candidates: Candidates) -> Found:
         """Go through all levels."""
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
@@ -261,34 +166,46 @@ class _Cells:
         """Return how many sweeps a level gets: where they cost less and reach further, more."""
         return int(self._finest_sweeps * MORE_SWEEPS ** (len(self._parts) - number))
 
-    def _begin(self, state: _State) -> _State:
+    def _begin(self, state: State) -> State:
         """Interpolate a state to the next level."""
         level, parts = self._level(state.level + 1), self._parts[state.level]
         scores, boxes = self._new_array(level), self._unmoved(level)
         self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
-    def _search_split(self, candidates: Sequence[NDArray[np.float64]]) -> _State:
-        """Try seeds and tubes on the first level; return the best."""
-        best: _State | None = None
+    def _search_split(self, candidates: Candidates) -> State:
+        """Try seeds, then tubes with the best of them, on the first level; return the best."""
         tried: list[dict[str, Any]] = []
-        for candidate, rows in enumerate(candidates):
-            seeds = self._seeds_within(rows)
-            for tube in _TUBES:
-                state = self._begin(_State(candidate, tube, (), 0, seeds, math.inf, ()))
-                state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
-                tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
-                worse = state if best is not None and state.loss_km >= best.loss_km else best
-                best = best if worse is state else state
-                if worse is not None:
-                    self._forget(worse.scores)
-            self._forget(seeds)
-        assert best is not None  # there is a seed
+        best: State | None = None
+        for candidate in range(len(candidates)):
+            best = self._better(best, self._first_sweeps(candidate, _TUBES[0], candidates, tried))
+        assert best is not None  # there is a candidate
+        for tube in _TUBES[1:]:
+            best = self._better(best, self._first_sweeps(best.candidate, tube, candidates, tried))
         best = replace(best, tried=tuple(tried))
         self._save(best)
         return best
 
-    def _sweeps(self, state: _State, sweeps: int, *, save: bool = True) -> _State:
+    def _better(self, first: State | None, second: State) -> State:
+        """Return the state with less loss, and forget the other."""
+        if first is None:
+            return second
+        worse, better = (first, second) if second.loss_km < first.loss_km else (second, first)
+        self._forget(worse.scores)
+        return better
+
+    def _first_sweeps(
+        self, candidate: int, tube: float, candidates: Candidates, tried: list[dict[str, Any]]
+    ) -> State:
+        """Make a few sweeps from a seed."""
+        seeds = self._seeds_within(candidates[candidate].rows)
+        state = self._begin(State(candidate, tube, (), 0, seeds, math.inf, ()))
+        state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
+        self._forget(seeds)
+        tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
+        return state
+
+    def _sweeps(self, state: State, sweeps: int, *, save: bool = True) -> State:
         """Sweep over the state's level until it has had so many sweeps."""
         level = self._level(state.level)
         for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
@@ -301,18 +218,18 @@ class _Cells:
         return state
 
     def _seeds_within(self, rows: NDArray[np.float64]) -> LatticeArray:
-        """Write seeds, tempered until their mechanism is within ε, and return where."""
+        """Write seeds, tempered until their mechanism leaves something of ε, and return where."""
         trials = Trials(self._store, self._executor)
-        alpha = 1.0
+        alpha, goal = 1.0, _SEED_USES * self._target
         try:
             for _ in range(_TEMPERINGS):
                 seeds = tempered(rows, alpha)
                 epsilon = trials.run(seeds).epsilon
-                if epsilon <= self._target:
+                if epsilon <= goal:
                     break
-                alpha *= self._target / epsilon * AIM
+                alpha *= goal / epsilon * AIM
             else:
-                raise SolverError(f"no tempering brings the seeds' certificate within {self._target:.4g}/km")
+                raise SolverError(f"no tempering brings the seeds' certificate within {goal:.4g}/km")
         finally:
             trials.clear()
         array = LatticeArray(self._new_name())
@@ -322,24 +239,24 @@ class _Cells:
 
     # --- progress ---------------------------------------------------------------------------------
 
-    def _save(self, state: _State, instead_of: _State | None = None) -> None:
+    def _save(self, state: State, instead_of: State | None = None) -> None:
         """Note a state, and only then forget the one before."""
         self._store.note_seed({_PROGRESS: {**state.as_json(), "next": next(self._numbers)}})
         if instead_of is not None:
             self._forget(instead_of.scores)
 
-    def _resumed(self) -> _State | None:
+    def _resumed(self) -> State | None:
         """Return what an interrupted call has come to, if its array is still there."""
         noted = self._store.seed_attributes.get(_PROGRESS)
         if noted is None:
             return None
         self._numbers = itertools.count(noted["next"] + 1)
-        state = _State.from_json({key: value for key, value in noted.items() if key != "next"})
+        state = State.from_json({key: value for key, value in noted.items() if key != "next"})
         return state if state.scores.name in self._store.seed_arrays() else None
 
     # --- sweeps -----------------------------------------------------------------------------------
 
-    def _one_sweep(self, state: _State, level: Level, offset: tuple[int, int]) -> _State:
+    def _one_sweep(self, state: State, level: Level, offset: tuple[int, int]) -> State:
         """Make one sweep; again, with less freedom, until the certificate of its result holds."""
         started = time.perf_counter()
         half = PATCH // 2
@@ -480,7 +397,7 @@ def _with_cells(
     return frozen
 
 
-def _told(state: _State, turn: int) -> str:
+def _told(state: State, turn: int) -> str:
     done = state.sweeps[-1]
     again = f", {done.tries} tries" if done.tries > 1 else ""
     return (
