@@ -25,6 +25,7 @@ PUBLISHED_SHARES = (1 / 5, 2 / 5, 3 / 5, 4 / 5)
 _STORED_LOG_ERROR = 4 * 2.0**-24 * (1 + 2.0**-23) + 2e-12
 # Direction-wise budgets: least angle to either axis, and what the metric's exponent counts for at most.
 _LEAST_ANGLE = 0.25
+_LEAST_FACTOR = 1 / 8
 _SHARPEST_EXPONENT = 4.0
 # A program with 100 outputs takes about ten seconds then.
 _MANY_SEEDS = 1000
@@ -277,7 +278,8 @@ def tighten(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return budgets lowered on the four edges of every source cell whose certificate exceeds the limit.
 
-    An edge takes the smaller factor of the cells on its two sides. Where no cell exceeds the limit, all
+    An edge takes the smaller factor of the cells on its two sides, an eighth where that is less: an infinite
+    norm must not end all change. Where no cell exceeds the limit, all
     budgets are raised alike instead, up to it.
 
     Parameters
@@ -292,7 +294,7 @@ def tighten(
     factor = limit / norms
     if factor.min() >= 1:
         return budgets[0] * factor.min(), budgets[1] * factor.min()
-    factor = np.minimum(factor, 1.0)
+    factor = np.clip(factor, _LEAST_FACTOR, 1.0)
     padded_x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
     padded_y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
     return (
@@ -302,12 +304,13 @@ def tighten(
 
 
 def _slope_bound(beta: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
-    return beta * steepening(beta * cell_km, beta_other * cell_km)
+    return beta * steepening(beta * cell_km, beta_other * cell_km) if beta > 0 else 0.0
 
 
 def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
     def excess(beta: float) -> float:
-        return _slope_bound(beta, beta_other, cell_km, steepening) - epsilon_axis
+        # A promise may grow without bound; what is beyond twice ε is too much in any case.
+        return min(_slope_bound(beta, beta_other, cell_km, steepening), 2 * epsilon_axis) - epsilon_axis
 
     # β = 0 always holds; β = ε never does, unless normalising steepens nothing.
     if excess(epsilon_axis) <= 0:

@@ -245,3 +245,28 @@ def test_the_certificate_by_source_cell_adds_up_to_the_whole(p: float) -> None:
         part = fine[5 * i : 5 * i + 6, 5 * j : 5 * j + 6]
         expected = certify_cells(part, x[:6], y[:6], p)[0]
         assert norms[i, j].max() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [2.0**-37, 0.0, np.nan, 3.0])
+def test_what_the_sampler_cannot_use_fails_in_trials_as_it_does_in_the_end(value: float) -> None:
+    """Otherwise a search would be content with what is refused later."""
+    fine = extend_log_convex(np.log(softmax(np.random.default_rng(1).normal(size=(4, 4, 3)))), 2)
+    before = certify_source_cells(fine, 0.5, 2, 2.0)
+    fine[2, 3, 1] = value
+    after = certify_source_cells(fine, 0.5, 2, 2.0)
+    # The record lies on the side that two cells share.
+    failing = np.zeros(after.shape, dtype=bool)
+    failing[:2, 1, 1] = True
+    assert np.isinf(after[failing]).all()
+    assert np.isfinite(after[~failing]).all()
+    assert np.array_equal(after[2], before[2])
+    assert math.isinf(certify_cells(fine, np.arange(7) / 2, np.arange(7) / 2, 2.0)[0])
+    # A row that adds up to more than the sampler's integers hold.
+    fine[2, 3] = 0.9
+    assert np.isinf(certify_source_cells(fine, 0.5, 2, 2.0)).all()
+
+
+def test_an_infinite_certificate_lowers_budgets_and_leaves_some() -> None:
+    budgets = np.ones((2, 1, 2, 1)), np.ones((2, 2, 1, 1))
+    lowered = tighten(budgets, np.full((1, 1, 1), np.inf), 1.0)
+    assert all((b == 1 / 8).all() for b in lowered)

@@ -107,9 +107,8 @@ def certify_cells(
         return math.inf, Place(0, 0, 0), _all(probability)
     if (step_x <= 0).any() or (step_y <= 0).any():
         return math.inf, Place(0, 0, 0), _all(probability)
-    # Written so that not-a-number fails.
-    if not (probability.min() >= SMALLEST_PROBABILITY and probability.max() <= LARGEST_TOTAL):
-        sound = (probability >= SMALLEST_PROBABILITY) & (probability <= LARGEST_TOTAL)
+    sound = _sound(probability)
+    if sound is not None:
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
         place = _cell_of(first_x, first_y, first_output, probability.shape)
         return math.inf, place, int((~sound).sum())
@@ -210,19 +209,40 @@ def certify_source_cells(
 
     Returns
     -------
-    float64 of shape (cells east, cells north, K).
+    float64 of shape (cells east, cells north, K); infinity where a cell holds what the sampler cannot use.
     """
+    sound = _sound(probability)
+    if sound is not None:
+        probability = np.where(sound, probability, np.float32(SMALLEST_PROBABILITY))
     rows, columns, outputs = probability.shape
     q = dual_exponent(metric_p)
     across, along = (rows - 1) // factor, (columns - 1) // factor
     largest = np.zeros((across, along, outputs))
     steps = np.full(rows - 1, side_km), np.full(columns - 1, side_km)
-    for i, rank in enumerate(_ranks(probability, *steps, q)):
-        here = largest[i // factor]
-        np.maximum(here, rank.reshape(along, factor, outputs).max(axis=1), out=here)
+    try:
+        for i, rank in enumerate(_ranks(probability, *steps, q)):
+            here = largest[i // factor]
+            np.maximum(here, rank.reshape(along, factor, outputs).max(axis=1), out=here)
+    except _UnsoundTotalError:
+        return np.full_like(largest, math.inf)
+    if sound is not None:
+        for i, j, output in zip(*np.nonzero(~sound), strict=True):
+            # A record on a side belongs to the cells on both of its sides.
+            here = largest[
+                max(i - 1, 0) // factor : i // factor + 1, max(j - 1, 0) // factor : j // factor + 1
+            ]
+            here[..., output] = math.inf
     norm = np.sqrt(largest) if q == 2 else largest
     allowance = certificate_allowance(outputs, side_km, side_km, metric_p)
     return np.asarray(norm * (1 + NORM_RELATIVE_ERROR) + allowance)
+
+
+def _sound(probability: NDArray[np.float32]) -> NDArray[np.bool_] | None:
+    """Return which entries the sampler can use; None if it can use all."""
+    # Written so that not-a-number fails.
+    if probability.min() >= SMALLEST_PROBABILITY and probability.max() <= LARGEST_TOTAL:
+        return None
+    return np.asarray((probability >= SMALLEST_PROBABILITY) & (probability <= LARGEST_TOTAL))
 
 
 def _certify_strip(
