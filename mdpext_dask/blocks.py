@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
-from mdpext_dask.extend.choose import operator_of
+from mdpext_dask.extend.choose import checked_rows, is_own, operator_of
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.partition import Block
@@ -21,9 +21,14 @@ SEED, TRIAL = "", "trial_"
 RECORD_SCORES = "record_scores"
 
 
+def extension_of_store(store: MechanismStore) -> ExtensionSection:
+    """Return the section of a store's job that says how it is extended."""
+    return ExtensionSection.model_validate(store.attributes["job"]["extension"])
+
+
 def operator_of_store(store: MechanismStore) -> Operator:
     """Return the operator of a store's job."""
-    return operator_of(ExtensionSection.model_validate(store.attributes["job"]["extension"]))
+    return operator_of(extension_of_store(store))
 
 
 def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix: str = SEED) -> Corners:
@@ -44,8 +49,6 @@ def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix
         If what is stored is damaged.
     """
     scores = store.read_scores(block, f"{prefix}score")
-    if not np.isfinite(scores).all():
-        raise StoreError(f"{store.url}: the seed's scores are damaged; run the job again")
     east, north = (n - 1 for n in scores.shape[:2])
     budget_x = np.full((2, east, north + 1, 1), np.inf)
     budget_y = np.full((2, east + 1, north, 1), np.inf)
@@ -54,7 +57,12 @@ def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix
         budget_x = store.read(f"seed/{prefix}{EXTENSION_X}", every, across, _closed(along))
         budget_y = store.read(f"seed/{prefix}{EXTENSION_Y}", every, _closed(across), along)
     exponent = 1.0 if operator.linear else float(store.read(f"seed/{prefix}{EXPONENT}")[0])
-    return Corners(scores, budget_x, budget_y, store.grid.refine, exponent)
+    # Whatever is lost reads as not-a-number.
+    if not np.isfinite([scores.sum(), exponent]).all() or np.isnan([budget_x.sum(), budget_y.sum()]).any():
+        raise StoreError(f"{store.url}: the seed's scores or budgets are damaged; run the job again")
+    grid = store.grid
+    one_stage = extension_of_store(store).stages == "one"
+    return Corners(scores, budget_x, budget_y, (grid.factor,) if one_stage else grid.refine, exponent)
 
 
 def extension_arrays(
@@ -77,11 +85,22 @@ def extension_arrays(
 
 
 def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
-    """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K)."""
+    """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K).
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    SpecError
+        If an operator of the user's own fails, or answers with something else.
+    """
     if prefix == SEED and RECORD_SCORES in store.seed_attributes:
         return _from_records(store, block, store.seed_attributes[RECORD_SCORES])
     operator = operator_of_store(store)
-    return operator.rows(read_corners(store, block, operator, prefix))
+    corners = read_corners(store, block, operator, prefix)
+    if not is_own(extension_of_store(store)):
+        return operator.rows(corners)
+    return checked_rows(operator, corners)
 
 
 def _from_records(store: MechanismStore, block: Block, where: Mapping[str, Any]) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, pla
 from mdpext_dask.cells.improve import BOX_PATCHES, BOXES, MORE_SWEEPS, PATCH, TRIAL_SWEEPS
 from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
+from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.frame import FileFrame, Frame, build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
@@ -148,7 +149,9 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     check_counts(spec, frame)
     check_memory(spec, frame)
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
-    design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
+    p, budget = spec.domain.metric_p, spec.privacy.budget
+    design = design_epsilon(planar, grid.spacing_km, outputs, p)
+    check_operator(spec.extension, budget, design, grid, outputs, p)
     plan = Plan.of(grid, outputs, spec.store.block_cells, frame.kept)
     solves, rounds, trials = _seed_work(spec, grid)
     elements = grid.records * outputs

@@ -30,6 +30,8 @@ _SEED_CHUNK_BYTES = 256 * 2**10
 _WRITE_SHARE = 2.1
 _SLABS = 8
 _COLUMNS, _UNPACKED = 4, 9
+# What an operator of the user's own may need of columns, if it transforms scores and back.
+_OWN_COLUMNS = 12
 _TASK_OVERHEAD_BYTES = 150 * 2**10
 
 
@@ -210,7 +212,8 @@ class Plan:
         if method == "cell-lp":
             slabs += _UNPACKED * block
         elif method != "log-convex":
-            slabs = _COLUMNS * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
+            columns = _OWN_COLUMNS if ":" in method else _COLUMNS
+            slabs = columns * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
         seed = math.prod(self.seed_chunk_shape) * FLOAT64
         return int(max(seed, block + max(_WRITE_SHARE * block, slabs)) + _TASK_OVERHEAD_BYTES)
 

@@ -12,12 +12,14 @@ from typing import Any
 from mdpext_dask import budget, objects, receipts
 from mdpext_dask.audit.certificate import certify_block
 from mdpext_dask.audit.report import AuditReport, summarise_certificate
+from mdpext_dask.blocks import extension_of_store
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import check_memory
 from mdpext_dask.domain import Domain, build_domain, check_counts, output_count
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block
+from mdpext_dask.extend.choose import check_operator, is_own, operator_of
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.progress import Note, Observer, TaskDone, silent
@@ -188,13 +190,18 @@ def find_or_prepare(
     if not overwrite:
         found = MechanismStore.find(url, spec)
         if found is not None:
+            if found.state != COMPLETE:
+                operator_of(spec.extension)
             return found, None
+    operator_of(spec.extension)
     objects.check_place(url)
     with stages.stage("domain"):
         frame = build_frame(spec)
         check_counts(spec, frame)
         check_memory(spec, frame)
-        epsilons(spec, frame.grid, frame.distortion, output_count(spec, frame))
+        grid, outputs, p = frame.grid, output_count(spec, frame), spec.domain.metric_p
+        design = epsilons(spec, grid, frame.distortion, outputs)["epsilon_design_per_km"]
+        check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
         domain = build_domain(spec, frame)
     for note in domain.notes:
         stages.observer(Note(note))
@@ -401,8 +408,11 @@ def _check_workers(spec: JobSpec, workers: int | None, observer: Observer) -> No
 def _boundary_violation(store: MechanismStore, boundary: BoundaryReport) -> GuaranteeViolation:
     first = boundary.mismatches[0]
     more = f" and {len(boundary.mismatches) - 1} more" if len(boundary.mismatches) > 1 else ""
+    suspect = "is a worker's hardware or software at fault?"
+    if is_own(extension_of_store(store)):
+        suspect = "is the operator of extension.method not local, or has it changed since?"
     return GuaranteeViolation(
         f"{store.url}: blocks {first.blocks[0]} and {first.blocks[1]} disagree on record "
-        f"{first.record}{more}; is a worker's hardware or software at fault?",
+        f"{first.record}{more}; {suspect}",
         worst={"record": list(first.record), "blocks": list(first.blocks)},
     )

@@ -3,8 +3,9 @@
 Solve with budgets that are too generous; extend; take the certificate of every source cell and output; lower
 the budgets of the cells that exceed ε; repeat. At the end temper the seed, z^α / Σ z^α, with the largest α
 for which the certificate passes on the bytes that will be stored. Tempering the seed tempers the whole
-mechanism, since scores are interpolated linearly. By default one round is enough, and refining
-(:mod:`mdpext_dask.refine`) does the rest, better and faster.
+mechanism where scores are interpolated linearly; for other operators the scores of all records are multiplied
+by α. By default one round is enough, and refining (:mod:`mdpext_dask.refine`) does the rest, better and
+faster.
 
 Where to start matters. Budgets that follow the direction from each output to each edge are right for a
 mechanism that decays radially, as it does on dense seeds; on coarse ones the same budget for both axes may be
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from mdpext_dask.blocks import extension_arrays, operator_of_store
 from mdpext_dask.budget import (
     axis_budgets,
-    bound_budgets,
     direction_budgets,
     even_split,
     many_seeds,
@@ -34,13 +34,14 @@ from mdpext_dask.budget import (
 )
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError
+from mdpext_dask.extend.choose import closed_form
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.progress import Note, Observer
 from mdpext_dask.refine import Refinement, refine
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
 from mdpext_dask.solving import solve_alone
-from mdpext_dask.spec import parse_job
+from mdpext_dask.spec import json_number, parse_job
 from mdpext_dask.splits import LARGE_GAP, Chosen
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import solve_seed
@@ -187,7 +188,9 @@ class _Search:
                 "tempering": best.alpha,
                 "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
                 "solves": self._solves + len(refinements),
-                "rounds": [asdict(r) for r in self._rounds],
+                "rounds": [
+                    {**asdict(r), "epsilon_certified": json_number(r.epsilon_certified)} for r in self._rounds
+                ],
                 "refinements": [asdict(r) for r in refinements],
             },
         )
@@ -203,12 +206,11 @@ class _Search:
 
     def _closed_form(self, design_epsilon: float) -> list[_Found]:
         """Return the budgets by what the operator promises, if they hold: they compete, or help out."""
-        steepening = self._operator.steepening
-        if math.isinf(steepening(1.0, 1.0)):
-            return []
         split = even_split(design_epsilon, self._store.metric_p)
-        beta = bound_budgets(split, self._store.grid.cell_km, steepening).beta
-        budgets = axis_budgets(self._store.grid, beta, self._store.outputs)
+        promised = closed_form(self._operator, split, self._store.grid.cell_km)
+        if promised is None:
+            return []
+        budgets = axis_budgets(self._store.grid, promised.beta, self._store.outputs)
         tried = self._try_budgets(budgets, start=None)
         return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 # is what makes exact integer sampling weights possible.
 SMALLEST_PROBABILITY = 2.0**-36
 # How seed rows may be extended, besides by an operator of the user's own.
-METHODS = ("log-convex", "mcshane-whitney", "cell-lp")
+MCSHANE_WHITNEY = "mcshane-whitney"
+METHODS = ("log-convex", MCSHANE_WHITNEY, "cell-lp")
 # A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
 LARGEST_TOTAL = 2.0
 # Half a turn either way is every direction twice.
@@ -211,6 +212,7 @@ class ExtensionSection(Section):
         ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
+        Log-convex extension is the same either way.
     sweeps
         Of cell programs: how many passes over the finest level; a coarser one gets twice as many as the next.
     """

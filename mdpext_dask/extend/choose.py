@@ -1,12 +1,24 @@
-"""Operators by the name that a job gives them."""
+"""Operators by the name that a job gives them, and whether what they promise is enough for its budgets."""
 
 import importlib
+import math
 
-from mdpext_dask.errors import SpecError
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.budget import AxisBudgets, bound_budgets, candidate_splits, even_split
+from mdpext_dask.errors import MdpextError, SpecError, first_line
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
-from mdpext_dask.extend.operator import Operator
-from mdpext_dask.sections import ExtensionSection
+from mdpext_dask.extend.normalise import exponential, logarithm
+from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.grid import Grid
+from mdpext_dask.sections import MCSHANE_WHITNEY, ExtensionSection
+
+# `half` gives half of ε to scores, so it needs a promise of no more than this.
+_HALF = 2.0
+# Of ε: budgets below this are none.
+_LEAST_SHARE = 1e-6
 
 
 def operator_of(extension: ExtensionSection) -> Operator:
@@ -18,21 +30,175 @@ def operator_of(extension: ExtensionSection) -> Operator:
         If an operator of the user's own cannot be imported, or is none.
     """
     one_stage = extension.stages == "one"
-    if extension.method == McShaneWhitney.name:
+    if extension.method == MCSHANE_WHITNEY:
         return McShaneWhitney(one_stage=one_stage)
-    if ":" in extension.method:
+    if is_own(extension):
         return _imported(extension.method)
     # Its scores are the same however many stages there are. Cell programs start from it.
     return LogConvex()
 
 
+def is_own(extension: ExtensionSection) -> bool:
+    """Whether a job's operator is one of the user's own."""
+    return ":" in extension.method
+
+
+def promise(operator: Operator, split: tuple[float, float], cell_km: float) -> float:
+    """Return what an operator promises under half of ε: the larger steepening of both axes.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    split
+        (ε_1, ε_2), in 1/km.
+    cell_km
+        h_0, in km.
+
+    Returns
+    -------
+    At least 1; infinity if it promises nothing.
+
+    Raises
+    ------
+    SpecError
+        If it answers with anything else, or fails.
+    """
+    first, second = (epsilon / _HALF * cell_km for epsilon in split)
+    try:
+        promised = [float(operator.steepening(*deltas)) for deltas in ((first, second), (second, first))]
+    except Exception as error:  # whatever somebody else's code raises
+        raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
+    for value in promised:
+        # Not-a-number included. A rule that gives the corners back steepens what is linear by 1.
+        if not value >= 1:
+            raise SpecError(
+                f"extension.method: {_named(operator)}: steepening must be at least 1, but is {value:g}"
+            )
+    return max(promised)
+
+
+def closed_form(operator: Operator, split: tuple[float, float], cell_km: float) -> AxisBudgets | None:
+    """Return the largest budgets that an operator's promise allows; None if it promises nothing.
+
+    Parameters
+    ----------
+    operator, split, cell_km
+        See :func:`promise`.
+
+    Raises
+    ------
+    SpecError
+        If its promise fails, or allows none.
+    """
+    if math.isinf(promise(operator, split, cell_km)):
+        return None
+    try:
+        found = bound_budgets(split, cell_km, operator.steepening)
+    except Exception as error:  # whatever somebody else's code raises
+        raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
+    if not min(found.beta) > _LEAST_SHARE * min(split):
+        raise SpecError(
+            f"extension.method: {_named(operator)}: steepening allows no budgets; it must grow with them"
+        )
+    return found
+
+
+def checked_rows(operator: Operator, corners: Corners) -> NDArray[np.float32]:
+    """Return the rows of an operator of the user's own, which may answer with anything.
+
+    Raises
+    ------
+    SpecError
+        If it fails, or answers with something else than rows.
+    """
+    try:
+        rows = operator.rows(corners)
+    except (MdpextError, MemoryError):
+        raise
+    except Exception as error:  # whatever somebody else's code raises
+        raise SpecError(f"extension.method: {_named(operator)}: fails: {_told(error)}") from error
+    factor = math.prod(corners.refine)
+    east, north, outputs = corners.scores.shape
+    shape = ((east - 1) * factor + 1, (north - 1) * factor + 1, outputs)
+    answered = getattr(rows, "shape", None), getattr(rows, "dtype", type(rows).__name__)
+    if answered != (shape, np.float32):
+        raise SpecError(
+            f"extension.method: {_named(operator)}: rows are {answered[1]} of shape {answered[0]}, not "
+            f"float32 of shape {shape}"
+        )
+    return rows
+
+
+def check_operator(
+    extension: ExtensionSection, budget: str, design_epsilon: float, grid: Grid, outputs: int, p: float
+) -> None:
+    """Refuse an operator that does not work, or whose promise is not enough for a job's budgets.
+
+    Parameters
+    ----------
+    extension
+        Section of the job.
+    budget
+        ``"half"``, ``"bound"`` or ``"certified"``.
+    design_epsilon
+        ε, in 1/km.
+    grid, outputs
+        The grid and the number of outputs.
+    p
+        Exponent of the metric.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be imported, is no operator, promises too little, or fails on a source cell.
+    """
+    operator, cell_km = operator_of(extension), grid.cell_km
+    split = even_split(design_epsilon, p)
+    promised = closed_form(operator, split, cell_km)
+    if is_own(extension):
+        refine = (grid.factor,) if extension.stages == "one" else grid.refine
+        checked_rows(operator, _corners_of_a_cell(outputs, min(split) / _HALF * cell_km, refine))
+    if budget == "bound" and promised is None:
+        raise SpecError(
+            f'privacy.budget: "bound" needs an operator that promises how much it steepens slopes, and '
+            f'{_named(operator)} promises nothing; use "certified"'
+        )
+    if budget != "half":
+        return
+    worst = max(promise(operator, split, cell_km) for split in candidate_splits(design_epsilon, p))
+    if worst > _HALF:
+        instead = '"certified"' if promised is None else '"bound" or "certified"'
+        raise SpecError(
+            f'privacy.budget: "half" needs an operator that steepens slopes at most {_HALF:g}-fold, and '
+            f"{_named(operator)} promises {worst:.4g}; use {instead}"
+        )
+
+
+def _corners_of_a_cell(outputs: int, budget: float, refine: tuple[int, ...]) -> Corners:
+    """Return the corners of one source cell with some scores that keep a budget."""
+    position = np.add.outer(np.add.outer(np.arange(2), 2 * np.arange(2)), np.arange(outputs))
+    scores = min(budget, 1.0) / 10 * (position % 3)
+    scores = scores - logarithm(np.add.reduce(exponential(scores), axis=-1, keepdims=True))
+    return Corners(scores, np.full((2, 1, 2, 1), budget), np.full((2, 2, 1, 1), budget), refine)
+
+
 def _imported(name: str) -> Operator:
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-        operator = found()
-    except Exception as error:  # whatever somebody else's module raises
-        raise SpecError(f"extension.method: {name}: cannot be made: {error}") from None
+        operator = getattr(importlib.import_module(module), attribute)()
+    except (Exception, SystemExit) as error:  # whatever somebody else's module raises
+        raise SpecError(
+            f"extension.method: {name}: cannot be made where the tasks run: {_told(error)}"
+        ) from None
     if not isinstance(operator, Operator):
         raise SpecError(f"extension.method: {name}: is not an mdpext_dask.extend.operator.Operator")
     return operator
+
+
+def _named(operator: Operator) -> str:
+    return f"{type(operator).__module__}:{type(operator).__qualname__}"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -26,7 +26,6 @@ from mdpext_dask.extend.operator import Corners, Operator
 class LogConvex(Operator):
     """Interpolate log scores bilinearly; normalise once."""
 
-    name = "log-convex"
     linear = True
 
     def scores(self, corners: Corners) -> NDArray[np.float64]:

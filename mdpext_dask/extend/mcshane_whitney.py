@@ -44,7 +44,6 @@ class McShaneWhitney(Operator):
         Extend from the seeds to the records at once, the envelopes over all seeds.
     """
 
-    name = "mcshane-whitney"
     uses_budgets = True
 
     def __init__(self, *, one_stage: bool = False) -> None:
@@ -57,9 +56,10 @@ class McShaneWhitney(Operator):
             parts = math.prod(corners.refine)
             lower, upper = (_extend_both(scores, along_x, along_y, parts, side) for side in (-1, 1))
             return (lower + upper) / 2
-        for parts in corners.refine:
+        for level, parts in enumerate(corners.refine):
+            if level > 0:
+                along_x, along_y = refined_budgets(along_x, along_y, corners.refine[level - 1])
             scores = _extend_both(scores, along_x, along_y, parts, 0)
-            along_x, along_y = refined_budgets(along_x, along_y, parts)
         return scores
 
     def steepening(self, delta_axis: float, delta_other: float) -> float:  # noqa: ARG002 the same for all
