@@ -6,6 +6,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.extend.operator import Corners, Operator
+
 
 def dual(p: float) -> float:
     """Return q with 1/p + 1/q = 1."""
@@ -53,3 +55,45 @@ def random_mechanism(
 ) -> NDArray[np.float32]:
     """Return random rows, float32 of shape (*shape, outputs), the rougher the less private."""
     return softmax(rng.normal(scale=roughness, size=(*shape, outputs))).astype(np.float32)
+
+
+def spread_over_orders(
+    operator: Operator, scores: NDArray[np.float64], refine: tuple[int, ...]
+) -> tuple[float, float]:
+    """Return by how much log probabilities depend on the way in which an operator that takes no budgets goes.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    scores
+        log z on the corners of a few source cells, float64 of shape (n, m, K).
+    refine
+        Subdivisions of every level.
+
+    Returns
+    -------
+    by_levels
+        Largest difference between doing all at once and going level by level, in every order of the levels,
+        with rows normalised in between or not.
+    by_axes
+        Largest difference between taking x first and taking y first.
+    """
+
+    def extended(values: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
+        east, north = (n - 1 for n in values.shape[:2])
+        budgets = np.full((2, east, north + 1, 1), np.inf), np.full((2, east + 1, north, 1), np.inf)
+        return operator.scores(Corners(values, *budgets, (parts,)))
+
+    factor = math.prod(refine)
+    at_once = np.log(softmax(extended(scores, factor)))
+    turned = extended(scores.swapaxes(0, 1), factor).swapaxes(0, 1)
+    by_levels = 0.0
+    for order, normalising in itertools.product(itertools.permutations(refine), (False, True)):
+        values = scores
+        for parts in order:
+            values = extended(values, parts)
+            if normalising:
+                values = np.log(softmax(values))
+        by_levels = max(by_levels, float(np.abs(np.log(softmax(values)) - at_once).max()))
+    return by_levels, float(np.abs(np.log(softmax(turned)) - at_once).max())
