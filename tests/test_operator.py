@@ -443,8 +443,8 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     [
         ("no_such_module:Mean", "certified", "no_such_module:Mean: cannot be made .*No module named"),
         ("own_operators:Missing", "certified", "has no attribute 'Missing'"),
-        ("own_operators:Nothing", "certified", "is not an .*Operator"),
-        ("own_operators:number", "certified", "cannot be made .*not callable"),
+        ("own_operators:Nothing", "certified", "is not a subclass of .*Operator"),
+        ("own_operators:number", "certified", "is not a subclass of .*Operator"),
         ("own_operators:Unfinished", "certified", "cannot be made .*scores"),
         ("own_operators:Broken", "certified", "cannot be made .*RuntimeError: no file$"),
         ("own_operators:Argumentative", "certified", "cannot be made .*table"),

@@ -186,14 +186,15 @@ def _corners_of_a_cell(outputs: int, budget: float, refine: tuple[int, ...]) -> 
 def _imported(name: str) -> Operator:
     module, _, attribute = name.partition(":")
     try:
-        operator = getattr(importlib.import_module(module), attribute)()
+        found = getattr(importlib.import_module(module), attribute)
+        # A store may come from anywhere: nothing it names is called that is not meant for this.
+        if isinstance(found, type) and issubclass(found, Operator):
+            return found()
     except (Exception, SystemExit) as error:  # whatever somebody else's module raises
         raise SpecError(
             f"extension.method: {name}: cannot be made where the tasks run: {_told(error)}"
         ) from None
-    if not isinstance(operator, Operator):
-        raise SpecError(f"extension.method: {name}: is not an mdpext_dask.extend.operator.Operator")
-    return operator
+    raise SpecError(f"extension.method: {name}: is not a subclass of mdpext_dask.extend.operator.Operator")
 
 
 def _named(operator: Operator) -> str:
