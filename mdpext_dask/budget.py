@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.grid import Grid
@@ -311,6 +310,8 @@ def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float, stee
     def excess(beta: float) -> float:
         # A promise may grow without bound; what is beyond twice ε is too much in any case.
         return min(_slope_bound(beta, beta_other, cell_km, steepening), 2 * epsilon_axis) - epsilon_axis
+
+    from scipy.optimize import brentq  # takes longer to import than all of this package
 
     # β = 0 always holds; β = ε never does, unless normalising steepens nothing.
     if excess(epsilon_axis) <= 0:

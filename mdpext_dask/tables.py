@@ -5,12 +5,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LONLAT = ("lon", "lat")
 PLANAR = ("x_km", "y_km")
@@ -36,7 +39,7 @@ class Points:
     weight: NDArray[np.float64]
 
 
-def read_csv(path: Path, required: Sequence[str] = ()) -> pd.DataFrame:
+def read_csv(path: Path, required: Sequence[str] = ()) -> "pd.DataFrame":
     """Read a CSV file (also compressed) with every cell as text.
 
     Raises
@@ -44,6 +47,8 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> pd.DataFrame:
     DataError
         If it cannot be read, is empty, or lacks a required column.
     """
+    import pandas as pd  # workers read no tables, and need not wait for it
+
     try:
         with warnings.catch_warnings():
             # A row with more fields than the header would lose some of them with a warning only.
@@ -73,7 +78,7 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> pd.DataFrame:
     return table
 
 
-def numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]:
+def numbers(table: "pd.DataFrame", column: str, path: Path) -> NDArray[np.float64]:
     """Return a column as finite float64.
 
     Raises
@@ -81,12 +86,14 @@ def numbers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.float64]
     DataError
         If a cell is not a finite number; line and text are named.
     """
+    import pandas as pd
+
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(np.float64)
     complain_where(~np.isfinite(values), table, column, path, "is not a finite number")
     return values
 
 
-def integers(table: pd.DataFrame, column: str, path: Path) -> NDArray[np.int64]:
+def integers(table: "pd.DataFrame", column: str, path: Path) -> NDArray[np.int64]:
     """Return a column as int64, without the detour through floats that would round long ids.
 
     Raises
@@ -159,7 +166,7 @@ def check_degrees(
 
 
 def complain_where(
-    bad: NDArray[np.bool_], table: pd.DataFrame, column: str, path: Path, complaint: str
+    bad: NDArray[np.bool_], table: "pd.DataFrame", column: str, path: Path, complaint: str
 ) -> None:
     """Name the first bad cell of a column, if there is one.
 

@@ -83,7 +83,7 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_workers_do_not_load_osmnx_or_a_plotting_library() -> None:
-    unwanted = "{'osmnx', 'matplotlib', 'geopandas', 'shapely'}"
+def test_workers_do_not_load_what_only_the_client_needs() -> None:
+    unwanted = "{'osmnx', 'matplotlib', 'geopandas', 'shapely', 'pandas'}"
     code = f"import sys, mdpext_dask.run; assert not {unwanted} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
