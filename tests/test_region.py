@@ -262,7 +262,8 @@ def test_other_extensions_skip_blocks_as_well(tmp_path: Path, method: str) -> No
     found = []
     for cells in (1, 9):
         job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
-        job["extension"] = {"method": method}
+        job["extension"] = {"method": method, "sweeps": 1}
+        job["seed"] = {"refine_rounds": 0}
         path = tmp_path / f"{cells}.zarr"
         assert build(parse_job(job), str(path))["state"] == "complete"
         assert audit_certificate(str(path)).holds
@@ -469,7 +470,7 @@ def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
 def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
     shutil.rmtree(finished / "seed" / "score" / "c")
     mechanism = open_mechanism(finished)
-    with pytest.raises(StoreError, match="the seed's scores are damaged"):
+    with pytest.raises(StoreError, match="the seed's scores or budgets are damaged"):
         mechanism.row(x_km=0.0, y_km=2.0)
     report = audit_certificate(str(finished))
     assert not report.holds
