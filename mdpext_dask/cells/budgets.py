@@ -20,9 +20,6 @@ from mdpext_dask.extend.normalise import exponential
 Floats = NDArray[np.float64]
 # What is left is never shared out more unevenly than this.
 _LEAST_COMPONENT = 0.25
-# The reference keeps its budgets by this much, so that programs have an interior; the sum over all sweeps
-# is far below what tempering is content with.
-MARGIN = 1e-6
 
 
 def normaliser_drift(scores: Floats) -> tuple[Floats, Floats]:
@@ -50,7 +47,7 @@ def normaliser_drift(scores: Floats) -> tuple[Floats, Floats]:
 
 
 def edge_budgets(
-    scores: Floats, allowed: float, drift: tuple[Floats, Floats], dual_exponent: float
+    scores: Floats, allowed: float, drift: tuple[Floats, Floats], dual_exponent: float, margin: float
 ) -> tuple[Floats, Floats]:
     """Return what log probabilities of neighbours on a lattice may differ by.
 
@@ -64,6 +61,8 @@ def edge_budgets(
         :func:`normaliser_drift`, or zeros on the finest lattice.
     dual_exponent
         q.
+    margin
+        By what share of `allowed` the reference keeps its budgets, so that programs have an interior.
 
     Returns
     -------
@@ -79,10 +78,9 @@ def edge_budgets(
             x, y = _shared_out(steep_x[:, side], steep_y[flank], allowed, dual_exponent)
             np.minimum(budget_x[:, side], x, out=budget_x[:, side])
             np.minimum(budget_y[flank], y, out=budget_y[flank])
-    margin = MARGIN * allowed
     return (
-        np.maximum(budget_x - drift_x, east) + margin,
-        np.maximum(budget_y - drift_y, north) + margin,
+        np.maximum(budget_x - drift_x, east) + margin * allowed,
+        np.maximum(budget_y - drift_y, north) + margin * allowed,
     )
 
 

@@ -8,6 +8,9 @@ from mdpext_dask.cells.programs import Patches, Solutions, usable
 from mdpext_dask.errors import SolverError
 from mdpext_dask.seed.highs import solve_linear_program
 
+# Coefficients below this share of 1 are left out.
+_NEGLIGIBLE = 1e-11
+
 
 def solve_with_highs(patches: Patches) -> Solutions:
     """Solve programs; those that HiGHS cannot solve have failed."""
@@ -43,6 +46,11 @@ def _solve_one(patches: Patches) -> NDArray[np.float64]:
         ),
         shape=(points, points * outputs),
     )
+    # HiGHS refuses coefficients that it would drop; rows are normalised afterwards, and nobody misses them.
+    sums.data[sums.data < _NEGLIGIBLE] = 0
+    sums.eliminate_zeros()
+    budgets.data[np.abs(budgets.data) < _NEGLIGIBLE] = 0
+    budgets.eliminate_zeros()
     u, _, _ = solve_linear_program(
         f"the program of a patch of {points} records, {outputs} outputs",
         cost=cost.ravel() / scale,

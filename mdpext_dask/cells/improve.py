@@ -42,17 +42,27 @@ from mdpext_dask.cells.tasks import (
     write_level_costs,
 )
 from mdpext_dask.cluster import Executor
-from mdpext_dask.errors import SolverError
+from mdpext_dask.errors import SolverError, StoreError
 from mdpext_dask.progress import Note, Observer
+from mdpext_dask.sections import SMALLEST_PROBABILITY
+from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.spec import json_number
 from mdpext_dask.store import MechanismStore
+from mdpext_dask.template import sha256_of
 from mdpext_dask.trials import AIM, Trials, tempered
 
 # Steps between the lines of a sweep, and how they are moved from one to the next, in halves of that.
 PATCH = 4
 _OFFSETS = ((0, 0), (1, 1), (1, 0), (0, 1))
-# Of ε: what is set aside, and how much of that the programs' margins and rounding may use up over all sweeps.
-_RESERVE, _LOOSE = 1e-4, 5e-5
+# Of ε: what is set aside, how much of that the programs' margins and rounding may use up over all sweeps of a
+# level, and how much by one.
+_RESERVE, _LOOSE, _MARGIN = 1e-4, 5e-5, 1e-6
+# Above ε by this factor although nothing has moved: the reference cannot be what it was.
+_DAMAGED = 1.001
+# A level is left when sweeps with all offsets have gained less than this share of the loss.
+_NOTHING_LEFT = 1e-4
+# Keeps probabilities off the least that can be stored.
+_OFF_THE_LEAST = 1e-4
 # Of a level, as many times the sweeps of the next one.
 MORE_SWEEPS = 2
 # How far points on lines may go, as a share of ε times the spacing: what is tried, and by how many sweeps
@@ -64,7 +74,7 @@ _SEED_USES = 0.95
 _PROGRESS = "cells_progress"
 # How many patches a box should have at least, about how many boxes a lattice is cut into, and the most bytes
 # that extend from one.
-BOX_PATCHES, BOXES, _BOX_BYTES = 64, 16, 16 * 2**20
+BOX_PATCHES, BOXES, _BOX_BYTES = 64, 16, 4 * 2**20
 _FLOAT32 = 4
 _TEMPERINGS = 20
 
@@ -119,6 +129,8 @@ class _Cells:
         self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
         self._costs = LatticeArray("cells_cost")
         self._ready: set[str] = set()
+        least = float(store.attributes["job"]["privacy"]["min_probability"])
+        self._floor = max(least, SMALLEST_PROBABILITY * (1 + _OFF_THE_LEAST))
         self._parts = [n for n in store.grid.refine if n > 1] or [1]
         self._numbers = itertools.count()
 
@@ -128,7 +140,7 @@ class _Cells:
         store, grid = self._store, self._store.grid
         self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
         self._map(write_costs, [(store.url, index, self._costs) for index in range(store.plan.blocks)])
-        state = self._resumed() or self._search_split(candidates)
+        state = self._resumed(len(candidates)) or self._search_split(candidates)
         state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
             before, state = state, self._begin(state)
@@ -206,11 +218,16 @@ class _Cells:
         return state
 
     def _sweeps(self, state: State, sweeps: int, *, save: bool = True) -> State:
-        """Sweep over the state's level until it has had so many sweeps."""
+        """Sweep over the state's level until it has had so many sweeps, or nothing is gained any more."""
         level = self._level(state.level)
         for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
-            before, state = state, self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
-            self._observer(Note(_told(state, turn + 1)))
+            if _little_gained([s.loss_km for s in state.sweeps if s.level == state.level]):
+                break
+            swept = self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
+            self._observer(Note(_told(swept, turn + 1)))
+            # Coarse levels price points by interpolation, so a sweep may lose; then it has not been made.
+            better = swept.loss_km < state.loss_km
+            before, state = (state, swept) if better else (swept, replace(state, sweeps=swept.sweeps))
             if save:
                 self._save(state, instead_of=before)
             else:
@@ -233,6 +250,7 @@ class _Cells:
         finally:
             trials.clear()
         array = LatticeArray(self._new_name())
+        seeds = raised_to_floor(seeds, self._floor)
         scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
         return array
@@ -241,18 +259,30 @@ class _Cells:
 
     def _save(self, state: State, instead_of: State | None = None) -> None:
         """Note a state, and only then forget the one before."""
-        self._store.note_seed({_PROGRESS: {**state.as_json(), "next": next(self._numbers)}})
+        noted = {"sha256": self._digest(state.scores), "next": next(self._numbers)}
+        self._store.note_seed({_PROGRESS: {**state.as_json(), **noted}})
         if instead_of is not None:
             self._forget(instead_of.scores)
 
-    def _resumed(self) -> State | None:
-        """Return what an interrupted call has come to, if its array is still there."""
-        noted = self._store.seed_attributes.get(_PROGRESS)
-        if noted is None:
+    def _digest(self, array: LatticeArray) -> str:
+        return sha256_of(self._store.array(f"seed/{array.name}"))
+
+    def _resumed(self, candidates: int) -> State | None:
+        """Return what an interrupted call has come to, if it is still what it was."""
+        try:
+            noted = dict(self._store.seed_attributes[_PROGRESS])
+            state, following = State.from_json(noted), int(noted["next"])
+            if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):
+                return None
+            level = self._level(state.level)
+            padded = tuple(n + pad for n, pad in zip(level.shape, state.scores.padding, strict=True))
+            array = self._store.array(f"seed/{state.scores.name}")
+            if array.shape[:2] != padded or sha256_of(array) != noted["sha256"]:
+                return None
+        except (KeyError, TypeError, ValueError, RuntimeError, OSError, StoreError):
             return None
-        self._numbers = itertools.count(noted["next"] + 1)
-        state = State.from_json({key: value for key, value in noted.items() if key != "next"})
-        return state if state.scores.name in self._store.seed_arrays() else None
+        self._numbers = itertools.count(following + 1)
+        return state
 
     # --- sweeps -----------------------------------------------------------------------------------
 
@@ -276,6 +306,9 @@ class _Cells:
             frozen=None,
             tube=state.tube * allowed,
             allowed=allowed,
+            # Over all sweeps of a level, and both components of a vector, half of what is left for it.
+            margin=min(_MARGIN, _LOOSE / 4 / self._sweeps_of(state.level)),
+            floor=self._floor,
             target=(1 + _LOOSE) * self._target,
             costs=self._costs,
         )
@@ -290,6 +323,9 @@ class _Cells:
                 above[box.x0 : box.x0 + east, box.y0 : box.y0 + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
             above &= ~_inside(frozen)
+            worst = max(verdict.worst for verdict in verdicts)
+            if not above.any() and not worst <= _DAMAGED * task.target:
+                raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
             if not above.any():
                 break
             if tries == 1 and level.rest > 1:
@@ -387,7 +423,7 @@ def _with_cells(
 ) -> NDArray[np.bool_]:
     """Return the points that stay, and with them the cells of lines, sides included, that hold one above."""
     frozen = frozen.copy()
-    bounds = [axis.positions(0, axis.last) for axis in lines]
+    bounds = [axis.bounds() for axis in lines]
     for left, right in itertools.pairwise(bounds[0]):
         strip = above[left:right]
         if strip.any():
@@ -395,6 +431,14 @@ def _with_cells(
                 if strip[:, low:high].any():
                     frozen[left : right + 1, low : high + 1] = True
     return frozen
+
+
+def _little_gained(losses: list[float]) -> bool:
+    """Whether the last sweeps, one with each offset, have gained next to nothing over those before them."""
+    turns = len(_OFFSETS)
+    if len(losses) <= turns:
+        return False
+    return min(losses) > (1 - _NOTHING_LEFT) * min(losses[:-turns])
 
 
 def _told(state: State, turn: int) -> str:

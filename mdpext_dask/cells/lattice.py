@@ -35,16 +35,24 @@ class Lines:
         return (self.patch - self.offset) % self.patch
 
     def positions(self, first: int, last: int) -> list[int]:
-        """Return the lines at first ≤ i ≤ last."""
+        """Return the lines at first ≤ i ≤ last; on an axis with two points there is none."""
         inner = (i for i in range(max(first, 0), min(last, self.last) + 1) if self._is_line(i))
         return list(inner)
 
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield (first point, points) between neighbouring lines that both lie in first .. last."""
+        if self.last == 1:
+            # Two lines would be next to each other; the two points go into one program instead.
+            yield 0, 2
+            return
         lines = self.positions(first, last)
         for left, right in itertools.pairwise(lines):
             if right - left > 1:
                 yield left + 1, right - left - 1
+
+    def bounds(self) -> list[int]:
+        """Return the ends of the axis and the lines between them."""
+        return self.positions(0, self.last) or [0, self.last]
 
     def cuts(self, side: int) -> list[int]:
         """Return where boxes begin that are about `side` points wide, a multiple of `patch`; then the end."""
@@ -53,7 +61,7 @@ class Lines:
 
     def _is_line(self, i: int) -> bool:
         if i in (0, self.last):
-            return True
+            return self.last > 1
         # Not next to the border: points of neighbouring lines would be solved without knowing of each other.
         return 1 < i < self.last - 1 and (i + self.padding) % self.patch == 0
 

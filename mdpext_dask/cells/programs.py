@@ -12,8 +12,8 @@ primal-dual method (Mehrotra's predictor and corrector, from slacks of any size)
 
     H_k Δu_k = R_k Δν + q_k,     Σ_k R_k Δu_k = r      =>      (Σ_k R_k H_k⁻¹ R_k) Δν = r − Σ_k R_k H_k⁻¹ q_k.
 
-Everything is elementwise over programs, in a fixed order, made of IEEE operations: a program's solution has
-the same bits in whatever batch and on whatever machine it is solved.
+Everything is elementwise over programs, in a fixed order, made of sums, products, quotients and roots: a
+program's solution has the same bits in whatever batch and on whatever machine it is solved.
 """
 
 from dataclasses import dataclass, replace
@@ -127,6 +127,7 @@ def solve_patches(patches: Patches) -> Solutions:
 
 def usable(patches: Patches, u: Floats, failed: NDArray[np.bool_]) -> Solutions:
     """Bring proposals back into the feasible set; give up those that gain nothing or have failed."""
+    u = np.clip(u, patches.lower, patches.upper)
     share = patches.towards_reference(u)
     u = u + share * (1 - u)
     better = (patches.gain(u) > 0) & ~failed
@@ -193,7 +194,9 @@ class _Iterate:
             [s + primal * d for s, d in zip(self.slack, ds, strict=True)],
             [m + dual * d for m, d in zip(self.multiplier, dm, strict=True)],
         )
-        centre = (ahead / self.complementarity) ** 3 * mean
+        # Not a power, whose last bit depends on the machine.
+        share = ahead / self.complementarity
+        centre = share * share * share * mean
         right = [centre + a - x * y for a, x, y in zip(affine, ds, dm, strict=True)]
         du, dnu, ds, dm = self._direction(right)
         primal = np.minimum(1.0, _SHORT * self._longest(self.slack, ds))

@@ -14,8 +14,8 @@ Floats = NDArray[np.float64]
 Which = slice | NDArray[np.bool_]
 # Numbers of a batch in one array over points and outputs: they stay in the processor's cache.
 _BATCH_ELEMENTS = 40_000
-# A row that is at the floor may go below it by so much, so that the reference is inside.
-_BELOW_FLOOR = 1 - 1e-6
+# Probabilities may go below the floor by so much in all, so that those at it leave programs some room.
+_BELOW_FLOOR = 1 - 1e-5
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Window:
     frozen
         Points that stay as they are, bool of shape (n + 1, m + 1).
     floor
-        δ: no probability is brought below this.
+        δ: no probability is brought below this, to 1e-5 of it.
     """
 
     origin: tuple[int, int]
@@ -110,6 +110,14 @@ def sweep(window: Window, surroundings: Floats, patches: ByShape, tube: float) -
     return result, Swept(programs, tuple(fallbacks), by_highs)
 
 
+def _sum_of_outputs(values: Floats) -> Floats:
+    """Return sums over the middle axis, one output after the other, however the array lies in memory."""
+    total = values[:, :1].copy()
+    for output in range(1, values.shape[1]):
+        total += values[:, output : output + 1]
+    return total
+
+
 def _solve(patches: Patches) -> tuple[Solutions, int]:
     """Solve programs, those that fail with HiGHS; return how many that mended."""
     solutions = solve_patches(patches)
@@ -144,8 +152,8 @@ class _Built:
         self._scores = self._gather(window.scores)
         # Their sums are 1 but for rounding; here they must be.
         rows = exponential(self._scores)
-        self._rows = rows / rows.sum(axis=1, keepdims=True)
-        lower = np.minimum(_BELOW_FLOOR * window.floor / self._rows, _BELOW_FLOOR)
+        self._rows = rows / _sum_of_outputs(rows)
+        lower = np.minimum(_BELOW_FLOOR * window.floor / self._rows, 1.0)
         upper = 1 / self._rows + 1
         pairs, budgets = [], []
         for point, index in self._index.items():
@@ -178,8 +186,7 @@ class _Built:
         """Put log probabilities of the solutions into an array of the window's shape."""
         moved = (solutions.u != 1).any(axis=(0, 1))
         rows = self._rows * solutions.u
-        total = rows.sum(axis=1, keepdims=True)
-        scores = self._scores + logarithm(solutions.u) - logarithm(total)
+        scores = self._scores + logarithm(solutions.u) - logarithm(_sum_of_outputs(rows))
         for index, (a, b) in enumerate(self._points):
             result[self._x[moved] + a, self._y[moved] + b] = scores[index][:, moved].T
 

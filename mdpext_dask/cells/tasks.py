@@ -105,6 +105,10 @@ class Sweep:
         How far log probabilities of points on lines may go.
     allowed
         ε times the spacing of the lattice.
+    margin
+        By what share of that the reference keeps its budgets at least.
+    floor
+        Least probability.
     target
         ε, in 1/km, for the certificate of what extends from the result.
     costs
@@ -120,6 +124,8 @@ class Sweep:
     frozen: str | None
     tube: float
     allowed: float
+    margin: float
+    floor: float
     target: float
     costs: LatticeArray
 
@@ -132,6 +138,8 @@ class Verdict:
     ----------
     above
         Cells of the lattice in which the certificate of the records is above the target, bool.
+    worst
+        The certificate, in 1/km.
     loss_km
         The records' part of the expected loss, in km.
     swept
@@ -139,6 +147,7 @@ class Verdict:
     """
 
     above: NDArray[np.bool_]
+    worst: float
     loss_km: float
     swept: Swept
 
@@ -208,8 +217,8 @@ def solve_insides(url: str, task: Sweep, box: Box) -> Verdict:
     sides = task.sides.read(store, around)
     solved, swept = sweep(window, sides, cell_patches(task.lines, box), math.inf)
     task.result.write(store, box, _cut(solved, window.origin, box))
-    above, loss_km = _verified(store, task, box, solved, window.origin)
-    return Verdict(above, loss_km, swept)
+    above, worst, loss_km = _verified(store, task, box, solved, window.origin)
+    return Verdict(above, worst, loss_km, swept)
 
 
 def normalised(scores: Floats) -> Floats:
@@ -231,15 +240,16 @@ def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window
         known = scores if array == task.reference else array.read(store, around)
         more_x, more_y = normaliser_drift(known)
         drift_x, drift_y = np.maximum(drift_x, more_x), np.maximum(drift_y, more_y)
-    budget_x, budget_y = edge_budgets(scores, task.allowed, (drift_x, drift_y), dual_exponent(store.metric_p))
+    budget_x, budget_y = edge_budgets(
+        scores, task.allowed, (drift_x, drift_y), dual_exponent(store.metric_p), task.margin
+    )
     cost = np.zeros_like(scores)
     inner = _cut(cost, (around.x0, around.y0), box)
     inner[...] = task.level.cost.read(store, box)
     frozen = np.zeros(shape, dtype=bool)
     if task.frozen is not None:
         frozen = store.read(f"seed/{task.frozen}", slice(around.x0, around.x1), slice(around.y0, around.y1))
-    floor = float(store.attributes["job"]["privacy"]["min_probability"])
-    return Window((around.x0, around.y0), scores, budget_x, budget_y, cost, frozen, floor)
+    return Window((around.x0, around.y0), scores, budget_x, budget_y, cost, frozen, task.floor)
 
 
 def _cut(values: Floats, origin: tuple[int, int], box: Box) -> Floats:
@@ -248,17 +258,20 @@ def _cut(values: Floats, origin: tuple[int, int], box: Box) -> Floats:
 
 def _verified(
     store: MechanismStore, task: Sweep, box: Box, scores: Floats, origin: tuple[int, int]
-) -> tuple[NDArray[np.bool_], float]:
-    """Return where the certificate of the records is above the target, and their part of the loss."""
+) -> tuple[NDArray[np.bool_], float, float]:
+    """Return where the records' certificate is above the target, how large it is, their part of the loss."""
     level = task.level
     closed = Box(box.x0, min(box.x1 + 1, level.shape[0]), box.y0, min(box.y1 + 1, level.shape[1]))
     corners = _cut(scores, origin, closed)
     fine = extend_log_convex(np.minimum(corners, 0.0), level.rest)
     above = np.zeros((len(corners) - 1, corners.shape[1] - 1), dtype=bool)
+    worst = 0.0
     if above.size:
         side = store.grid.spacing_km
         norms = certify_source_cells(fine, side, level.rest, store.metric_p)
-        above = norms.max(axis=-1) > task.target
+        # Written so that not-a-number is above.
+        above = ~(norms.max(axis=-1) <= task.target)
+        worst = float(norms.max())
     # A record belongs to the box of the lattice's point to its lower left.
     owned = Box(
         box.x0 * level.rest,
@@ -268,7 +281,7 @@ def _verified(
     )
     cost = task.costs.read(store, owned)
     rows = fine[: cost.shape[0], : cost.shape[1]]
-    return above, float((rows * cost).sum())
+    return above, worst, float((rows * cost).sum())
 
 
 def _restricted(store: MechanismStore, box: Box, level: Level, costs: LatticeArray) -> Floats:

@@ -17,6 +17,8 @@ from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound
 # serial, and thread counts must not decide bytes.
 _OPTIONS: dict[str, bool | float | str] = {
     "threads": 1,
+    # Smaller coefficients are dropped, with a warning for a status: rows near the floor have them.
+    "small_matrix_value": 1e-12,
     "solver": "ipm",
     "run_crossover": "off",
     "primal_feasibility_tolerance": 1e-9,
