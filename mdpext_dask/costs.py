@@ -5,6 +5,7 @@ do not promise.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -44,9 +45,10 @@ _TRIAL_PEAK = 15
 # What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
 _REFINING_BYTES = 7_000
 # Cell programs: seconds for a number of a lattice in a try, tries of a sweep on a coarse level, splits that
-# are searched, and bytes that a task may need besides.
+# are searched.
 _CELL, _TRIES, _SPLITS = 4e-6, 3, {"certified": 5, "half": 2, "bound": 2}
-_CELL_BYTES = 160 * 2**20
+# What a task on the largest box needs, measured; arrays over records and outputs that are there at once.
+_CELL_BYTES, _ARRAYS = 160 * 2**20, 6
 _START = 1.3
 # Arrays over all records that the client holds while it makes the prior.
 _CLIENT_ARRAYS = 4
@@ -112,26 +114,48 @@ def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     return shares + starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
 
 
-def _cell_seconds(spec: JobSpec, plan: Plan, workers: int) -> dict[str, float]:
-    """Return about how long cell programs take, if the job has any."""
+@dataclass(frozen=True)
+class _CellWork:
+    """What cell programs take.
+
+    Parameters
+    ----------
+    seconds
+        About how long, of one worker.
+    parts
+        Over how many workers most of it can be shared out.
+    tasks
+        How many tasks.
+    work_bytes
+        Bytes of arrays in the making beside the store, at most.
+    """
+
+    seconds: float
+    parts: int
+    tasks: int
+    work_bytes: int
+
+
+def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
+    """Return about what cell programs take; nothing, if the job has none."""
     if spec.extension.method != "cell-lp":
-        return {}
+        return _CellWork(0.0, 1, 0, 0)
     grid = plan.grid
     parts = [n for n in grid.refine if n > 1] or [1]
-    sweeps = [
-        spec.extension.sweeps * MORE_SWEEPS ** (len(parts) - level) for level in range(1, len(parts) + 1)
-    ]
+    coarser = range(len(parts) - 1, -1, -1)
+    sweeps = [spec.extension.sweeps * MORE_SWEEPS**number for number in coarser]
     tries = [_TRIES] * (len(parts) - 1) + [1]
     # Splits are judged on the first level.
     sweeps[0] += TRIAL_SWEEPS * (_SPLITS[spec.privacy.budget] - 1)
-    seconds, done = 0.0, 1
+    seconds, tasks, done, boxes = 0.0, 0, 1, 1
     for step, count, tried in zip(parts, sweeps, tries, strict=True):
         done *= step
         points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
         boxes = min(max(points // (PATCH**2 * BOX_PATCHES), 1), BOXES)
         work = points * plan.outputs * _CELL + grid.records * plan.outputs * _TRIAL + 2 * boxes * _TASK
-        seconds += count * tried * work / min(workers, boxes)
-    return {"cells": seconds}
+        seconds += count * tried * work
+        tasks += count * tried * 2 * boxes
+    return _CellWork(seconds, boxes, tasks, _ARRAYS * grid.records * plan.outputs * FLOAT64)
 
 
 def plan_job(spec: JobSpec) -> dict[str, Any]:
@@ -154,6 +178,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     check_operator(spec.extension, budget, design, grid, outputs, p)
     plan = Plan.of(grid, outputs, spec.store.block_cells, frame.kept)
     solves, rounds, trials = _seed_work(spec, grid)
+    cells = _cell_work(spec, plan)
     elements = grid.records * outputs
     trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
     nodes, nodes_read = 0, 0
@@ -172,7 +197,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
             "seed": lp_seconds * (solves if trials else -(-solves // workers))
             + min(lp_seconds * _PROGRAM * rounds, spec.seed.refine_seconds or math.inf)
             + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
-            **_cell_seconds(spec, plan, workers),
+            **({"cells": cells.seconds / min(workers, cells.parts)} if cells.tasks else {}),
             "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
             "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,
             "evaluate": (elements * _EVALUATE + plan.blocks * _TASK) / shared,
@@ -193,11 +218,13 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "blocks_skipped": len(plan.skipped),
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
+        # Beside it while cell programs run; a sixth of it stays, so that blocks can be extended again.
+        "work_bytes": cells.work_bytes,
         "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
         # What a worker holds besides, once.
         "table_bytes_per_worker": _table_bytes(spec, frame),
         # One task a block in each of loss, extend, audit, evaluate and every trial; and the seed LPs.
-        "tasks": (4 + trials) * plan.blocks + solves + rounds,
+        "tasks": (4 + trials) * plan.blocks + solves + rounds + cells.tasks,
         "seconds_by_workers": by_workers,
         "road_nodes": nodes,
         "road_nodes_read": nodes_read,

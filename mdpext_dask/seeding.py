@@ -41,6 +41,9 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
             candidates = _Candidates(store, executor, stages, design, spec.privacy.budget)
             found = improve_cells(store, executor, candidates, design, spec.extension.sweeps, stages.observer)
             chosen, records, facts = candidates[found.candidate], found.name, found.facts
+            if "rounds" not in chosen.facts:
+                # Those of another candidate, whose budgets were searched.
+                store.delete_seed_arrays("budget_x", "budget_y")
     else:
         with stages.stage("seed"):
             chosen, records, facts = _seed(store, executor, stages, design, spec.privacy.budget), None, {}
