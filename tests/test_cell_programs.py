@@ -171,6 +171,22 @@ def test_what_is_left_of_epsilon_is_shared_out() -> None:
     assert budget_x[0, 0] == pytest.approx(change, rel=1e-5)
 
 
+@pytest.mark.parametrize("q", [1.0, 1.5, 2.0, 4.0, math.inf])
+@pytest.mark.parametrize("allowed", [0.1, 5.0, 80.0])
+def test_flat_edges_are_shared_out_without_a_warning(q: float, allowed: float) -> None:
+    """Flat along one axis, along both, by next to nothing, or steeper than is left."""
+    scores = np.zeros((3, 3, 2))
+    scores[2] += [1.0, 1e-200]
+    scores[:, 2] += [100.0, 5e-324]
+    budgets = edge_budgets(scores, allowed, (np.zeros((2, 3)), np.zeros((3, 2))), q, MARGIN)
+    for budget in budgets:
+        assert np.isfinite(budget).all()
+        assert (budget > 0).all()
+    corner = np.array([budgets[0][0, 0], budgets[1][0, 0]])  # of a cell where all is flat
+    even = allowed if math.isinf(q) else allowed / 2 ** (1 / q)
+    assert corner == pytest.approx(even, rel=3 * MARGIN)
+
+
 def test_the_drift_is_the_slope_of_the_log_normaliser_at_the_ends() -> None:
     """Interpolate between two rows; the log-normaliser's slope at either end, by finite differences."""
     rng = np.random.default_rng(5)

@@ -20,6 +20,8 @@ from mdpext_dask.extend.normalise import exponential
 Floats = NDArray[np.float64]
 # What is left is never shared out more unevenly than this.
 _LEAST_COMPONENT = 0.25
+# Log probabilities that differ at all differ by more: squares of less than this are no normal numbers.
+_NOTHING = math.sqrt(np.finfo(float).tiny)
 
 
 def normaliser_drift(scores: Floats) -> tuple[Floats, Floats]:
@@ -91,12 +93,12 @@ def _shared_out(first: Floats, second: Floats, allowed: float, q: float) -> tupl
     # A little more even than they are, where that is not too long already.
     even_first = np.maximum(first, _LEAST_COMPONENT * second)
     even_second = np.maximum(second, _LEAST_COMPONENT * first)
-    # Where both vanish, both get the same.
-    nothing = (even_first == 0) & (even_second == 0)
+    # Where both vanish, or their squares do, both get the same.
+    nothing = np.maximum(even_first, even_second) < _NOTHING
     even_first, even_second = np.where(nothing, 1.0, even_first), np.where(nothing, 1.0, even_second)
     scale = allowed / _norm(even_first, even_second, q)
     fits = scale >= 1
-    own = np.maximum(allowed / np.maximum(_norm(first, second, q), np.finfo(float).tiny), 1.0)
+    own = np.maximum(allowed / np.where(nothing, 1.0, _norm(first, second, q)), 1.0)
     return (
         np.where(fits | nothing, scale * even_first, own * first),
         np.where(fits | nothing, scale * even_second, own * second),
