@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore")
         _fail(IncompleteStoreError("interrupted; run again to go on"), as_json=as_json)
-    except Exception as error:
+    except BaseException as error:  # whatever ends a process from within is no success either
         describe = getattr(error, "format_message", None)
         if describe is not None:  # the parser's errors, wherever Typer keeps their class
             _fail(SpecError(describe()), as_json=as_json)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.budget import bound_budgets
+from mdpext_dask.cli import main
 from mdpext_dask.costs import plan_job
-from mdpext_dask.errors import GuaranteeViolation, MdpextError, SpecError
+from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_CRASH, GuaranteeViolation, MdpextError, SpecError
 from mdpext_dask.extend.choose import operator_of
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.operator import Corners, Operator
@@ -29,6 +30,7 @@ from mdpext_dask.sections import ExtensionSection
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from tests.reference import audited_epsilon, softmax, spread_over_orders
+from tests.test_run import write_toml
 
 PROJECT = Path(__file__).resolve().parents[1]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -168,6 +170,21 @@ class Undecided(Unpromising):
 class Overflowing(Unpromising):
     def steepening(self, delta_axis, delta_other):
         return math.exp(1000)
+
+
+class Quitting(Unpromising):
+    def steepening(self, delta_axis, delta_other):
+        raise SystemExit(0)
+
+
+class Resigning(Unpromising):
+    def scores(self, corners):
+        raise SystemExit(0)
+
+
+class Vanishing(Unpromising):
+    def scores(self, corners):
+        raise GeneratorExit
 
 
 class Backwards(Unpromising):
@@ -442,6 +459,10 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     ("method", "budget", "says"),
     [
         ("no_such_module:Mean", "certified", "no_such_module:Mean: cannot be made .*No module named"),
+        ("os:getcwd", "certified", "os:getcwd: is not a subclass of .*Operator"),
+        ("sys:exit", "certified", "sys:exit: is not a subclass of .*Operator"),
+        ("own_operators:Quitting", "certified", "steepening fails: SystemExit: 0"),
+        ("own_operators:Resigning", "certified", "Resigning: fails: SystemExit: 0"),
         ("own_operators:Missing", "certified", "has no attribute 'Missing'"),
         ("own_operators:Nothing", "certified", "is not a subclass of .*Operator"),
         ("own_operators:number", "certified", "is not a subclass of .*Operator"),
@@ -483,6 +504,19 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
     assert not (tmp_path / "s.zarr").exists()
     with pytest.raises(SpecError, match=says):
         plan_job(spec)
+
+
+@pytest.mark.parametrize("method", ["leaving:Mean", "own_operators:Resigning", "own_operators:Vanishing"])
+def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
+    tmp_path: Path, small_job: Job, folder: Path, capfd: pytest.CaptureFixture[str], method: str
+) -> None:
+    assert folder.exists()
+    write_toml(tmp_path / "job.toml", small_job(extension={"method": method}))
+    with pytest.raises(SystemExit) as stop:
+        main(["run", str(tmp_path / "job.toml"), "--store", str(tmp_path / "s.zarr")])
+    assert stop.value.code == (EXIT_CRASH if "Vanishing" in method else EXIT_BAD_INPUT)
+    assert "error: " in capfd.readouterr().err
+    assert not (tmp_path / "s.zarr").exists()
 
 
 @pytest.mark.usefixtures("folder")

@@ -67,7 +67,7 @@ def promise(operator: Operator, split: tuple[float, float], cell_km: float) -> f
     first, second = (epsilon / _HALF * cell_km for epsilon in split)
     try:
         promised = [float(operator.steepening(*deltas)) for deltas in ((first, second), (second, first))]
-    except Exception as error:  # whatever somebody else's code raises
+    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
         raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
     for value in promised:
         # Not-a-number included. A rule that gives the corners back steepens what is linear by 1.
@@ -95,7 +95,7 @@ def closed_form(operator: Operator, split: tuple[float, float], cell_km: float) 
         return None
     try:
         found = bound_budgets(split, cell_km, operator.steepening)
-    except Exception as error:  # whatever somebody else's code raises
+    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
         raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
     if not min(found.beta) > _LEAST_SHARE * min(split):
         raise SpecError(
@@ -116,7 +116,7 @@ def checked_rows(operator: Operator, corners: Corners) -> NDArray[np.float32]:
         rows = operator.rows(corners)
     except (MdpextError, MemoryError):
         raise
-    except Exception as error:  # whatever somebody else's code raises
+    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
         raise SpecError(f"extension.method: {_named(operator)}: fails: {_told(error)}") from error
     factor = math.prod(corners.refine)
     east, north, outputs = corners.scores.shape
