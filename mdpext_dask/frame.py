@@ -105,7 +105,7 @@ def build_frame(spec: JobSpec) -> Frame | FileFrame:
     if bbox is not None and spec.domain.rotation_deg != "auto":
         box = _projected_box(projection, bbox)
     else:
-        box = Box.around(node_xy[within] if region is None else region.outline_km(projection))
+        box = Box.around(node_xy[within]) if region is None else region.box_km(projection)
     grid = Grid.covering(box, spec.domain.cell_km, spec.domain.refine)
     distortion = projection.distortion(grid.box.radius_km)
     kept = _kept_cells(region, grid, projection)

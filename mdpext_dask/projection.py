@@ -20,7 +20,8 @@ from mdpext_dask.errors import SpecError
 LARGEST_DISTORTION = 0.02
 # Where the distortion is evaluated; it grows with the distance from the centre.
 _BEARINGS, _RADII = 64, 9
-_LARGEST_RADIUS_KM = 5_000.0
+# Nor is there a plane worth the name that reaches further from its centre.
+LARGEST_RADIUS_KM = 5_000.0
 # Below the distance of the first conjugate point of any place, π · 6356.75 km = 19,970 km; see PROOF.md.
 _ANTIPODE_KM = 19_900.0
 # EPSG codes of an affine map x' = A0 + A1 x + A2 y, y' = B0 + B1 x + B2 y.
@@ -127,7 +128,7 @@ class Projection:
         SpecError
             If it exceeds 2 %: the box is too large for one plane.
         """
-        if radius_km > _LARGEST_RADIUS_KM:
+        if radius_km > LARGEST_RADIUS_KM:
             raise SpecError(f"domain: a box that reaches {radius_km:.0f} km is too large for one plane")
         bearing = np.linspace(0, 2 * np.pi, _BEARINGS, endpoint=False)
         r = np.linspace(0, radius_km, _RADII)[1:, None]

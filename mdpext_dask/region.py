@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.grid import Grid
-from mdpext_dask.projection import Projection
+from mdpext_dask.grid import Box, Grid
+from mdpext_dask.projection import LARGEST_RADIUS_KM, Projection
 from mdpext_dask.spec import BUILTIN_PREFIX
 
 # About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
@@ -91,6 +91,22 @@ class Region:
         if not np.isfinite(places).all():
             raise DataError(f"domain.region: {self.path}: reaches too far around the Earth for one plane")
         return places
+
+    def box_km(self, projection: Projection) -> Box:
+        """Return the box around the region in the plane.
+
+        Raises
+        ------
+        DataError
+            If the region is too large for one plane.
+        """
+        box = Box.around(self.outline_km(projection))
+        if box.radius_km > LARGEST_RADIUS_KM:
+            raise DataError(
+                f"domain.region: {self.path}: is too large for one plane: its box reaches "
+                f"{box.radius_km:.0f} km from its centre, {LARGEST_RADIUS_KM:.0f} km is the most"
+            )
+        return box
 
     def cells(self, grid: Grid, projection: Projection) -> NDArray[np.bool_]:
         """Return which source cells meet the region, be it in a single point of their sides.
@@ -191,6 +207,8 @@ class _Reader:
     def polygons(self, entry: Any) -> Iterator[list[Any]]:
         """Yield the rings of every polygon under a GeoJSON object, those without any left out."""
         kind = entry.get("type") if isinstance(entry, dict) else None
+        if kind is not None and not isinstance(kind, str):
+            raise self._bad(f"not a GeoJSON file: a type must be a name, got {json.dumps(kind)[:40]}")
         if kind in _MEMBERS:
             for member in self._list(entry, _MEMBERS[kind]):
                 yield from self.polygons(member)

@@ -780,6 +780,9 @@ def _polygon(*rings: Any) -> str:
         ('{"type":"GeometryCollection","geometries":[' * 400 + "]}" * 400, "holds no polygons|without end"),
         ("[1, 2]", "has the type None"),
         ("null", "has the type None"),
+        ('{"type": ["Polygon"]}', r'a type must be a name, got \["Polygon"\]'),
+        ('{"type": {"a": 1}}', "a type must be a name"),
+        ('{"type": 7}', "a type must be a name"),
         ('{"type": "Topology"}', "has the type 'Topology'"),
         ('{"type": "FeatureCollection"}', "features must be a list"),
         ('{"type": "FeatureCollection", "features": []}', "holds no polygons"),
@@ -805,6 +808,8 @@ def _polygon(*rings: Any) -> str:
             "has a crs of its own",
         ),
         (_polygon([[-179, -80], [179, -80], [179, 80], [-179, 80], [-179, -80]]), "plane|too large"),
+        (_polygon([[-180, -90], [180, -90], [180, 90], [-180, 90], [-180, -90]]), "too large for one plane"),
+        (_polygon([[-60, -50], [60, -50], [60, 50], [-60, 50], [-60, -50]]), "is too large for one plane"),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_clear_line(
