@@ -27,6 +27,8 @@ CREATING = "creating"
 PROBABILITY = "probability"
 # Arrays of the seed group with what, besides scores, an extension may depend on.
 EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
+# Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
+RECORD_SCORES = "record_scores"
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 # Attributes without which nothing can be done with a store.
 REQUIRED = (
@@ -276,6 +278,13 @@ def sha256_of(*arrays: NDArray[Any] | zarr.Array[Any]) -> str:
         for first in range(0, array.shape[0], step):
             digest.update(np.ascontiguousarray(array[first : first + step]).data)
     return digest.hexdigest()
+
+
+def seed_sha256(arrays_sha256: str, record_scores: Mapping[str, Any] | None) -> str:
+    """Return one SHA-256 (hex) over the arrays of a seed, given theirs, and its :data:`RECORD_SCORES`."""
+    if record_scores is None:
+        return arrays_sha256
+    return fingerprint_of({"arrays": arrays_sha256, RECORD_SCORES: record_scores})
 
 
 def software_versions() -> dict[str, str]:

@@ -22,11 +22,14 @@ from mdpext_dask.cells import sweep as sweeping
 from mdpext_dask.cells.lattice import Box
 from mdpext_dask.cells.programs import Patches, Solutions
 from mdpext_dask.cells.tasks import LatticeArray, Level, write_costs, write_level_costs
+from mdpext_dask.errors import GuaranteeViolation
+from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, Note
 from mdpext_dask.run import audit_certificate, build, finalise, init, partition
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
+from mdpext_dask.template import sha256_of
 from tests.reference import audited_epsilon
 from tests.test_run import write_toml
 
@@ -294,6 +297,24 @@ def test_changed_scores_of_records_are_noticed(finished: Path) -> None:
     report = audit_certificate(str(finished))
     assert not report.holds
     assert "seed" in report.changed
+
+
+def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> None:
+    group = zarr.open_group(str(finished / "seed"), mode="r+")
+    honest, digest = dict(group.attrs["record_scores"]), group.attrs["sha256"]
+    for where in ({**honest, "name": "score"}, {**honest, "padding": [1, 0]}, {"name": 3}, "score", None):
+        group.attrs["record_scores"] = where
+        assert not MechanismStore.open(str(finished)).has_seed()
+        with pytest.raises(GuaranteeViolation, match="seed"):
+            open_mechanism(finished, verify=True)
+    assert "seed" in audit_certificate(str(finished)).changed
+    group.attrs["record_scores"] = honest
+    assert MechanismStore.open(str(finished)).has_seed()
+    # Stores of before this have the arrays in their digest only.
+    arrays = (group["score"], group[honest["name"]])
+    group.attrs["sha256"] = sha256_of(*arrays)
+    assert group.attrs["sha256"] != digest
+    assert MechanismStore.open(str(finished)).has_seed()
 
 
 def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
