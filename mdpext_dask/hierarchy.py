@@ -57,7 +57,9 @@ class Hierarchy:
         """
         array = self._root.get(name)
         if not isinstance(array, zarr.Array):
-            raise StoreError(f"{self.url}: the array {name} is missing")
+            raise StoreError(
+                f"{self.url}: the array {name} is missing; is another run at work on this store?"
+            )
         return array
 
     def read(self, name: str, *index: slice) -> NDArray[Any]:
