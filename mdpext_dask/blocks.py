@@ -6,19 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask import template
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.partition import Block
 from mdpext_dask.sections import ExtensionSection
+from mdpext_dask.spec import fingerprint_of, is_job_of
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.template import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
 
 # Names of what a store holds of a seed, and of one that is only tried.
 SEED, TRIAL = "", "trial_"
-# Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
-RECORD_SCORES = "record_scores"
+RECORD_SCORES = template.RECORD_SCORES
 
 
 def extension_of_store(store: MechanismStore) -> ExtensionSection:
@@ -27,7 +28,17 @@ def extension_of_store(store: MechanismStore) -> ExtensionSection:
 
 
 def operator_of_store(store: MechanismStore) -> Operator:
-    """Return the operator of a store's job."""
+    """Return the operator of a store's job.
+
+    Raises
+    ------
+    StoreError
+        If the job is not the one that the store was made for; nothing that it names is imported then.
+    """
+    attributes = store.attributes
+    job, identity, fingerprint = (attributes[key] for key in ("job", "identity", "fingerprint"))
+    if not is_job_of(identity, job) or fingerprint_of(identity) != fingerprint:
+        raise StoreError(f"{store.url}: its job has changed since it was made; use --overwrite")
     return operator_of(extension_of_store(store))
 
 

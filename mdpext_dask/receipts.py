@@ -35,6 +35,7 @@ class Receipt:
         SHA-256 (hex) of each shard the block owns, by key; none where the plan skips the block.
     sides
         For each side of the closed block, the digests of its records in order, hex, 16 digits each.
+        Neighbours are compared by them before a store is complete; nothing relies on them afterwards.
     fallbacks
         Rows for which a local program fell back to its reference.
     seconds

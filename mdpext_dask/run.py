@@ -22,6 +22,7 @@ from mdpext_dask.evaluate.loss import expected_loss_block
 from mdpext_dask.extend.choose import check_operator, is_own, operator_of
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
+from mdpext_dask.integrity import CERTIFICATE
 from mdpext_dask.progress import Note, Observer, TaskDone, silent
 from mdpext_dask.receipts import Receipt
 from mdpext_dask.seeding import job_of, seed_job
@@ -30,7 +31,6 @@ from mdpext_dask.stages import Stages
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.tasks import extend_block
 
-_CERTIFICATE = "audit/certificate.json"
 STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
 
 
@@ -152,7 +152,7 @@ def audit_certificate(url: str, *, workers: int | None = None, observer: Observe
         writable = MechanismStore.open(store.url, mode="r+")
         if not report.holds and writable.state == COMPLETE:
             writable.update(state=REFUSED, epsilon_certified=json_number(report.epsilon_certified))
-        objects.put_json(writable.objects, _CERTIFICATE, report.as_json())
+        objects.put_json(writable.objects, CERTIFICATE, report.as_json())
     return report
 
 
@@ -245,7 +245,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         objects.sweep(store.objects)
         boundary = check_boundaries(store.plan, found)
     report = certify(store, executor, stages)
-    objects.put_json(store.objects, _CERTIFICATE, report.as_json())
+    objects.put_json(store.objects, CERTIFICATE, report.as_json())
     checked: dict[str, Any] = {
         "epsilon_certified": json_number(report.epsilon_certified),
         "boundary_rows_checked": boundary.rows_checked,

@@ -44,6 +44,9 @@ _PATH_KEYS = (
     ("loss", "tasks_file"),
     ("loss", "file"),
 )
+# Sections that do not decide the bytes of a store.
+_NOT_IDENTITY = ("job", "cluster")
+_DIGEST_PREFIX = "sha256:"
 # Given as an override, this key replaces that one ...
 _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
 # ... and this choice makes those keys of its section meaningless, unless the choice is as stated.
@@ -151,11 +154,12 @@ class JobSpec(Section):
             If a file that the job names does not exist.
         """
         plain = self.canonical()
-        del plain["job"], plain["cluster"]
+        for section in _NOT_IDENTITY:
+            del plain[section]
         for section, key in _PATH_KEYS:
             value = plain[section][key]
             if value is not None and not value.startswith(BUILTIN_PREFIX):
-                plain[section][key] = "sha256:" + _content_digest(Path(value), f"{section}.{key}")
+                plain[section][key] = _DIGEST_PREFIX + _content_digest(Path(value), f"{section}.{key}")
         return plain
 
     def fingerprint(self) -> str:
@@ -167,6 +171,17 @@ def fingerprint_of(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256 (hex) of plain JSON values in canonical form."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_job_of(identity: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    """Whether a job in plain JSON values may have this identity, whatever is in the files that it names."""
+    alike = {name: dict(section) for name, section in job.items() if name not in _NOT_IDENTITY}
+    for section, key in _PATH_KEYS:
+        path, digest = (table.get(section, {}).get(key) for table in (alike, identity))
+        by_content = isinstance(path, str) and not path.startswith(BUILTIN_PREFIX)
+        if by_content and isinstance(digest, str) and digest.startswith(_DIGEST_PREFIX):
+            alike[section][key] = digest
+    return alike == identity
 
 
 def json_number(value: float) -> float | str:

@@ -3,10 +3,10 @@
 import hashlib
 import math
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import zarr
@@ -16,6 +16,7 @@ from zarr.codecs import BloscCodec
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
 from mdpext_dask.errors import StoreError
+from mdpext_dask.grid import Grid
 from mdpext_dask.loss import TableLoss, TravelLoss
 from mdpext_dask.partition import Plan
 from mdpext_dask.projection import Projection
@@ -255,6 +256,50 @@ def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
             f"{url}: format version {version} is newer than {FORMAT_VERSION}, which this software reads; "
             "update mdpext-dask"
         )
+    wrong = [key for key, is_sound in _SHAPES.items() if not is_sound(attributes[key])]
+    if wrong:
+        raise StoreError(f"{url}: not a mechanism store: {', '.join(wrong)} in its attributes is damaged")
+
+
+def _is_projection(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not {"centre_lon", "centre_lat"} <= {*value} <= _PROJECTION_KEYS:
+        return False
+    centre = value["centre_lon"], value["centre_lat"]
+    return all(map(is_number, value.values())) or (centre == (None, None) and len(value) == len(centre))
+
+
+def _is_grid(value: Any) -> bool:
+    if not isinstance(value, Mapping) or {*value} != {field.name for field in fields(Grid)}:
+        return False
+    counts = value["refine"]
+    if not isinstance(counts, list) or not counts:
+        return False
+    counts = [*counts, value["cells_x"], value["cells_y"]]
+    return (
+        all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
+        and all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
+        and value["cell_km"] > 0
+    )
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an attribute is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(section, Mapping) for section in value.values())
+
+
+_PROJECTION_KEYS = {field.name for field in fields(Projection)}
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "job": _is_table,
+    "identity": _is_table,
+    "grid": _is_grid,
+    "projection": _is_projection,
+    "epsilon_per_km": is_number,
+    "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),
+}
 
 
 def _problem_sha256(domain: Domain) -> str:

@@ -399,7 +399,8 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
     kept[0, 4] = False
     for name, values in (("kept", kept), ("inside", store.grid.vertices_of(kept))):
         zarr.open_array(str(finished / name), mode="r+")[...] = values
-    store.update(kept_sha256=cells_sha256(kept))
+    inside = store.grid.count_vertices_of(kept)
+    store.update(kept_sha256=cells_sha256(kept), source_cells_kept=int(kept.sum()), records_inside=inside)
     index = 4
     for key in store.shard_keys(store.plan[index]):
         (finished / key).unlink()
@@ -413,6 +414,26 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
     report = audit_certificate(str(finished))
     assert not report.holds
     assert report.changed == ("chunk_hashes",)
+
+
+@pytest.mark.parametrize("key", ["job", "identity"])
+def test_nothing_is_imported_that_only_an_edited_job_names(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    (tmp_path / "smuggled.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    store = MechanismStore.open(str(finished), mode="r+")
+    edited = {name: copy.deepcopy(store.attributes[name]) for name in {"job", key}}
+    for table in edited.values():
+        table["extension"]["method"] = "smuggled:Mean"
+    store.update(**edited)
+    with pytest.raises(GuaranteeViolation, match="job" if key == "job" else "fingerprint"):
+        open_mechanism(finished, verify=True)
+    message = refusal(StoreError, lambda: open_mechanism(finished).row(x_km=0.0, y_km=2.0))
+    assert "its job has changed" in message
+    report = audit_certificate(str(finished))
+    assert not report.holds
+    assert {"job": "job", "identity": "fingerprint"}[key] in report.changed
 
 
 def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:

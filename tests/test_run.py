@@ -21,6 +21,7 @@ import zarr
 from mdpext_dask import objects, receipts, tasks
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.integrity import CERTIFICATE
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.partition import Block
 from mdpext_dask.progress import Event, StageFinished, TaskDone
@@ -486,6 +487,115 @@ def test_a_promise_edited_in_the_attributes_is_seen(finished: Path, key: str, va
     spoil(finished, 7, 11, 3, 8)
     MechanismStore.open(str(finished), mode="r+").update(**{key: value})
     assert not audit_certificate(str(finished)).holds
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quantisation_km", 0.001),
+        ("epsilon_certified", 0.1),
+        ("epsilon_certified", 7.0),
+        ("epsilon_certified", None),
+        ("epsilon_planar_per_km", 0.5),
+        ("distortion", 0.01),
+        ("records_inside", 7),
+        ("source_cells_kept", 7),
+    ],
+)
+def test_figures_edited_in_the_attributes_are_seen(finished: Path, key: str, value: float | None) -> None:
+    MechanismStore.open(str(finished), mode="r+").update(**{key: value})
+    with pytest.raises(GuaranteeViolation, match=key):
+        open_mechanism(finished, verify=True)
+    assert audit_certificate(str(finished)).changed == (key,)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 7.0, None])
+def test_a_certificate_edited_along_with_its_figure_is_seen(finished: Path, epsilon: float | None) -> None:
+    store = MechanismStore.open(str(finished), mode="r+")
+    report = {**objects.get_json(store.objects, CERTIFICATE), "epsilon_certified": epsilon}
+    objects.put_json(store.objects, CERTIFICATE, report)
+    store.update(epsilon_certified=epsilon)
+    if epsilon != 0.1:  # above the limit, or none at all
+        with pytest.raises(GuaranteeViolation, match="epsilon_certified"):
+            open_mechanism(finished, verify=True)
+    assert "epsilon_certified" in audit_certificate(str(finished)).changed
+
+
+def test_a_job_that_is_not_the_store_s_is_seen(finished: Path) -> None:
+    store = MechanismStore.open(str(finished), mode="r+")
+    honest = store.attributes["job"]
+    # Neither where it runs nor what it is called is part of it.
+    store.update(job={**honest, "cluster": {**honest["cluster"], "workers": 3}, "job": {"name": "other"}})
+    assert open_mechanism(finished, verify=True)
+    for section, key, value in (
+        ("extension", "method", "sys:exit"),
+        ("privacy", "budget", "half"),
+        ("domain", "roads", "/elsewhere"),
+        ("domain", "region", "/some.geojson"),
+        ("seed", "unheard", 1),
+    ):
+        store.update(job={**honest, section: {**honest[section], key: value}})
+        with pytest.raises(GuaranteeViolation, match=r": job has changed"):
+            open_mechanism(finished, verify=True)
+    store.update(job={k: v for k, v in honest.items() if k != "seed"})
+    with pytest.raises(GuaranteeViolation, match=r": job has changed"):
+        open_mechanism(finished, verify=True)
+
+
+def test_an_unfinished_store_s_edited_job_imports_nothing(
+    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smuggled.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path, spec = tmp_path / "s.zarr", parse_job(small_job())
+    blocks = init(spec, str(path))["blocks"]
+    store = MechanismStore.open(str(path), mode="r+")
+    job = store.attributes["job"]
+    job["extension"]["method"] = "smuggled:Mean"
+    store.update(job=job)
+    for attempt in (lambda: partition(str(path), 0, blocks), lambda: build(spec, str(path))):
+        with pytest.raises(StoreError, match="its job has changed since it was made; use --overwrite"):
+            attempt()
+    assert build(spec, str(path), overwrite=True)["state"] == "complete"
+
+
+def test_rows_of_corners_that_are_not_their_scores_are_seen(finished: Path) -> None:
+    array = zarr.open_array(str(finished / "seed" / "probability"), mode="r+")
+    array[1, 2, 3] = array[1, 2, 3] * 1.01
+    with pytest.raises(GuaranteeViolation, match="seed/probability"):
+        open_mechanism(finished, verify=True)
+    assert audit_certificate(str(finished)).changed == ("seed/probability",)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("projection", {"rotation_deg": "x"}),
+        ("projection", {"rotation_deg": None}),
+        ("projection", {"centre_lon": None}),
+        ("projection", {"tilt": 3.0}),
+        ("grid", {"refine": "22"}),
+        ("grid", {"cells_x": 2.5}),
+        ("grid", {"cell_km": -1}),
+        ("job", {"extension": "log-convex"}),
+        ("identity", {"privacy": 3}),
+        ("metric_p", "two"),
+        ("epsilon_per_km", "1"),
+    ],
+)
+def test_attributes_that_make_no_sense_are_one_error(finished: Path, name: str, change: Any) -> None:
+    store = MechanismStore.open(str(finished), mode="r+")
+    store_objects, document = store.objects, objects.get_json(store.objects, "zarr.json")
+    held = document["attributes"]
+    held[name] = {**held[name], **change} if isinstance(change, dict) else change
+    objects.put_json(store_objects, "zarr.json", document)
+    with pytest.raises(StoreError, match=f"not a mechanism store: {name} in its attributes is damaged"):
+        audit_certificate(str(finished))
+
+
+def test_an_array_that_somebody_has_taken_away(finished: Path) -> None:
+    with pytest.raises(StoreError, match="seed/trial_score is missing; is another run at work"):
+        MechanismStore.open(str(finished)).read("seed/trial_score")
 
 
 def test_receipts_rewritten_to_match_changed_bytes_are_seen(finished: Path) -> None:

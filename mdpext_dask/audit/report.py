@@ -122,7 +122,7 @@ def summarise_certificate(
     limit = store.planar_limit()
     epsilon = max(c.epsilon for c in ordered)
     changed = [c for c in ordered if c.changed]
-    keys = [key for c in changed for key in c.changed] + inconsistencies(store)
+    keys = [key for c in changed for key in c.changed] + inconsistencies(store, epsilon)
     within = epsilon <= limit
     # If the bytes have changed but still pass, the place to look at is in the changed blocks.
     candidates = changed if changed and within else ordered
