@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
-from mdpext_dask.cells.improve import BOX_PATCHES, BOXES, MORE_SWEEPS, PATCH, TRIAL_SWEEPS
+from mdpext_dask.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.choose import check_operator
@@ -151,7 +151,7 @@ def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
     for step, count, tried in zip(parts, sweeps, tries, strict=True):
         done *= step
         points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
-        boxes = min(max(points // (PATCH**2 * BOX_PATCHES), 1), BOXES)
+        boxes = round(box_count(points / PATCH**2))
         work = points * plan.outputs * _CELL + grid.records * plan.outputs * _TRIAL + 2 * boxes * _TASK
         seconds += count * tried * work
         tasks += count * tried * 2 * boxes

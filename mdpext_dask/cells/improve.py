@@ -72,9 +72,9 @@ _TUBES, TRIAL_SWEEPS = (math.inf, 0.15), 3
 _SEED_USES = 0.95
 # Attribute of the seed group: where an interrupted call goes on.
 _PROGRESS = "cells_progress"
-# How many patches a box should have at least, about how many boxes a lattice is cut into, and the most bytes
-# that extend from one.
-BOX_PATCHES, BOXES, _BOX_BYTES = 64, 16, 4 * 2**20
+# How many patches a box should have at least, and at most where there are more than a few boxes: a task costs what
+# some dozens of programs do. And the most bytes that extend from one box.
+BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
 _FLOAT32 = 4
 _TEMPERINGS = 20
 
@@ -366,8 +366,7 @@ class _Cells:
     def _side(self, level: Level) -> tuple[int, int]:
         """Return the sides of a box: whole patches, so that lines are borders."""
         across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
-        boxes = min(max(across * along / BOX_PATCHES, 1), BOXES)
-        patches = math.sqrt(across * along / boxes)
+        patches = math.sqrt(across * along / box_count(across * along))
         largest = math.sqrt(_BOX_BYTES / (_FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
         side = PATCH * max(math.ceil(min(patches, largest)), 1)
         return side, side
@@ -411,6 +410,11 @@ class _Cells:
         """Run tasks and return their results in order."""
         results = dict(self._executor.map("cells", function, arguments))
         return [results[position] for position in range(len(arguments))]
+
+
+def box_count(patches: float) -> float:
+    """Return into about how many boxes a lattice with so many patches is cut."""
+    return min(max(patches / BOX_PATCHES, 1), max(_FEW_BOXES, patches / _MOST_PATCHES))
 
 
 def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
