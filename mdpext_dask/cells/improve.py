@@ -72,8 +72,8 @@ _TUBES, TRIAL_SWEEPS = (math.inf, 0.15), 3
 _SEED_USES = 0.95
 # Attribute of the seed group: where an interrupted call goes on.
 _PROGRESS = "cells_progress"
-# How many patches a box should have at least, and at most where there are more than a few boxes: a task costs what
-# some dozens of programs do. And the most bytes that extend from one box.
+# How many patches a box should have at least, and at most where there are more than a few boxes: a task costs
+# what some dozens of programs do. And the most bytes that extend from one box.
 BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
 _FLOAT32 = 4
 _TEMPERINGS = 20
