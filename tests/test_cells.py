@@ -27,13 +27,14 @@ from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, Note
 from mdpext_dask.run import audit_certificate, build, finalise, init, partition
 from mdpext_dask.sections import ClusterSection
-from mdpext_dask.spec import parse_job
+from mdpext_dask.spec import load_job, parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.template import sha256_of
 from tests.reference import audited_epsilon
 from tests.test_run import write_toml
 
 Job = Callable[..., dict[str, dict[str, Any]]]
+WORKFLOWS = Path(__file__).resolve().parents[1] / "workflows"
 
 
 @pytest.fixture
@@ -384,3 +385,20 @@ def test_json_of_the_store_says_what_was_done(finished: Path) -> None:
     assert json.loads(json.dumps(cells)) == cells
     assert {"tube", "tried", "sweeps", "seconds"} <= set(cells)
     assert all(sweep["programs"] > 0 for sweep in cells["sweeps"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("epsilon", "log_convex"), [(0.5, 4.727), (1.0, 3.529), (1.5, 3.052)])
+def test_rome_loses_an_eighth_less_than_the_published_recipe(
+    tmp_path: Path, city_roads: Callable[[str], Path], epsilon: float, log_convex: float
+) -> None:
+    overrides = [
+        f"domain.roads={city_roads('rome')}",
+        f"privacy.epsilon_per_km={epsilon}",
+        "extension.method=cell-lp",
+    ]
+    summary = build(load_job(WORKFLOWS / "rome.toml", overrides), str(tmp_path / "s.zarr"))
+    assert summary["fallbacks"] == 0
+    assert 0.999 <= summary["epsilon_certified"] / summary["epsilon_planar_per_km"] <= 1
+    assert summary["loss_km"] < 0.885 * log_convex
