@@ -15,6 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.audit.certificate import norm_rank
 from mdpext_dask.extend.normalise import exponential
 
 Floats = NDArray[np.float64]
@@ -106,10 +107,5 @@ def _shared_out(first: Floats, second: Floats, allowed: float, q: float) -> tupl
 
 
 def _norm(first: Floats, second: Floats, q: float) -> Floats:
-    if q == 1:
-        return first + second
-    if q == 2:
-        return np.asarray(np.sqrt(first * first + second * second))
-    larger = np.maximum(first, second)
-    ratio = np.minimum(first, second) / np.maximum(larger, np.finfo(float).tiny)
-    return np.asarray(larger * (1 + ratio**q) ** (1 / q))
+    rank = norm_rank(first.copy(), second.copy(), q)
+    return np.asarray(np.sqrt(rank) if q == 2 else rank)

@@ -43,6 +43,7 @@ from mdpext_dask.cells.tasks import (
 )
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError, StoreError
+from mdpext_dask.partition import FLOAT32
 from mdpext_dask.progress import Note, Observer
 from mdpext_dask.sections import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
@@ -75,7 +76,6 @@ _PROGRESS = "cells_progress"
 # How many patches a box should have at least, and at most where there are more than a few boxes: a task costs
 # what some dozens of programs do. And the most bytes that extend from one box.
 BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
-_FLOAT32 = 4
 _TEMPERINGS = 20
 
 
@@ -367,7 +367,7 @@ class _Cells:
         """Return the sides of a box: whole patches, so that lines are borders."""
         across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
         patches = math.sqrt(across * along / box_count(across * along))
-        largest = math.sqrt(_BOX_BYTES / (_FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
+        largest = math.sqrt(_BOX_BYTES / (FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
         side = PATCH * max(math.ceil(min(patches, largest)), 1)
         return side, side
 
