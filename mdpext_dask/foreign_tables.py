@@ -51,6 +51,8 @@ _LOOK_ALIKE = {
 }  # fmt: skip
 _NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf(inity)?|nan)", re.IGNORECASE)
 _TEXT_SHOWN = 40
+# How much of each column of a Parquet file is read at a time.
+_BUFFER_BYTES = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tu
 def read_parquet(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
     """Bring the rows of a Parquet file into a ``.npy`` file of float32 or float64; missing ones as NaN.
 
+    Memory holds a piece of rows and a page of each column, which is what Parquet unpacks at once.
     Parameters and errors are those of :func:`read_csv`; whole numbers that float64 cannot hold are refused
     too.
     """
@@ -274,7 +277,7 @@ def _parquet_pieces(
     names = list(map(str, file.schema_arrow.names))
     size = rows_at_once(len(names), 8)
     first = 1
-    for batch in file.iter_batches(batch_size=size):
+    for batch in file.iter_batches(batch_size=size, use_threads=False):
         rows = len(batch)
         outputs = np.empty((rows, len(columns.outputs)), dtype)
         for k, place in enumerate(columns.outputs):
@@ -347,7 +350,8 @@ def _parquet(path: Path) -> Any:
         raise DataError(
             f"{path}: Parquet files need pyarrow: install it with pip install 'mdpext-dask[parquet]'"
         ) from None
-    return parquet.ParquetFile(path)
+    # Buffering ahead, which is the default, ends with the whole file in memory.
+    return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 def _is_numeric(kind: Any) -> bool:
