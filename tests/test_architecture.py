@@ -17,7 +17,7 @@ ORDER = (
     "extend.log_convex", "extend.mcshane_whitney", "extend.choose", "partition", "objects", "hierarchy",
     "foreign_rows", "foreign_tables", "foreign_arrays", "foreign",
     "receipts", "template", "store", "stored_loss", "integrity", "blocks", "rows", "tasks", "boundary",
-    "audit.intervals",
+    "audit.intervals", "audit.designs", "audit.points",
     "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
     "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state", "cells.improve", "solving",

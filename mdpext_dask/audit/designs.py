@@ -1,0 +1,386 @@
+"""Which pairs of records a sampled audit looks at: all alike, or as many near ones as far ones.
+
+A design cuts the unordered pairs {x, x'}, x ≠ x', into *strata* by their distance d_p and draws from each
+with equal probabilities, with replacement. The share of violations among all pairs is then Σ_h W_h μ_h, with
+μ_h the expected value of a draw from stratum h and W_h the stratum's share of the pairs (Cochran 1977,
+chapter 5). On a large lattice hardly any pair is a near one, so that a uniform sample misses them, and near
+pairs are those that bind.
+
+Every pair has to be in exactly one stratum, also where its distance is that of an edge but for rounding, and
+what is drawn has to be what was counted. On a lattice both go by the same table of integers: for every
+offset along one axis, the number of offsets along the other that lie within an edge. A draw is one
+uniform integer below the number of pairs, and the table turns it into a pair, one to one.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mdpext_dask.errors import SpecError
+
+# After the first stratum: at most so many, each at least twice as wide as all before.
+_FURTHER_STRATA = 11
+_GROWTH = 2
+# Of a stratum, in an audit: fewer say nothing.
+_LEAST_PAIRS = 16
+_INT64 = 2**63
+# So that products of two offsets are below 2^63.
+_LONGEST_SIDE = 3_000_000_000
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """The pairs of records at some distances.
+
+    Parameters
+    ----------
+    lower_km, upper_km
+        Distances in (lower_km, upper_km]; that of a design's first stratum may be 0 as well.
+    pairs
+        Their exact number, at least 1; may exceed 2^63.
+    """
+
+    lower_km: float
+    upper_km: float
+    pairs: int
+
+
+class Design(ABC):
+    """Strata, and how to draw from them; pickles without its tables, which are cheap to build again."""
+
+    strata: tuple[Stratum, ...]
+
+    @abstractmethod
+    def draw(
+        self, rng: np.random.Generator, stratum: int, n: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Draw pairs of a stratum, independently, each with the same probability.
+
+        Parameters
+        ----------
+        rng
+            Where randomness comes from.
+        stratum
+            Which of `strata`.
+        n
+            How many.
+
+        Returns
+        -------
+        first, second
+            Record numbers, each of shape (n,); which one is first means nothing.
+        """
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The shares W_h of all pairs that the strata hold, float64 of shape (H,)."""
+        total = sum(stratum.pairs for stratum in self.strata)
+        return np.array([stratum.pairs / total for stratum in self.strata])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+
+
+@dataclass(frozen=True)
+class _LatticeTables:
+    """Which offsets (d, b) a stratum holds, d along the shorter axis and b ≥ 0 along the longer one.
+
+    Parameters
+    ----------
+    offsets
+        Stratum h holds offsets[d, h] ≤ b < offsets[d, h + 1], int64 of shape (shorter, H + 1).
+    until
+        Pairs of stratum h with an offset of at most d, of shape (shorter, H); Python ints where int64 would
+        overflow.
+    """
+
+    offsets: NDArray[np.int64]
+    until: NDArray[Any]
+
+
+class LatticeDesign(Design):
+    """Pairs of records of a lattice, whose record (i, j) has the number i ny + j.
+
+    Parameters
+    ----------
+    shape
+        Records (nx, ny) along both axes, at least 2 in all.
+    spacing_km
+        Spacings (hx, hy), in km.
+    p
+        Exponent of the metric, in [1, ∞].
+    cuts_km
+        Distances between strata, ascending, in km; a stratum that would be empty is left out.
+
+    Raises
+    ------
+    SpecError
+        If the lattice has fewer than 2 records or a side of more than 3·10^9, a spacing is not positive, p is
+        below 1 or the cuts do not ascend.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], spacing_km: tuple[float, float], p: float, cuts_km: Sequence[float] = ()
+    ) -> None:
+        check_metric(p, cuts_km)
+        if min(shape) < 1 or math.prod(shape) < 2 or max(shape) > _LONGEST_SIDE:
+            raise SpecError(
+                f"a lattice of {shape} records has no pairs, or sides of more than {_LONGEST_SIDE}"
+            )
+        if not (min(spacing_km) > 0 and all(map(math.isfinite, spacing_km))):
+            raise SpecError(f"spacings must be positive, got {spacing_km} km")
+        self._shape, self._spacing_km, self._p = shape, spacing_km, p
+        diameter_km = _diameter_km(shape, spacing_km, p)
+        self._edges_km = (*(cut for cut in cuts_km if cut < diameter_km), diameter_km)
+        self.strata = strata_between(self._edges_km, [int(n) for n in self._tables.until[-1]])
+        if len(self.strata) < len(self._edges_km):
+            # Without the edge above an empty stratum, what is within the next edge is the same.
+            self._edges_km = tuple(stratum.upper_km for stratum in self.strata)
+            del self._tables
+
+    @classmethod
+    def uniform(cls, shape: tuple[int, int], spacing_km: tuple[float, float], p: float) -> "LatticeDesign":
+        """Return the design with one stratum."""
+        return cls(shape, spacing_km, p)
+
+    @classmethod
+    def stratified(cls, shape: tuple[int, int], spacing_km: tuple[float, float], p: float) -> "LatticeDesign":
+        """Return the design with strata by distance.
+
+        With equal spacings the first one holds the neighbours along both axes and diagonals, up to ‖(h,
+        h)‖_p; otherwise h is the smaller spacing, and on a lattice of one line the first one ends at h. The
+        edges after it are geometric up to the diameter: as many as there can be with factors of at least 2,
+        but at most 12 strata in all.
+        """
+        along = [h for n, h in zip(shape, spacing_km, strict=True) if n > 1] or [1.0]
+        first_km = distances_km(min(along), min(along) if len(along) == 2 else 0.0, p=p)
+        return cls(shape, spacing_km, p, geometric_cuts(float(first_km), _diameter_km(shape, spacing_km, p)))
+
+    def draw(
+        self, rng: np.random.Generator, stratum: int, n: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Draw pairs of a stratum; see :meth:`Design.draw`."""
+        return self.pairs_at(stratum, uniform_below(rng, self.strata[stratum].pairs, n))
+
+    def pairs_at(self, stratum: int, ranks: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the pairs with these ranks, a one-to-one map of [0, pairs) to the stratum.
+
+        Parameters
+        ----------
+        stratum
+            Which of `strata`.
+        ranks
+            Integers in [0, pairs), of shape (n,), int64 or Python ints.
+
+        Returns
+        -------
+        first, second
+            Record numbers, each of shape (n,).
+        """
+        shorter, longer = min(self._shape), max(self._shape)
+        until = self._tables.until[:, stratum]
+        d = np.searchsorted(until, ranks, side="right")
+        rest = ranks - np.where(d > 0, until[d - 1], 0)
+        # Where along the shorter axis, then where along the longer one and with which offset.
+        a = (rest % (shorter - d)).astype(np.int64)
+        rest = (rest // (shorter - d)).astype(np.int64)
+        low, high = self._tables.offsets[d, stratum], self._tables.offsets[d, stratum + 1]
+        forward = _pairs_below(high, longer) - _pairs_below(low, longer)
+        back = rest >= forward
+        # Offset 0 counts once, as a forward one.
+        from_low = np.where(back, rest - forward + _pairs_below(np.maximum(low, 1), longer), 0)
+        b, j = offset_at(np.where(back, from_low, rest + _pairs_below(low, longer)), longer)
+        start, end = np.where(back, j + b, j), np.where(back, j, j + b)
+        first, second = self._numbers(a, start), self._numbers(a + d, end)
+        return first, second
+
+    def _numbers(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the numbers of records at a along the shorter axis and b along the longer one."""
+        i, j = (a, b) if self._shape[0] <= self._shape[1] else (b, a)
+        return (i * self._shape[1] + j).astype(np.intp)
+
+    @cached_property
+    def _tables(self) -> _LatticeTables:
+        turned = self._shape[0] > self._shape[1]
+        shorter, longer = sorted(self._shape)
+        h_shorter, h_longer = reversed(self._spacing_km) if turned else self._spacing_km
+        d = np.arange(shorter, dtype=np.int64)
+        offsets = np.zeros((shorter, len(self._edges_km) + 1), dtype=np.int64)
+        offsets[0, 0] = 1  # no record is a pair with itself
+        offsets[:, -1] = longer
+        across_km = np.asarray(d * h_shorter, dtype=np.float64)
+        for k, edge in enumerate(self._edges_km[:-1], start=1):
+            # Nothing lies further along an axis than the edge does.
+            near = across_km[distances_km(across_km, 0, p=self._p) <= edge]
+            most = min(longer, int(edge / h_longer) + 2)
+            offsets[: len(near), k] = _count_within(edge, near, h_longer, self._p, most)
+        # Rounding must not give a pair to two strata.
+        offsets = np.maximum.accumulate(offsets, axis=1)
+        below = _pairs_below(offsets, longer)
+        along = np.diff(below)
+        # Pairs of an offset d > 0 go forward or back; those with b = 0 are counted in `along` once.
+        along[1:] += along[1:] - longer * np.diff(np.minimum(offsets[1:], 1))
+        exact = along if math.prod(self._shape) ** 2 < 2 * _INT64 else along.astype(object)
+        return _LatticeTables(offsets, np.cumsum(exact * (shorter - d)[:, None], axis=0))
+
+
+def allocate(pairs: int, strata: Sequence[Stratum]) -> tuple[int, ...]:
+    """Return how many pairs to draw from each stratum: equal shares, so that near pairs are not missed.
+
+    Pairs are drawn with replacement everywhere, from small strata too: their observations are independent
+    then, as the intervals need, at the price of drawing a pair more than once.
+
+    Parameters
+    ----------
+    pairs
+        How many in all, at least 1; with so few that a share is below 16, it is exceeded.
+    strata
+        The strata.
+
+    Raises
+    ------
+    SpecError
+        If `pairs` is below 1.
+    """
+    if pairs < 1:
+        raise SpecError(f"an audit needs at least one pair, got {pairs}")
+    if len(strata) == 1:
+        return (pairs,)
+    share, left = divmod(pairs, len(strata))
+    return tuple(max(_LEAST_PAIRS, share + (h < left)) for h in range(len(strata)))
+
+
+def distances_km(east: ArrayLike, north: ArrayLike, *, p: float) -> NDArray[np.float64]:
+    """Return ‖(east, north)‖_p of offsets in km that broadcast, float64; the one that all strata go by."""
+    east, north = np.abs(np.asarray(east, dtype=np.float64)), np.abs(np.asarray(north, dtype=np.float64))
+    if p == 1:
+        return np.asarray(east + north)
+    if p == 2:
+        return np.asarray(np.hypot(east, north))
+    larger = np.maximum(east, north)
+    if math.isinf(p):
+        return larger
+    # Scaled by the larger, so that no power overflows.
+    share = np.minimum(east, north) / np.where(larger > 0, larger, 1.0)
+    return np.asarray(larger * (1 + share**p) ** (1 / p))
+
+
+def check_metric(p: float, cuts_km: Sequence[float]) -> None:
+    """Check an exponent and distances between strata.
+
+    Raises
+    ------
+    SpecError
+        If p is below 1, or the cuts are not positive or do not ascend.
+    """
+    if not p >= 1:
+        raise SpecError(f"the metric's exponent must be at least 1, got {p}")
+    if not all(low < high for low, high in zip((0.0, *cuts_km), cuts_km, strict=False)):
+        raise SpecError(f"distances between strata must be positive and ascend, got {tuple(cuts_km)} km")
+
+
+def geometric_cuts(first_km: float, last_km: float) -> list[float]:
+    """Return cuts from `first_km` to below `last_km` with equal ratios, at least 2 if they can be."""
+    if first_km <= 0 or last_km <= first_km:
+        return []
+    ratio = last_km / first_km
+    further = min(_FURTHER_STRATA, max(1, math.floor(math.log(ratio, _GROWTH))))
+    return [first_km * ratio ** (k / further) for k in range(further)]
+
+
+def uniform_below(rng: np.random.Generator, limit: int, n: int) -> NDArray[Any]:
+    """Return n uniform integers in [0, limit), exactly: int64, or Python ints where they would overflow."""
+    if limit <= _INT64:
+        return rng.integers(0, limit, n, dtype=np.int64)
+    bits = (limit - 1).bit_length()
+    size = -(-bits // 8)
+    drawn: list[int] = []
+    while len(drawn) < n:
+        candidate = int.from_bytes(rng.bytes(size), "little") >> (8 * size - bits)
+        if candidate < limit:
+            drawn.append(candidate)
+    return np.array(drawn, dtype=object)
+
+
+def offset_at(
+    ranks: NDArray[np.int64], n: NDArray[np.int64] | int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pairs (j, j + b) of n numbers with these ranks, ordered by b ≥ 0 and then by j.
+
+    Parameters
+    ----------
+    ranks
+        Integers in [0, n (n + 1) / 2), int64 of shape (m,).
+    n
+        How many numbers, one for all or int64 of shape (m,); at most 3·10^9.
+
+    Returns
+    -------
+    b, j
+        Offsets and smaller numbers, int64 of shape (m,).
+    """
+    last = np.broadcast_to(np.asarray(n, dtype=np.int64) - 1, ranks.shape).copy()
+    b = np.zeros(ranks.shape, dtype=np.int64)
+    # The last b with no more than `ranks` pairs before it, by bisection: exact, as a square root is not.
+    while (b < last).any():
+        middle = b + (last - b + 1) // 2
+        enough = _pairs_below(middle, n) <= ranks
+        b, last = np.where(enough, middle, b), np.where(enough, last, middle - 1)
+    return b, ranks - _pairs_below(b, n)
+
+
+def _diameter_km(shape: tuple[int, int], spacing_km: tuple[float, float], p: float) -> float:
+    return float(distances_km(*((n - 1) * h for n, h in zip(shape, spacing_km, strict=True)), p=p))
+
+
+def _pairs_below(b: NDArray[np.int64], n: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Return the number Σ_{c<b} (n − c) of pairs (j, j + c) of n numbers, 0 ≤ c < b."""
+    return b * n - b * (b - 1) // 2
+
+
+def _count_within(
+    edge_km: float, across_km: NDArray[np.float64], spacing_km: float, p: float, most: int
+) -> NDArray[np.int64]:
+    """Return how many of the offsets b = 0..most-1 lie within an edge, by bisection.
+
+    Parameters
+    ----------
+    edge_km
+        Largest distance, in km.
+    across_km
+        Offsets along the other axis, float64 of shape (n,), in km.
+    spacing_km
+        Of the axis of b, in km.
+    p
+        Exponent of the metric.
+    most
+        How many to look at.
+
+    Returns
+    -------
+    int64 of shape (n,).
+    """
+    count = np.zeros(len(across_km), dtype=np.int64)
+    limit = np.full(len(across_km), most, dtype=np.int64)
+    while (count < limit).any():
+        middle = (count + limit) // 2
+        within = distances_km(across_km, middle * spacing_km, p=p) <= edge_km
+        # Where the search has ended, `middle` is the count and must not move it.
+        count, limit = (
+            np.where(within & (count < limit), middle + 1, count),
+            np.where(within, limit, middle),
+        )
+    return count
+
+
+def strata_between(edges_km: Sequence[float], pairs: Sequence[int]) -> tuple[Stratum, ...]:
+    """Return the strata up to these edges with these numbers of pairs, without empty ones."""
+    kept = [(edge, n) for edge, n in zip(edges_km, pairs, strict=True) if n]
+    lower = (0.0, *(edge for edge, _ in kept[:-1]))
+    return tuple(Stratum(low, high, n) for low, (high, n) in zip(lower, kept, strict=True))
