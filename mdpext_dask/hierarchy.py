@@ -12,6 +12,8 @@ from mdpext_dask.errors import StoreError, first_line
 
 # The object that holds the attributes of the root.
 ROOT_KEY = "zarr.json"
+# What Zarr, its codecs and storage raise where documents or bytes are damaged.
+DAMAGE = (ValueError, TypeError, LookupError, RuntimeError, OSError)
 
 
 class Hierarchy:
@@ -53,9 +55,9 @@ class Hierarchy:
         Raises
         ------
         StoreError
-            If it is not there.
+            If it is not there, or its description is damaged.
         """
-        array = self._root.get(name)
+        array = self._node(name)
         if not isinstance(array, zarr.Array):
             raise StoreError(
                 f"{self.url}: the array {name} is missing; is another run at work on this store?"
@@ -73,5 +75,18 @@ class Hierarchy:
         array = self.array(name)
         try:
             return np.asarray(array[index] if index else array[...])
-        except (ValueError, RuntimeError, OSError) as error:  # what codecs and storage raise
+        except DAMAGE as error:
             raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
+
+    def _node(self, name: str) -> "zarr.Array[Any] | zarr.Group | None":
+        """Return an array or a group, or None if there is none of that name.
+
+        Raises
+        ------
+        StoreError
+            If its description is damaged.
+        """
+        try:
+            return self._root.get(name)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {first_line(error)}") from None

@@ -27,7 +27,7 @@ from mdpext_dask.budget import planar_epsilon
 from mdpext_dask.domain import Domain
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
 from mdpext_dask.grid import Grid
-from mdpext_dask.hierarchy import ROOT_KEY, Hierarchy
+from mdpext_dask.hierarchy import DAMAGE, ROOT_KEY, Hierarchy
 from mdpext_dask.partition import Block, Plan
 from mdpext_dask.projection import Projection
 from mdpext_dask.receipts import Receipt
@@ -92,7 +92,7 @@ class MechanismStore(Hierarchy):
         try:
             # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
             root = zarr.open_group(store, mode=cast(Any, mode), use_consolidated=False)
-        except (OSError, ValueError, KeyError, zarr.errors.BaseZarrError) as error:
+        except DAMAGE as error:
             raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
         template.check_attributes(root.attrs, url)
         return cls(url, store, root)
@@ -219,7 +219,7 @@ class MechanismStore(Hierarchy):
             If they are not those that the store was created with.
         """
         shape = self.grid.cells_x, self.grid.cells_y
-        kept = self.read("kept") if "kept" in self._root else np.ones(shape, dtype=bool)
+        kept = self.read("kept") if self._node("kept") is not None else np.ones(shape, dtype=bool)
         digest = self.attributes.get("kept_sha256", template.cells_sha256(np.ones(shape, dtype=bool)))
         if template.cells_sha256(kept) != digest:
             raise GuaranteeViolation(f"{self.url}: the cells of its region have changed; use --overwrite")
@@ -233,7 +233,7 @@ class MechanismStore(Hierarchy):
     @property
     def problem_attributes(self) -> dict[str, Any]:
         """Attributes of the group with the problem's tables; empty where that is missing."""
-        group = self._root.get("problem")
+        group = self._node("problem")
         return dict(group.attrs) if isinstance(group, zarr.Group) else {}
 
     # --- arrays -----------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class MechanismStore(Hierarchy):
         try:
             found = self._seed_digest(names)
             known = {template.seed_sha256(found, where)}
-        except (OSError, ValueError, RuntimeError):  # what codecs and storage raise
+        except DAMAGE:
             return False
         if isinstance(where, Mapping) and where.get("name") in names:
             known.add(found)  # older stores have where the records' scores are in no digest
@@ -428,7 +428,7 @@ class MechanismStore(Hierarchy):
     @property
     def seed_attributes(self) -> dict[str, Any]:
         """Attributes of the seed group; empty while there is no seed."""
-        group = self._root.get("seed")
+        group = self._node("seed")
         return dict(group.attrs) if isinstance(group, zarr.Group) else {}
 
     def seed_sha256(self) -> str:
