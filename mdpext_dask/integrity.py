@@ -1,22 +1,38 @@
-"""Whether a store still is what was certified."""
+"""Whether a store still is what was certified.
+
+Nothing is signed. What a store says is held against what else it says, so a change is noticed wherever the
+rest was not changed to match. Somebody who rewrites all of it consistently, digests, attributes, receipts and
+certificate, has made another store, and cannot be noticed: whoever has to rule that out keeps a copy of the
+root's attributes elsewhere.
+
+Figures that promise nothing, such as `loss_km`, `seconds` or how the seed was solved, are not held against
+anything; nor is what only readers of maps use of the plane, `spatial_ref`, beyond its description.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from mdpext_dask import objects, receipts
+from mdpext_dask import objects, template
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.errors import GuaranteeViolation, StoreError
+from mdpext_dask.hierarchy import ROOT_KEY
+from mdpext_dask.partition import Block
+from mdpext_dask.shards import ShardDamage, damage_against, extra_shards
 from mdpext_dask.spec import fingerprint_of, is_job_of
 from mdpext_dask.store import COMPLETE, MechanismStore
+from mdpext_dask.stored_loss import is_problem_of
 from mdpext_dask.template import is_number
 
 # The certificate as it was when the store was last audited.
 CERTIFICATE = "audit/certificate.json"
 _SAME_PLACE_KM = 1e-3
 _ROUNDING = 1e-6
+# Of each kind of damage, in a message.
+_NAMED = 5
 
 
 def inconsistencies(store: MechanismStore, certified: float | None = None) -> list[str]:
@@ -42,6 +58,8 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     if not is_job_of(identity, attributes["job"]):
         wrong.append("job")
     wrong += _misreported(store, certified)
+    if attributes.get("units", template.UNITS) != template.UNITS:
+        wrong.append("units")
     grid = store.grid
     if not np.array_equal(store.read("inside"), grid.vertices_of(store.kept)):
         wrong.append("inside")
@@ -56,7 +74,29 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
         hashes = attributes.get("chunk_hashes") or {}
         if hashes.get("digest") != store.content_digest(store.read_receipts()):
             wrong.append("chunk_hashes")
+        wrong += _described_otherwise(store)
     return wrong
+
+
+def _described_otherwise(store: MechanismStore) -> list[str]:
+    """Return the documents that describe arrays and groups otherwise than the root's copies of them do.
+
+    Readers elsewhere go by the copies, written when the store was finished; here the documents are read.
+    """
+    root = objects.get_json(store.objects, ROOT_KEY)
+    copies = (root.get("consolidated_metadata") or {}).get("metadata") or {}
+    keys = [f"{name}/{ROOT_KEY}" for name in copies]
+    documents = objects.get_many_json(store.objects, keys)
+    return [
+        key
+        for key, document, copy in zip(keys, documents, copies.values(), strict=True)
+        if not isinstance(document, Mapping) or _described(document) != _described(copy)
+    ]
+
+
+def _described(document: Mapping[str, Any]) -> dict[str, Any]:
+    # The copy of a group has copies of its own, of nothing.
+    return {key: value for key, value in document.items() if key != "consolidated_metadata"}
 
 
 def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
@@ -73,12 +113,20 @@ def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
     }
     if attributes["state"] == COMPLETE:
         if certified is None:
-            report = objects.get_json(store.objects, CERTIFICATE)
-            certified = report.get("epsilon_certified") if isinstance(report, Mapping) else None
+            certified = _epsilon_of_last_audit(store)
         # No store is complete without a certificate within the limit.
         expected["epsilon_certified"] = certified if is_number(certified) and certified <= limit else math.nan
     # Older stores do not say all of it.
     return [key for key, value in expected.items() if key in attributes and not _is(attributes[key], value)]
+
+
+def _epsilon_of_last_audit(store: MechanismStore) -> Any:
+    """Return what the last audit has certified; None if it did not hold, or was of another promise."""
+    report, attributes = objects.get_json(store.objects, CERTIFICATE), store.attributes
+    if not isinstance(report, Mapping) or report.get("holds") is not True:
+        return None
+    alike = all(report.get(key) == attributes[key] for key in ("epsilon_per_km", "metric_p"))
+    return report.get("epsilon_certified") if alike else None
 
 
 def _is(figure: Any, expected: float) -> bool:
@@ -114,28 +162,62 @@ def _outputs_are_where_they_are_said_to_be(store: MechanismStore) -> bool:
 
 
 def verify(store: MechanismStore) -> None:
-    """Compare every shard with the hash its receipt names, and the attributes with each other.
+    """Compare every shard with the hash its receipt names, and what the store says of itself with itself.
+
+    All shards and all tables of the problem are read once. Nothing is signed; see the module's text for what
+    cannot be noticed.
 
     Raises
     ------
     GuaranteeViolation
-        If something is not what was certified.
+        If something is not what was certified. The message names up to five of each kind; `worst` all of
+        them: the `blocks` at fault, shards that are `changed`, `missing` or `extra`, those of no block among
+        the last, and the `attributes`, arrays and documents that do not belong to the rest.
+    StoreError
+        If something cannot be read at all.
     """
     wrong = inconsistencies(store)
-    found, plan = store.read_receipts(), store.plan
-    for block in plan:
-        receipt = found.get(block.index)
-        stray = block.index in plan.skipped and any(
-            objects.exists(store.objects, key) for key in store.shard_keys(block)
-        )
-        if receipt is None or stray or not receipts.is_intact(store.objects, receipt):
-            raise GuaranteeViolation(
-                f"{store.url}: block {block.index} (records {block.owned_x.start}.."
-                f"{block.owned_x.stop - 1} x {block.owned_y.start}..{block.owned_y.stop - 1}) has "
-                "changed since it was certified",
-                worst={"block": block.index},
-            )
+    if not is_problem_of(store):
+        wrong.append("problem_sha256")
+    found, blocks, parts = store.read_receipts(), [], []
+    for block in store.plan:
+        damage = damage_against(store, block, found.get(block.index))
+        if damage or block.index not in found:
+            blocks.append(block)
+            parts.append(damage)
+    damage = ShardDamage.joined([*parts, ShardDamage(extra=extra_shards(store))])
+    said = _said_of_blocks(blocks)
+    unproved = [str(block.index) for block in blocks if block.index not in found]
+    for what, names in (
+        ("no receipt of blocks", unproved),
+        ("changed shards", damage.changed),
+        ("missing shards", damage.missing),
+        ("extra shards", damage.extra),
+    ):
+        if names:
+            said.append(f"{what}: {_some(names)}")
     if wrong:
+        said.append(f"{', '.join(wrong)} has changed since the store was certified; run the audit")
+    if said:
         raise GuaranteeViolation(
-            f"{store.url}: {', '.join(wrong)} has changed since the store was certified; run the audit"
+            f"{store.url}: {'; '.join(said)}",
+            worst={"blocks": [block.index for block in blocks], **asdict(damage), "attributes": wrong},
         )
+
+
+def _said_of_blocks(blocks: Sequence[Block]) -> list[str]:
+    if not blocks:
+        return []
+    first, *others = blocks
+    x, y = first.owned_x, first.owned_y
+    plural = "s" if len(others) > 1 else ""
+    more = f" and block{plural} {_some([str(block.index) for block in others])}" if others else ""
+    return [
+        f"block {first.index} (records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}){more} "
+        f"{'have' if others else 'has'} changed since it was certified"
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

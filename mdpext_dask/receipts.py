@@ -60,9 +60,8 @@ class Receipt:
     rows_sha256: str | None = None
 
     def row_digests(self, side: str) -> list[str]:
-        """Return the digests of the records on one side, in the order of the fine lattice."""
-        text, digits = self.sides[side], 2 * _ROW_DIGEST_BYTES
-        return [text[start : start + digits] for start in range(0, len(text), digits)]
+        """Return the digests of the records on one side, in the order of the fine lattice, if it has them."""
+        return split_digests(self.sides.get(side, ""))
 
 
 def key_of(block: int) -> str:
@@ -86,7 +85,7 @@ def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt |
 def read_receipts(store: Store, skipped: Container[int]) -> dict[int, Receipt]:
     """Return all undamaged receipts, by block, given the blocks that the plan skips."""
     stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in objects.list_keys(store, PREFIX)]
-    blocks = [int(stem) for stem in stems if stem.isdigit()]
+    blocks = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
     contents = objects.get_many_json(store, [key_of(block) for block in blocks])
     found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
     return {receipt.block: receipt for receipt in found if receipt is not None}
@@ -95,11 +94,6 @@ def read_receipts(store: Store, skipped: Container[int]) -> dict[int, Receipt]:
 def void(store: Store, blocks: Iterable[int]) -> None:
     """Withdraw the receipts of blocks, so that they are done again."""
     objects.delete_keys(store, [key_of(block) for block in blocks])
-
-
-def is_intact(store: Store, receipt: Receipt) -> bool:
-    """Whether every shard that the receipt names still has the bytes it names."""
-    return all(shard_sha256(store, key) == digest for key, digest in receipt.shards.items())
 
 
 def shard_sha256(store: Store, key: str) -> str | None:
@@ -125,6 +119,12 @@ def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
         "north": ("north" in block.neighbours, fine[:, -1]),
     }
     return {side: _digest_rows(rows) for side, (used, rows) in shared.items() if used}
+
+
+def split_digests(side: str) -> list[str]:
+    """Return the digests of a side's records one by one."""
+    digits = 2 * _ROW_DIGEST_BYTES
+    return [side[start : start + digits] for start in range(0, len(side), digits)]
 
 
 def digest_of(receipts: Mapping[int, Receipt], description: bytes) -> str:
@@ -155,7 +155,11 @@ def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None
         receipt = Receipt(**content)
     except TypeError:
         return None
-    sound = isinstance(receipt.shards, dict) and isinstance(receipt.sides, dict)
+    sound = _holds_text(receipt.shards) and _holds_text(receipt.sides)
     skips = block in skipped
     as_planned = bool(receipt.shards) != skips and isinstance(receipt.rows_sha256, str) == skips
     return receipt if receipt.block == block and sound and as_planned else None
+
+
+def _holds_text(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask import template
 from mdpext_dask.errors import StoreError
+from mdpext_dask.hierarchy import DAMAGE
 from mdpext_dask.loss import EuclideanLoss, Loss, TableLoss, TravelLoss
 from mdpext_dask.store import MechanismStore
 
@@ -74,3 +76,21 @@ def read_loss(store: MechanismStore) -> Loss:
         task_weight=store.read("problem/task_weight"),
         output_node=store.read("problem/output_node"),
     )
+
+
+def is_problem_of(store: MechanismStore) -> bool:
+    """Whether outputs, prior and the tables of the loss are those that a store was made with, bit for bit.
+
+    All of them are read, a loss table chunk by chunk.
+    """
+    try:
+        loss = read_loss(store)
+        tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else template.loss_tables(loss)
+        outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        first, place = (outputs, store.array("prior")), (store.grid, store.projection)
+        found = {template.problem_sha256(place, (*first, store.kept, *tables))}
+        if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest
+            found.add(template.problem_sha256(store.grid, (*first, *tables)))
+    except DAMAGE:
+        return False
+    return store.problem_sha256 in found

@@ -21,6 +21,7 @@ from mdpext_dask.receipts import Receipt
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
+from mdpext_dask.shards import damage_against
 from mdpext_dask.store import COMPLETE, MechanismStore
 from mdpext_dask.stored_loss import read_loss
 
@@ -91,9 +92,8 @@ def extend_block(url: str, index: int) -> None:
     plan = store.plan
     block, skipped = plan[index], index in plan.skipped
     done = receipts.read_receipt(store.objects, index, plan.skipped)
-    stray = [key for key in store.shard_keys(block) if skipped and objects.exists(store.objects, key)]
-    intact = done is not None and receipts.is_intact(store.objects, done) and not stray
-    if done is not None and intact and done.seed_sha256 == seed_sha256:
+    damage = damage_against(store, block, done)
+    if done is not None and not damage and done.seed_sha256 == seed_sha256:
         return
     if store.state == COMPLETE:
         raise StoreError(
@@ -107,7 +107,8 @@ def extend_block(url: str, index: int) -> None:
         tracemalloc.start()
     try:
         fine = extended_block(store, block)
-        objects.delete_keys(store.objects, stray)
+        if skipped:
+            objects.delete_keys(store.objects, list(damage.extra))
         shards = {} if skipped else store.write_block(block, fine)
         peak = tracemalloc.get_traced_memory()[1] if measure else None
     finally:

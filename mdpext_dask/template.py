@@ -3,7 +3,7 @@
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from importlib import metadata
 from typing import Any, TypeGuard
@@ -17,7 +17,7 @@ from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
 from mdpext_dask.errors import StoreError
 from mdpext_dask.grid import Grid
-from mdpext_dask.loss import TableLoss, TravelLoss
+from mdpext_dask.loss import Loss, TableLoss, TravelLoss
 from mdpext_dask.partition import Plan
 from mdpext_dask.projection import Projection
 from mdpext_dask.spec import JobSpec, fingerprint_of, json_number
@@ -30,6 +30,8 @@ PROBABILITY = "probability"
 EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
 # Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
 RECORD_SCORES = "record_scores"
+# Of the numbers in the attributes.
+UNITS = {"distance": "km", "epsilon": "1/km"}
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 # Attributes without which nothing can be done with a store.
 REQUIRED = (
@@ -64,7 +66,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         "state": CREATING,
         "epsilon_certified": None,
         "metric_p": json_number(spec.domain.metric_p),
-        "units": {"distance": "km", "epsilon": "1/km"},
+        "units": UNITS,
         "grid": {
             "west_km": domain.grid.west_km,
             "south_km": domain.grid.south_km,
@@ -82,7 +84,10 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         "quantisation_km": vector_norm(
             domain.grid.spacing_km / 2, domain.grid.spacing_km / 2, spec.domain.metric_p
         ),
-        "problem_sha256": _problem_sha256(domain),
+        "problem_sha256": problem_sha256(
+            (domain.grid, domain.projection),
+            (domain.output_xy_km, domain.prior, domain.kept, *loss_tables(domain.loss)),
+        ),
         "notes": list(domain.notes),
         "software": software_versions(),
         **_attribution(spec),
@@ -276,7 +281,7 @@ def _is_grid(value: Any) -> bool:
         return False
     counts = [*counts, value["cells_x"], value["cells_y"]]
     return (
-        all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
+        all(map(_is_count, counts))
         and all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
         and value["cell_km"] > 0
     )
@@ -285,6 +290,14 @@ def _is_grid(value: Any) -> bool:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether an attribute is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pair_of_counts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_table(value: Any) -> bool:
@@ -296,28 +309,36 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "job": _is_table,
     "identity": _is_table,
     "grid": _is_grid,
+    "block_cells": _is_pair_of_counts,
     "projection": _is_projection,
     "epsilon_per_km": is_number,
     "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),
 }
 
 
-def _problem_sha256(domain: Domain) -> str:
-    digest = hashlib.sha256(repr((domain.grid, domain.projection)).encode())
-    tables: tuple[NDArray[Any], ...] = (domain.output_xy_km, domain.prior, domain.kept)
-    if isinstance(domain.loss, TravelLoss):
-        loss = domain.loss
-        tables += (loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node)
-    elif isinstance(domain.loss, TableLoss):
-        tables += (_table(domain.loss),)
-    for table in tables:
-        digest.update(np.ascontiguousarray(table).data)
-    return digest.hexdigest()
+def loss_tables(loss: Loss) -> tuple[NDArray[Any], ...]:
+    """Return the tables of a loss that is all in memory, in the order of the problem's digest."""
+    if isinstance(loss, TravelLoss):
+        return loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node
+    return (_table(loss),) if isinstance(loss, TableLoss) else ()
 
 
-def sha256_of(*arrays: NDArray[Any] | zarr.Array[Any]) -> str:
-    """Return one SHA-256 (hex) over the values of arrays, read a chunk's width at a time."""
-    digest = hashlib.sha256()
+def problem_sha256(place: object, tables: Iterable[NDArray[Any] | zarr.Array[Any]]) -> str:
+    """Return the SHA-256 (hex) of a problem.
+
+    Parameters
+    ----------
+    place
+        Its grid and projection.
+    tables
+        Outputs in the plane, float64 of shape (K, 2), in km; prior; kept cells; the tables of the loss.
+    """
+    return sha256_of(*tables, prefix=repr(place).encode())
+
+
+def sha256_of(*arrays: NDArray[Any] | zarr.Array[Any], prefix: bytes = b"") -> str:
+    """Return one SHA-256 (hex) over the values of arrays, read a chunk's width at a time, after `prefix`."""
+    digest = hashlib.sha256(prefix)
     for array in arrays:
         step = array.chunks[0] if isinstance(array, zarr.Array) else max(array.shape[0], 1)
         for first in range(0, array.shape[0], step):

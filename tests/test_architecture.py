@@ -15,13 +15,13 @@ ORDER = (
     "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows", "seed.columns",
     "seed.interior_point", "seed.cuts", "seed.solve", "extend.lattice", "extend.normalise", "extend.operator",
     "extend.log_convex", "extend.mcshane_whitney", "extend.choose", "partition", "objects", "hierarchy",
-    "foreign_rows", "foreign_tables", "foreign_arrays", "foreign",
-    "receipts", "template", "store", "stored_loss", "integrity", "blocks", "rows", "tasks", "boundary",
-    "audit.intervals", "audit.designs", "audit.points",
-    "audit.certificate", "audit.report", "evaluate.loss", "sampler", "mechanism", "batch", "cluster",
-    "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
-    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state", "cells.improve", "solving",
-    "refine", "splits", "search", "stages", "seeding", "costs", "run", "cli",
+    "foreign_rows", "foreign_tables", "foreign_arrays", "foreign", "receipts", "template", "store",
+    "stored_loss", "shards", "integrity", "blocks", "rows", "tasks", "boundary", "audit.intervals",
+    "audit.designs", "audit.points", "audit.certificate", "audit.report", "evaluate.loss",
+    "sampler", "mechanism", "batch", "cluster", "progress", "slopes", "trials",
+    "cells.small_matrices", "cells.programs", "cells.fallback", "cells.budgets", "cells.lattice",
+    "cells.sweep", "cells.tasks", "cells.state", "cells.improve", "solving", "refine", "splits",
+    "search", "stages", "seeding", "costs", "run", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {
