@@ -1,6 +1,5 @@
 """Extending one block from the seed that a store holds."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.partition import Block
+from mdpext_dask.partition import Block, relative
 from mdpext_dask.sections import ExtensionSection
 from mdpext_dask.spec import fingerprint_of, is_job_of
 from mdpext_dask.store import MechanismStore
@@ -60,20 +59,29 @@ def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix
         If what is stored is damaged.
     """
     scores = store.read_scores(block, f"{prefix}score")
-    east, north = (n - 1 for n in scores.shape[:2])
+    across, along = block.cells_x, block.cells_y
+    east, north = across.stop - across.start, along.stop - along.start
     budget_x = np.full((2, east, north + 1, 1), np.inf)
     budget_y = np.full((2, east + 1, north, 1), np.inf)
     if operator.uses_budgets:
-        every, across, along = slice(None), block.cells_x, block.cells_y
+        every = slice(None)
         budget_x = store.read(f"seed/{prefix}{EXTENSION_X}", every, across, _closed(along))
         budget_y = store.read(f"seed/{prefix}{EXTENSION_Y}", every, _closed(across), along)
-    exponent = 1.0 if operator.linear else float(store.read(f"seed/{prefix}{EXPONENT}")[0])
+    exponent = np.ones(1) if operator.linear else store.read(f"seed/{prefix}{EXPONENT}")
+    fits = (
+        (scores.shape, exponent.shape) == ((east + 1, north + 1, store.outputs), (1,))
+        and (budget_x.shape[:-1], budget_y.shape[:-1]) == ((2, east, north + 1), (2, east + 1, north))
+        and {budget_x.shape[-1], budget_y.shape[-1]} <= {1, store.outputs}
+    )
     # Whatever is lost reads as not-a-number.
-    if not np.isfinite([scores.sum(), exponent]).all() or np.isnan([budget_x.sum(), budget_y.sum()]).any():
+    lost = not fits or not np.isfinite([scores.sum(), exponent[0]]).all()
+    if lost or np.isnan([budget_x.sum(), budget_y.sum()]).any():
         raise StoreError(f"{store.url}: the seed's scores or budgets are damaged; run the job again")
     grid = store.grid
     one_stage = extension_of_store(store).stages == "one"
-    return Corners(scores, budget_x, budget_y, (grid.factor,) if one_stage else grid.refine, exponent)
+    return Corners(
+        scores, budget_x, budget_y, (grid.factor,) if one_stage else grid.refine, float(exponent[0])
+    )
 
 
 def extension_arrays(
@@ -114,15 +122,15 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
     return checked_rows(operator, corners)
 
 
-def _from_records(store: MechanismStore, block: Block, where: Mapping[str, Any]) -> NDArray[np.float32]:
+def _from_records(store: MechanismStore, block: Block, where: Any) -> NDArray[np.float32]:
     """Return rows whose log probabilities the store holds, as cell programs leave them."""
-    east, north = where["padding"]
-    scores = store.read(
-        f"seed/{where['name']}",
-        slice(block.closed_x.start + east, block.closed_x.stop + east),
-        slice(block.closed_y.start + north, block.closed_y.stop + north),
-    )
-    if not np.isfinite(scores).all():
+    try:
+        name, (east, north) = where["name"], where["padding"]
+        x, y = relative(block.closed_x, -east), relative(block.closed_y, -north)
+    except (TypeError, ValueError, LookupError):
+        raise StoreError(f"{store.url}: where the records' scores are is damaged; use --overwrite") from None
+    scores = store.read(f"seed/{name}", x, y)
+    if scores.shape != (*block.closed_shape, store.outputs) or not np.isfinite(scores).all():
         raise StoreError(f"{store.url}: the records' scores are damaged; use --overwrite")
     rows = np.empty(scores.shape, dtype=np.float32)
     for line, out in zip(scores, rows, strict=True):

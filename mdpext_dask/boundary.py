@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from mdpext_dask.partition import Plan
 from mdpext_dask.receipts import Receipt
 
-_OPPOSITE = {"east": "west", "north": "south"}
+# The side on which a neighbour shares the records of a side.
+OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def check_boundaries(plan: Plan, receipts: Mapping[int, Receipt]) -> BoundaryRep
     for block in plan:
         for side, neighbour in block.neighbours.items():
             mine = receipts[block.index].row_digests(side)
-            theirs = receipts[neighbour].row_digests(_OPPOSITE[side])
+            theirs = receipts[neighbour].row_digests(OPPOSITE[side])
             expected = block.closed_shape[1 if side == "east" else 0]
             checked += expected
             for position in range(expected):

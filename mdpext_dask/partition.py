@@ -252,6 +252,16 @@ class Plan:
         )
 
 
+def common(one: slice, other: slice) -> slice:
+    """Return what two half-open ranges have in common; it ends before it starts if that is nothing."""
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def relative(part: slice, start: int) -> slice:
+    """Return a half-open range counted from `start`."""
+    return slice(part.start - start, part.stop - start)
+
+
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mdpext_dask import receipts
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import StoreError
-from mdpext_dask.partition import Block, Plan
+from mdpext_dask.partition import Block, Plan, common, relative
 from mdpext_dask.store import MechanismStore
 
 # Skipped blocks that a process keeps: what is asked for next is in one of these, or beside it.
@@ -37,10 +37,10 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
     """
     rows = store.read_probability(x, y)
     for block in _skipped_blocks(store.plan, x, y):
-        part_x, part_y = _common(block.owned_x, x), _common(block.owned_y, y)
+        part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
         fine = _skipped_block(store, block)
-        rows[_from(part_x, x.start), _from(part_y, y.start)] = fine[
-            _from(part_x, block.owned_x.start), _from(part_y, block.owned_y.start)
+        rows[relative(part_x, x.start), relative(part_y, y.start)] = fine[
+            relative(part_x, block.owned_x.start), relative(part_y, block.owned_y.start)
         ]
     return rows
 
@@ -77,11 +77,3 @@ def _skipped_blocks(plan: Plan, x: slice, y: slice) -> list[Block]:
         for along in range(plan.owner(y.start, 1), plan.owner(y.stop - 1, 1) + 1)
     }
     return [plan[index] for index in sorted(owners & plan.skipped)]
-
-
-def _common(one: slice, other: slice) -> slice:
-    return slice(max(one.start, other.start), min(one.stop, other.stop))
-
-
-def _from(part: slice, start: int) -> slice:
-    return slice(part.start - start, part.stop - start)
