@@ -63,7 +63,7 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     grid = store.grid
     if not np.array_equal(store.read("inside"), grid.vertices_of(store.kept)):
         wrong.append("inside")
-    for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km())):
+    for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km()), ("output", np.arange(store.outputs))):
         if not np.array_equal(store.read(name), coordinates):
             wrong.append(name)
     if attributes["state"] == COMPLETE:

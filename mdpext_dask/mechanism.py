@@ -28,16 +28,16 @@ def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
     url
         Local path or URL.
     verify
-        Also compare every shard with the hash its receipt names.
+        Also look for whatever has changed since it was certified: :func:`mdpext_dask.integrity.verify`.
 
     Raises
     ------
     StoreError
-        If there is no mechanism store.
+        If there is no mechanism store, or `verify` cannot read all of it.
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, the cells of the region have changed, or `verify` finds changed bytes.
+        If the certificate failed, the cells of the region have changed, or `verify` finds a change.
     """
     store = MechanismStore.open(str(url))
     if store.state == REFUSED:

@@ -301,6 +301,11 @@ def test_copies_of_descriptions_that_only_others_read_are_noticed(
     assert audit_certificate(str(finished)).changed == (f"{name}/zarr.json",)
 
 
+def test_other_numbers_of_the_outputs_are_noticed(finished: Path) -> None:
+    write(finished, "output", lambda numbers: numbers.__setitem__(0, 7))
+    assert refusal(finished).worst["attributes"] == ["output"]
+
+
 @pytest.mark.parametrize("name", ["x", "output_lat", "prior", "inside", "seed/score", "output"])
 def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path, name: str) -> None:
     edit(finished / name / "zarr.json", lambda array: array["attributes"].update(units="m"))
