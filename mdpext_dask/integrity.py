@@ -71,8 +71,9 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
             wrong.append("seed")
         elif not _seed_rows_are_those_of_its_scores(store):
             wrong.append("seed/probability")
-        hashes = attributes.get("chunk_hashes") or {}
-        if hashes.get("digest") != store.content_digest(store.read_receipts()):
+        hashes = attributes.get("chunk_hashes")
+        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+        if digest != store.content_digest(store.read_receipts()):
             wrong.append("chunk_hashes")
         wrong += _described_otherwise(store)
     return wrong
@@ -152,11 +153,14 @@ def _seed_rows_are_those_of_its_scores(store: MechanismStore) -> bool:
 
 def _outputs_are_where_they_are_said_to_be(store: MechanismStore) -> bool:
     """Whether degrees and plane of the outputs belong together, and to the projection."""
-    lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
+    names = "output_lon", "output_lat", "output_x", "output_y"
+    read = [store.read(name) for name in names]
+    if any(values.shape != (store.outputs,) for values in read):
+        return False
+    lonlat, xy = np.stack(read[:2], axis=-1), np.stack(read[2:], axis=-1)
     if store.projection is None:
         # Without a centre no distortion is charged, so there must not have been one.
         return not np.isfinite(lonlat).any()
-    xy = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
     # Versions of PROJ differ by less than this, and nobody gains by a metre.
     return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
 

@@ -216,12 +216,12 @@ class MechanismStore(Hierarchy):
         Raises
         ------
         GuaranteeViolation
-            If they are not those that the store was created with.
+            If they are not those that the store was created with, or not of its grid.
         """
         shape = self.grid.cells_x, self.grid.cells_y
         kept = self.read("kept") if self._node("kept") is not None else np.ones(shape, dtype=bool)
         digest = self.attributes.get("kept_sha256", template.cells_sha256(np.ones(shape, dtype=bool)))
-        if template.cells_sha256(kept) != digest:
+        if kept.shape != shape or template.cells_sha256(kept) != digest:
             raise GuaranteeViolation(f"{self.url}: the cells of its region have changed; use --overwrite")
         return kept
 

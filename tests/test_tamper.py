@@ -283,7 +283,7 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
         ("probability", "data_type", "float64"),
         ("probability", "attributes", {"scale_factor": 2.0}),
         ("output_lon", "attributes", {"add_offset": 1.0}),
-        ("x", "shape", [4]),
+        ("output_x", "shape", [4]),
         ("seed", "attributes", {}),
         ("elsewhere", "node_type", "group"),
     ],
@@ -306,6 +306,17 @@ def test_other_numbers_of_the_outputs_are_noticed(finished: Path) -> None:
     assert refusal(finished).worst["attributes"] == ["output"]
 
 
+@pytest.mark.parametrize("axis", ["cells_x", "cells_y"])
+def test_a_smaller_grid_is_noticed(finished: Path, axis: str) -> None:
+    edit(finished / "zarr.json", lambda root: root["attributes"]["grid"].update({axis: 3}))
+    assert "the cells of its region have changed" in str(refusal(finished))
+
+
+def test_outputs_of_which_one_is_lost_are_noticed(finished: Path) -> None:
+    edit(finished / "output_lat" / "zarr.json", lambda array: array.update(shape=[4]))
+    assert refusal(finished).worst["attributes"] == ["projection", "output_lat/zarr.json"]
+
+
 @pytest.mark.parametrize("name", ["x", "output_lat", "prior", "inside", "seed/score", "output"])
 def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path, name: str) -> None:
     edit(finished / name / "zarr.json", lambda array: array["attributes"].update(units="m"))
@@ -317,6 +328,7 @@ def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path
     [
         ("units", {"distance": "km", "epsilon": "1/m"}, "units"),
         ("chunk_hashes", None, "chunk_hashes"),
+        ("chunk_hashes", "abc", "chunk_hashes"),
         ("kept_sha256", "0" * 64, "cells of its region"),
         ("block_cells", [2, 1], "no receipt|not whole shards|chunk_hashes"),
         ("block_cells", [1], "block_cells"),
