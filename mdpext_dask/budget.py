@@ -30,8 +30,9 @@ _SHARPEST_EXPONENT = 4.0
 _MANY_SEEDS = 1000
 # What a certificate in float64 may be wrong by. A log ratio takes four logarithms of numbers in [2^-36, 2],
 # each good to 4 units in the last place (1.4e-14), and their differences; a row's total adds its number of
-# terms times 2^-53, twice.
+# terms times 2^-53, twice. Smaller numbers have larger logarithms, whose units are larger in proportion.
 _LOG_RATIO_ERROR = 1e-12
+_LARGEST_STORED_LOG = 25.0
 _TOTAL_ERROR_PER_OUTPUT = 2.0**-51
 # Quotients, powers and the root behind a norm.
 NORM_RELATIVE_ERROR = 1e-12
@@ -79,10 +80,23 @@ def planar_epsilon(epsilon: float, distortion: float) -> float:
     return math.nextafter(epsilon / (1 + distortion), 0)
 
 
+def log_ratio_error(outputs: int, largest_log: float = _LARGEST_STORED_LOG) -> float:
+    """Return what a difference of two log probabilities in float64 may be off by.
+
+    Parameters
+    ----------
+    outputs
+        Number K of outputs.
+    largest_log
+        Largest absolute value of the logarithms that it is made of; by default, of numbers that can be
+        stored.
+    """
+    return _LOG_RATIO_ERROR * max(largest_log / _LARGEST_STORED_LOG, 1.0) + outputs * _TOTAL_ERROR_PER_OUTPUT
+
+
 def certificate_allowance(outputs: int, side_x_km: float, side_y_km: float, p: float) -> float:
     """Return what rounding may hide from a certificate's norm, in 1/km, for fine sides of this length."""
-    error = _LOG_RATIO_ERROR + outputs * _TOTAL_ERROR_PER_OUTPUT
-    return error * vector_norm(1 / side_x_km, 1 / side_y_km, dual_exponent(p))
+    return log_ratio_error(outputs) * vector_norm(1 / side_x_km, 1 / side_y_km, dual_exponent(p))
 
 
 def design_epsilon(epsilon: float, spacing_km: float, outputs: int, p: float) -> float:

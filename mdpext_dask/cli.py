@@ -18,6 +18,7 @@ import typer
 from mdpext_dask.errors import EXIT_CRASH, EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
 
 if TYPE_CHECKING:
+    from mdpext_dask.auditors import Sampling
     from mdpext_dask.progress import Observer
     from mdpext_dask.spec import JobSpec
 
@@ -148,24 +149,95 @@ def status(store: StoreArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def audit(
-    store: StoreArgument,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|ARRAY",
+            help="Path or URL of a store; or rows of any mechanism: .npy, .npz, CSV, Parquet, Zarr.",
+        ),
+    ],
     method: Annotated[
-        str, typer.Option("--method", metavar="certificate", help="Which auditor.")
-    ] = "certificate",
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="certificate|exhaustive|sampled|boundary",
+            help="A proof in one pass (for stores, the default), every triple (for arrays), an "
+            "estimate, or rows that blocks share.",
+        ),
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option("--points", metavar="FILE", help="An array's records: columns x_km,y_km or lon,lat."),
+    ] = None,
+    epsilon_per_km: Annotated[
+        float | None, typer.Option("--epsilon-per-km", help="The promise, instead of the store's own.")
+    ] = None,
+    metric_p: Annotated[
+        str | None, typer.Option("--metric-p", metavar="P|inf", help="Exponent of the metric; of arrays, 2.")
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="What log ratios may exceed their bounds by; said what it hides."),
+    ] = 0.0,
+    pairs: Annotated[
+        int | None, typer.Option("--pairs", help="sampled: how many to draw; default: a million.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="sampled: when to stop.")] = None,
+    design: Annotated[
+        str | None,
+        typer.Option("--design", metavar="stratified|uniform", help="sampled: by distance, or all alike."),
+    ] = None,
+    random_seed: Annotated[
+        int | None, typer.Option("--random-seed", help="sampled: to draw the same pairs again.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option("--confidence", help="sampled: of the interval; default 0.95.")
+    ] = None,
+    stop_at_first: Annotated[
+        bool, typer.Option("--stop-at-first", help="sampled: stop at the first violation.")
+    ] = False,
+    blocks: Annotated[
+        str | None, typer.Option("--blocks", metavar="A:B", help="boundary: blocks A to B - 1 only.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE.png", help="Draw the map and the ratios by distance as well."
+        ),
+    ] = None,
     workers: WorkersOption = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="A Dask scheduler to use; never the store's own."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     progress: ProgressOption = "auto",
 ) -> None:
-    """Prove again, from the stored bytes, that a store keeps its promise; exit 1 if it does not."""
-    from mdpext_dask.run import audit_certificate
+    """Audit a store, or anyone's mechanism, from its bytes; exit 1 if it does not keep its promise."""
+    from mdpext_dask.audit.words import sentence, table
+    from mdpext_dask.auditing import audit as audit_subject
 
-    if method != "certificate":
-        raise SpecError(f"--method: must be certificate, got {method!r}")
+    sampling = _sampling(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
     with _observer(progress) as observer:
-        report = audit_certificate(store, workers=workers, observer=observer)
-    _print(report.as_json(), as_json)
+        report = audit_subject(
+            subject,
+            method,
+            points=points,
+            epsilon_per_km=epsilon_per_km,
+            metric_p=_exponent(metric_p),
+            tolerance=tolerance,
+            sampling=sampling,
+            blocks=None if blocks is None else _range_of("--blocks", blocks),
+            picture=picture,
+            workers=workers,
+            scheduler=scheduler,
+            observer=observer,
+        )
+    _print(report.as_json() if as_json else dict(table(report)), as_json)
     if not report.holds:
-        print(f"error: {report.sentence()}", file=sys.stderr)
+        print(f"error: {sentence(report)}", file=sys.stderr)
         raise typer.Exit(EXIT_GUARANTEE)
 
 
@@ -286,10 +358,49 @@ def _block_range(index: int | None, blocks: str | None) -> tuple[int, int]:
         raise SpecError("give either a block or --range A:B")
     if index is not None:
         return index, index + 1
-    first, colon, last = (blocks or "").partition(":")
+    return _range_of("--range", blocks or "")
+
+
+def _range_of(option: str, text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
-        raise SpecError(f"--range: must look like A:B, got {blocks!r}")
+        raise SpecError(f"{option}: must look like A:B, got {text!r}")
     return int(first), int(last)
+
+
+def _exponent(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError(f"--metric-p: must be a number of at least 1 or inf, got {text!r}") from None
+
+
+def _sampling(
+    pairs: int | None,
+    seconds: float | None,
+    design: str | None,
+    random_seed: int | None,
+    confidence: float | None,
+    *,
+    stop_at_first: bool,
+) -> "Sampling | None":
+    """Return what was said of how to draw pairs, if anything was."""
+    said = {
+        "pairs": pairs,
+        "seconds": seconds,
+        "design": design,
+        "random_seed": random_seed,
+        "confidence": confidence,
+        "stop_at_first": stop_at_first or None,
+    }
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if not given:
+        return None
+    from mdpext_dask.auditors import Sampling
+
+    return Sampling(**given)
 
 
 @contextlib.contextmanager

@@ -78,10 +78,7 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     """
     place = objects.absolute(path)
     places = None
-    if not objects.is_remote(path):
-        with reading(path, "file"):
-            if not Path(place).exists():
-                raise DataError(f"{path}: no such file")
+    check_exists(path)
     if points is not None:
         places = read_points(points.expanduser())
     rows, found = _read(path, place, folder, places)
@@ -92,6 +89,20 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
         lattice=lattice_of(found.coordinates) if found.planar else None,
         source=path,
     )
+
+
+def check_exists(path: str) -> None:
+    """Refuse a local path where there is nothing.
+
+    Raises
+    ------
+    DataError
+        If so.
+    """
+    if not objects.is_remote(path):
+        with reading(path, "file"):
+            if not Path(objects.absolute(path)).exists():
+                raise DataError(f"{path}: no such file")
 
 
 def lattice_of(coordinates: NDArray[np.float64]) -> NDArray[np.intp] | None:

@@ -18,17 +18,20 @@ import numpy as np
 
 from mdpext_dask import objects, template
 from mdpext_dask.budget import vector_norm
-from mdpext_dask.errors import GuaranteeViolation, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.hierarchy import ROOT_KEY
 from mdpext_dask.partition import Block
+from mdpext_dask.receipts import Receipt
 from mdpext_dask.shards import ShardDamage, damage_against, extra_shards
 from mdpext_dask.spec import fingerprint_of, is_job_of
-from mdpext_dask.store import COMPLETE, MechanismStore
+from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.stored_loss import is_problem_of
 from mdpext_dask.template import is_number
 
 # The certificate as it was when the store was last audited.
 CERTIFICATE = "audit/certificate.json"
+# States in which a store has been finished, whatever came of it.
+FINISHED = (COMPLETE, REFUSED)
 _SAME_PLACE_KM = 1e-3
 _ROUNDING = 1e-6
 # Of each kind of damage, in a message.
@@ -66,7 +69,7 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km()), ("output", np.arange(store.outputs))):
         if not np.array_equal(store.read(name), coordinates):
             wrong.append(name)
-    if attributes["state"] == COMPLETE:
+    if attributes["state"] in FINISHED:
         if not store.has_seed():
             wrong.append("seed")
         elif not _seed_rows_are_those_of_its_scores(store):
@@ -112,7 +115,7 @@ def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
         "source_cells_kept": int(store.kept.sum()),
         "records_inside": grid.count_vertices_of(store.kept),
     }
-    if attributes["state"] == COMPLETE:
+    if attributes["state"] in FINISHED:
         if certified is None:
             certified = _epsilon_of_last_audit(store)
         # No store is complete without a certificate within the limit.
@@ -163,6 +166,26 @@ def _outputs_are_where_they_are_said_to_be(store: MechanismStore) -> bool:
         return not np.isfinite(lonlat).any()
     # Versions of PROJ differ by less than this, and nobody gains by a metre.
     return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
+
+
+def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
+    """Return the receipts of all blocks; refuse to go on while one is missing.
+
+    Raises
+    ------
+    IncompleteStoreError
+        With all missing blocks.
+    """
+    done = store.read_receipts()
+    blocks = store.plan.blocks
+    missing = [index for index in range(blocks) if index not in done]
+    if missing:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise IncompleteStoreError(
+            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
+            missing=missing,
+        )
+    return done
 
 
 def verify(store: MechanismStore) -> None:

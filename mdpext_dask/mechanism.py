@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask import integrity, objects
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
-from mdpext_dask.rows import rows_of
+from mdpext_dask.rows import rows_at
 from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.tables import check_degrees
@@ -146,7 +146,7 @@ class Mechanism:
         """
         point = self._one_point(lon, lat, x_km, y_km)
         i, j, _ = self._grid.nearest_records(point)
-        stored = self._rows(i, j)[0]
+        stored = rows_at(self._store, i, j)[0]
         weights = integer_weights(stored).astype(np.float64)
         return xr.DataArray(
             weights / weights.sum(),
@@ -187,7 +187,7 @@ class Mechanism:
             raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
         i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
         reported = self._output_xy_km if self.planar else self._output_lonlat
-        return np.asarray(reported[sample_row(self._rows(i, j)[0], n)])
+        return np.asarray(reported[sample_row(rows_at(self._store, i, j)[0], n)])
 
     def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
@@ -249,7 +249,7 @@ class Mechanism:
         batch = max(_BATCH_ELEMENTS // len(self._output_lonlat), 1)
         for first in range(0, len(wanted), batch):
             part = wanted[first : first + batch]
-            outputs[part] = sample_outputs(self._rows(i[part], j[part]))
+            outputs[part] = sample_outputs(rows_at(self._store, i[part], j[part]))
         return outputs, ~inside
 
     def _in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -269,22 +269,6 @@ class Mechanism:
         if not np.isfinite(xy).all():
             raise DataError("points: a place on the other side of the Earth has no place in the plane")
         return xy
-
-    def _rows(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return rows of records, float32 of shape (n, K), chunk by chunk."""
-        chunk_x, chunk_y, outputs = self._store.plan.chunk_shape
-        rows = np.empty((len(i), outputs), dtype=np.float32)
-        chunk = (i // chunk_x) * (self._grid.shape[1] // chunk_y + 1) + j // chunk_y
-        side_x, side_y, _ = self._store.plan.shard_shape
-        # Chunks of a block one after the other: if it is skipped, it is extended once.
-        order = np.lexsort((chunk, j // side_y, i // side_x))
-        starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
-        for members in np.split(order, starts[1:]):
-            left, lower = i[members].min(), j[members].min()
-            across, along = slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
-            part = rows_of(self._store, across, along)
-            rows[members] = part[i[members] - left, j[members] - lower]
-        return rows
 
     def _one_point(
         self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None

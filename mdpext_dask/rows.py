@@ -45,6 +45,46 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
     return rows
 
 
+def rows_at(
+    store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], damaged: float | None = None
+) -> NDArray[np.float32]:
+    """Return M(·|x) of n records, float32 of shape (n, K), reading every chunk once.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed.
+    i, j
+        The records on the fine lattice, each of shape (n,).
+    damaged
+        What rows are filled with that cannot be read; without, that is an error.
+
+    Raises
+    ------
+    StoreError
+        As for :func:`rows_of`.
+    """
+    chunk_x, chunk_y, outputs = store.plan.chunk_shape
+    rows = np.empty((len(i), outputs), dtype=np.float32)
+    chunk = (i // chunk_x) * (store.grid.shape[1] // chunk_y + 1) + j // chunk_y
+    side_x, side_y, _ = store.plan.shard_shape
+    # Chunks of a block one after the other: if it is skipped, it is extended once.
+    order = np.lexsort((chunk, j // side_y, i // side_x))
+    starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+    for members in np.split(order, starts[1:]):
+        left, lower = i[members].min(), j[members].min()
+        across, along = slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
+        try:
+            part = rows_of(store, across, along)
+        except StoreError:
+            if damaged is None:
+                raise
+            rows[members] = damaged
+            continue
+        rows[members] = part[i[members] - left, j[members] - lower]
+    return rows
+
+
 def _skipped_block(store: MechanismStore, block: Block) -> NDArray[np.float32]:
     """Return the closed rows of a skipped block: those that its receipt stands for, or none."""
     receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)

@@ -4,14 +4,12 @@ Every function leaves the store in a state from which the next call goes on. Not
 before the certificate has passed on the bytes read back from the store.
 """
 
-import contextlib
 import math
-import time
 from typing import Any
 
 from mdpext_dask import budget, objects, receipts
-from mdpext_dask.audit.certificate import certify_block
-from mdpext_dask.audit.report import AuditReport, summarise_certificate
+from mdpext_dask.audit.words import violation
+from mdpext_dask.auditors import certify
 from mdpext_dask.blocks import extension_of_store
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
@@ -22,13 +20,14 @@ from mdpext_dask.evaluate.loss import expected_loss_block
 from mdpext_dask.extend.choose import check_operator, is_own, operator_of
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
-from mdpext_dask.integrity import CERTIFICATE
+from mdpext_dask.integrity import CERTIFICATE, require_all_blocks
 from mdpext_dask.progress import Note, Observer, TaskDone, silent
-from mdpext_dask.receipts import Receipt
 from mdpext_dask.seeding import job_of, seed_job
+from mdpext_dask.shards import extra_shards
 from mdpext_dask.spec import JobSpec, json_number
 from mdpext_dask.stages import Stages
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
+from mdpext_dask.subjects import store_subject
 from mdpext_dask.tasks import extend_block
 
 STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
@@ -133,29 +132,6 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
     return summarise(store)
 
 
-def audit_certificate(url: str, *, workers: int | None = None, observer: Observer = silent) -> AuditReport:
-    """Certify a store anew from its bytes, leave the report in it, and return it.
-
-    A store that does not hold is marked as refused, where it can be written.
-
-    Raises
-    ------
-    IncompleteStoreError
-        If blocks are missing.
-    """
-    store = MechanismStore.open(url)
-    require_all_blocks(store)
-    stages = Stages(observer)
-    with open_executor(job_of(store).cluster, workers) as executor:
-        report = certify(store, executor, stages)
-    with contextlib.suppress(OSError, ValueError, StoreError):  # a read-only store is audited as well
-        writable = MechanismStore.open(store.url, mode="r+")
-        if not report.holds and writable.state == COMPLETE:
-            writable.update(state=REFUSED, epsilon_certified=json_number(report.epsilon_certified))
-        objects.put_json(writable.objects, CERTIFICATE, report.as_json())
-    return report
-
-
 def evaluate(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
     """Return the expected loss of a finished store, from its bytes.
 
@@ -243,11 +219,12 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         raise IncompleteStoreError(f"{store.url}: the seed has changed or is damaged; run the job again")
     with stages.stage("boundary"):
         objects.sweep(store.objects)
+        objects.delete_keys(store.objects, list(extra_shards(store)))
         boundary = check_boundaries(store.plan, found)
-    report = certify(store, executor, stages)
+    report = certify(store_subject(store), executor, stages)
     objects.put_json(store.objects, CERTIFICATE, report.as_json())
     checked: dict[str, Any] = {
-        "epsilon_certified": json_number(report.epsilon_certified),
+        "epsilon_certified": json_number(report.epsilon),
         "boundary_rows_checked": boundary.rows_checked,
         "boundary_mismatches": len(boundary.mismatches),
     }
@@ -255,7 +232,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         at_fault = {block for mismatch in boundary.mismatches for block in mismatch.blocks}
         receipts.void(store.objects, at_fault | set(report.blocks_at_fault))
         store.update(state=REFUSED, **checked)
-        raise _boundary_violation(store, boundary) if boundary.mismatches else report.violation()
+        raise _boundary_violation(store, boundary) if boundary.mismatches else violation(report)
     loss_km = expected_loss(store, executor, stages)
     peaks = [r.peak_bytes for r in found.values() if r.peak_bytes is not None]
     objects.consolidate(store.objects)
@@ -276,21 +253,6 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     )
 
 
-def certify(store: MechanismStore, executor: Executor, stages: Stages) -> AuditReport:
-    """Certify all pairs from the bytes read back."""
-    blocks = store.plan.blocks
-    limit = store.planar_limit()
-    with stages.stage("audit", blocks):
-        started = time.perf_counter()
-        certificates = stages.gather(
-            executor,
-            "audit",
-            certify_block,
-            [(store.url, index, store.metric_p, limit) for index in range(blocks)],
-        )
-        return summarise_certificate(store, certificates, time.perf_counter() - started)
-
-
 def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> float:
     """Return UL(M) in km."""
     blocks = store.plan.blocks
@@ -305,26 +267,6 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
 
 
 # --- state ----------------------------------------------------------------------------------------
-
-
-def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
-    """Return the receipts of all blocks; refuse to go on while one is missing.
-
-    Raises
-    ------
-    IncompleteStoreError
-        With all missing blocks.
-    """
-    done = store.read_receipts()
-    blocks = store.plan.blocks
-    missing = [index for index in range(blocks) if index not in done]
-    if missing:
-        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise IncompleteStoreError(
-            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
-            missing=missing,
-        )
-    return done
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:

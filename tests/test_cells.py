@@ -16,6 +16,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from mdpext_dask.auditing import audit
 from mdpext_dask.boundary import check_boundaries
 from mdpext_dask.cells import programs
 from mdpext_dask.cells import sweep as sweeping
@@ -25,7 +26,7 @@ from mdpext_dask.cells.tasks import LatticeArray, Level, write_costs, write_leve
 from mdpext_dask.errors import GuaranteeViolation
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.progress import Event, Note
-from mdpext_dask.run import audit_certificate, build, finalise, init, partition
+from mdpext_dask.run import build, finalise, init, partition
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import load_job, parse_job
 from mdpext_dask.store import MechanismStore
@@ -295,7 +296,7 @@ def test_changed_scores_of_records_are_noticed(finished: Path) -> None:
     array = zarr.open_array(str(finished / "seed" / name), mode="r+")
     array[3, 4, 0] = array[3, 4, 0] - 0.1
     assert not MechanismStore.open(str(finished)).has_seed()
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
     assert "seed" in report.changed
 
@@ -308,7 +309,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
         assert not MechanismStore.open(str(finished)).has_seed()
         with pytest.raises(GuaranteeViolation, match="seed"):
             open_mechanism(finished, verify=True)
-    assert "seed" in audit_certificate(str(finished)).changed
+    assert "seed" in audit(str(finished)).changed
     group.attrs["record_scores"] = honest
     assert MechanismStore.open(str(finished)).has_seed()
     # Stores of before this have the arrays in their digest only.

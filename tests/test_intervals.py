@@ -160,7 +160,9 @@ def test_means_are_covered(sampler: Sampler, n: int, mean: float) -> None:
     [(0, 0, 0, 0, 0), (0.3, 0, 0, 0, 0), (0.4, 0.1, 0.01, 0.001, 0.0002), (0.45, 0.4, 0.3, 0.2, 0.1)],
     ids=["zero", "near", "rare", "often"],
 )
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "sampler", [SAMPLERS[0], *(pytest.param(sampler, marks=pytest.mark.slow) for sampler in SAMPLERS[1:])]
+)
 def test_stratified_means_are_covered(sampler: Sampler, means: tuple[float, ...]) -> None:
     if not any(means) and sampler is not _zero_or_one:
         pytest.skip("nothing but 0, whatever the sampler")

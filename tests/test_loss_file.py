@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask import build, load_job, open_mechanism
+from mdpext_dask.auditing import audit
 from mdpext_dask.batch import sample_file
 from mdpext_dask.cli import main
 from mdpext_dask.costs import plan_job
@@ -21,7 +22,7 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreEr
 from mdpext_dask.loss import EuclideanLoss, TableLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.mechanism import Mechanism
 from mdpext_dask.projection import Projection
-from mdpext_dask.run import audit_certificate, evaluate
+from mdpext_dask.run import evaluate
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
@@ -89,7 +90,7 @@ def test_expected_loss_is_its_definition(
     assert (summary["records"], summary["outputs"]) == (shape[0] * shape[1], 4)
     assert summary["loss_km"] == pytest.approx(expected_loss(path, problem), rel=1e-12)
     assert evaluate(str(path))["loss_km"] == summary["loss_km"]
-    assert audit_certificate(str(path)).holds
+    assert audit(str(path)).holds
     dataset = open_mechanism(path, verify=True).dataset
     found = audited_epsilon(dataset.probability.values, problem["x_km"], problem["y_km"], 2)
     assert found <= summary["epsilon_certified"] <= 1

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask import objects, receipts
+from mdpext_dask.auditing import audit
 from mdpext_dask.budget import bound_budgets, even_split, half_budgets
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney, refined_budgets
 from mdpext_dask.extend.operator import Corners
-from mdpext_dask.run import audit_certificate, build, finalise, init, partition
+from mdpext_dask.run import build, finalise, init, partition
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.spec import parse_job
@@ -471,6 +472,6 @@ def test_budgets_and_exponent_are_part_of_what_receipts_refer_to(
     # Changed afterwards: the audit says so.
     array = zarr.open_array(str(path / "seed" / name), mode="r+")
     array[...] = 0.9 * solved
-    report = audit_certificate(str(path))
+    report = audit(str(path))
     assert not report.holds
     assert report.changed == ("seed",)

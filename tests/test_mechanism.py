@@ -10,6 +10,7 @@ import pytest
 from mdpext_dask import Mechanism, build, load_job, open_mechanism
 from mdpext_dask.batch import sample_file
 from mdpext_dask.errors import DataError, SpecError, StoreError
+from mdpext_dask.rows import rows_at
 from mdpext_dask.spec import parse_job
 
 
@@ -67,7 +68,7 @@ def test_many_points_get_the_rows_of_their_records(mechanism: Mechanism) -> None
     dataset = mechanism.dataset
     i = rng.integers(0, dataset.sizes["x"], 300)
     j = rng.integers(0, dataset.sizes["y"], 300)
-    assert np.array_equal(mechanism._rows(i, j), dataset.probability.values[i, j])
+    assert np.array_equal(rows_at(mechanism._store, i, j), dataset.probability.values[i, j])
 
 
 def test_a_place_is_given_in_exactly_one_way(mechanism: Mechanism) -> None:

@@ -18,6 +18,7 @@ steps apart, so they are few among all. A checker that allows for 0.01 is blind 
 below that, and sees still fewer; how few depends on the case.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -28,6 +29,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mdpext_dask.audit.certificate import certify_cells
+from mdpext_dask.auditing import audit
 from mdpext_dask.budget import candidate_splits, even_split, half_budgets
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
@@ -98,11 +100,29 @@ def brute_force(probability: Array, x: Array, y: Array, p: float, epsilon: float
 
 def certificate(probability: Array, x: Array, y: Array, p: float, epsilon: float) -> tuple[float, int]:
     """Certify what a store would hold; violations are fine cells and outputs."""
-    certified, _, violations = certify_cells(probability.astype(np.float32), x, y, p, epsilon)
-    return certified, violations
+    found = certify_cells(probability.astype(np.float32), x, y, p, epsilon)
+    return found.epsilon, found.violations
 
 
-AUDITORS: list[Auditor] = [brute_force, certificate]
+def exhaustive(probability: Array, x: Array, y: Array, p: float, epsilon: float) -> tuple[float, int]:
+    """Audit all pairs of records; violations are triples."""
+    points = np.array(list(itertools.product(x, y)))
+    rows = probability.reshape(len(points), -1)
+    report = audit(rows, "exhaustive", points=points, epsilon_per_km=epsilon, metric_p=p)
+    assert report.holds == (not report.violations)
+    return report.epsilon, report.violations
+
+
+AUDITORS: list[Auditor] = [brute_force, certificate, exhaustive]
+
+
+def triples_beyond(probability: Array, x: Array, y: Array, p: float, epsilon: float) -> int:
+    """Compare all pairs of records for all outputs, and return how many triples are beyond ε."""
+    logs = np.log(outputs_first(probability))
+    return sum(
+        int((np.abs(logs[:, *second] - logs[:, *first]) > epsilon * apart(x, y, first, second, p)).sum())
+        for first, second in pairs_by_shift((len(x), len(y)))
+    )
 
 
 def seen_with_tolerance(
@@ -182,6 +202,16 @@ def test_every_auditor_sees_that_the_recipes_break_epsilon(
     factor, violations = audited(auditor, refined(recipe, FEW, even_split(epsilon, 2.0)), epsilon)
     assert 1.4 < factor < math.inf
     assert violations > 1000
+
+
+@recipes
+def test_the_exhaustive_audit_counts_what_brute_force_counts(recipe: Recipe) -> None:
+    epsilon = 1.5
+    fine = refined(recipe, FEW, even_split(epsilon, 2.0))
+    places = fine.probability, fine.x_km, fine.y_km, 2.0, epsilon
+    found, violations = exhaustive(*places)
+    assert violations == triples_beyond(*places)
+    assert found == pytest.approx(brute_force(*places)[0], rel=1e-9)
 
 
 @epsilons

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from mdpext_dask import objects, receipts
 from mdpext_dask.audit.certificate import certify_cells
+from mdpext_dask.auditing import audit
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.costs import plan_job
 from mdpext_dask.domain import build_domain
@@ -33,8 +34,8 @@ from mdpext_dask.loss import EuclideanLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.projection import Projection
 from mdpext_dask.region import read_region
-from mdpext_dask.rows import rows_of
-from mdpext_dask.run import audit_certificate, build, evaluate, finalise, init, partition, summarise
+from mdpext_dask.rows import rows_at, rows_of
+from mdpext_dask.run import build, evaluate, finalise, init, partition, summarise
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
@@ -169,7 +170,7 @@ def test_the_certificate_is_that_of_the_whole_rectangle(tmp_path: Path, p: float
     assert summary["blocks_skipped"] > 0
     store = MechanismStore.open(str(tmp_path / "s.zarr"))
     rows, x, y = all_rows(store), store.grid.x_km(), store.grid.y_km()
-    epsilon, _, _ = certify_cells(rows, x, y, store.metric_p)
+    epsilon, _, _, _ = certify_cells(rows, x, y, store.metric_p)
     assert summary["epsilon_certified"] == pytest.approx(epsilon, rel=1e-12)
     assert audited_epsilon(rows, x, y, store.metric_p) <= summary["epsilon_certified"]
     assert summary["boundary_mismatches"] == 0
@@ -266,7 +267,7 @@ def test_other_extensions_skip_blocks_as_well(tmp_path: Path, method: str) -> No
         job["seed"] = {"refine_rounds": 0}
         path = tmp_path / f"{cells}.zarr"
         assert build(parse_job(job), str(path))["state"] == "complete"
-        assert audit_certificate(str(path)).holds
+        assert audit(str(path)).holds
         found.append(all_rows(MechanismStore.open(str(path))))
     assert np.array_equal(*found)
     assert len(MechanismStore.open(str(tmp_path / "1.zarr")).plan.skipped) == 8
@@ -311,7 +312,7 @@ def test_certified_budgets_work_on_a_region(tmp_path: Path) -> None:
 def test_behind_a_url(tmp_path: Path) -> None:
     url = "memory://bucket/u.zarr"
     assert build(parse_job(u_job(tmp_path)), url)["state"] == "complete"
-    assert audit_certificate(url).holds
+    assert audit(url).holds
     assert open_mechanism(url, verify=True).sample(x_km=0, y_km=2, n=3).shape == (3, 2)
     MechanismStore.clear(url)
 
@@ -370,7 +371,7 @@ def test_records_that_change_sides_are_noticed(finished: Path, index: tuple[int,
     flip(finished, "inside", index)
     with pytest.raises(GuaranteeViolation, match="inside"):
         open_mechanism(finished, verify=True)
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
     assert report.changed == ("inside",)
 
@@ -386,7 +387,7 @@ def test_cells_that_change_sides_are_noticed_whatever_is_done_with_the_store(
     for action in (
         lambda: open_mechanism(finished),
         lambda: open_mechanism(finished, verify=True),
-        lambda: audit_certificate(str(finished)),
+        lambda: audit(str(finished)),
     ):
         with pytest.raises(GuaranteeViolation, match="the cells of its region have changed"):
             action()
@@ -411,9 +412,9 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
     assert index in MechanismStore.open(str(finished)).plan.skipped
     with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
         open_mechanism(finished, verify=True)
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
-    assert report.changed == ("chunk_hashes",)
+    assert report.changed == ("chunk_hashes", "problem_sha256")
 
 
 @pytest.mark.parametrize("key", ["job", "identity"])
@@ -431,7 +432,7 @@ def test_nothing_is_imported_that_only_an_edited_job_names(
         open_mechanism(finished, verify=True)
     message = refusal(StoreError, lambda: open_mechanism(finished).row(x_km=0.0, y_km=2.0))
     assert "its job has changed" in message
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
     assert {"job": "job", "identity": "fingerprint"}[key] in report.changed
 
@@ -451,9 +452,9 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
         open_mechanism(finished, verify=True)
     with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
         open_mechanism(finished).row(x_km=0.0, y_km=2.0)
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert "chunk_hashes" in report.changed
-    assert report.epsilon_certified == math.inf
+    assert report.epsilon == math.inf
 
 
 def test_an_extension_that_is_not_the_same_again_is_refused(
@@ -470,7 +471,7 @@ def test_an_extension_that_is_not_the_same_again_is_refused(
     with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
         open_mechanism(finished).sample(x_km=0.0, y_km=2.0)
     open_mechanism(finished).sample(x_km=3.0, y_km=2.0)  # stored
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
     assert set(MechanismStore.open(str(finished)).plan.skipped) <= set(report.blocks_at_fault)
 
@@ -483,9 +484,9 @@ def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
     array[block.owned_x, block.owned_y] = np.float32(0.2)
     with pytest.raises(GuaranteeViolation, match=f"block {index}"):
         open_mechanism(finished, verify=True)
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert report.blocks_at_fault == (index,)
-    assert set(report.changed) == set(store.shard_keys(block))
+    assert set(report.extra) == set(store.shard_keys(block))
 
 
 def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
@@ -493,7 +494,7 @@ def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
     mechanism = open_mechanism(finished)
     with pytest.raises(StoreError, match="the seed's scores or budgets are damaged"):
         mechanism.row(x_km=0.0, y_km=2.0)
-    report = audit_certificate(str(finished))
+    report = audit(str(finished))
     assert not report.holds
     assert report.as_json()["epsilon_certified"] == "inf"
 
@@ -510,7 +511,7 @@ def test_stores_of_before_regions_are_read_as_whole(
         del document["attributes"][key]
     del document["attributes"]["projection"]["rotation_deg"]
     (path / "zarr.json").write_text(json.dumps(document))
-    assert audit_certificate(str(path)).holds
+    assert audit(str(path)).holds
     open_mechanism(path, verify=True)
     after = summarise(MechanismStore.open(str(path)))
     assert after == before
@@ -524,7 +525,7 @@ def test_rows_of_skipped_records_come_from_the_seed(built: Path) -> None:
     store, mechanism = MechanismStore.open(str(built)), open_mechanism(built)
     x, y, rows = store.grid.x_km(), store.grid.y_km(), all_rows(store)
     i, j = (index.ravel() for index in np.indices(store.grid.shape))
-    assert np.array_equal(mechanism._rows(i, j), rows[i, j])
+    assert np.array_equal(rows_at(store, i, j), rows[i, j])
     row = mechanism.row(x_km=x[4], y_km=y[7])
     wide = rows[4, 7].astype(float)
     np.testing.assert_allclose(row.values, wide / wide.sum(), rtol=1e-12)
@@ -710,7 +711,7 @@ def test_a_region_on_the_grid_of_a_loss_file(tmp_path: Path, built: Path) -> Non
     assert summary["loss_km"] == pytest.approx(
         MechanismStore.open(str(built)).attributes["loss_km"], rel=1e-3
     )
-    assert audit_certificate(str(path)).holds
+    assert audit(str(path)).holds
 
 
 def test_a_region_on_a_plane_that_is_nowhere_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyproj import CRS, Geod, Transformer
 
+from mdpext_dask.auditing import audit
 from mdpext_dask.costs import plan_job
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import GuaranteeViolation, MdpextError
@@ -24,7 +25,7 @@ from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.projection import Projection
 from mdpext_dask.roads import read_roads
 from mdpext_dask.rows import rows_of
-from mdpext_dask.run import audit_certificate, build
+from mdpext_dask.run import build
 from mdpext_dask.spec import load_job, parse_job
 from mdpext_dask.store import MechanismStore
 from tests.reference import audited_epsilon
@@ -236,7 +237,7 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_turned_store_keeps_its_promise_on_the_ground(turned: Path) -> None:
     store = MechanismStore.open(str(turned))
-    assert audit_certificate(str(turned)).holds
+    assert audit(str(turned)).holds
     grid, projection = store.grid, store.projection
     assert projection is not None
     assert abs(projection.rotation_deg) > 20
@@ -300,7 +301,7 @@ def test_another_rotation_in_the_attributes_is_noticed(tmp_path: Path, small_job
     store.update(projection={**store.attributes["projection"], "rotation_deg": 31.0})
     with pytest.raises(GuaranteeViolation, match="projection"):
         open_mechanism(path, verify=True)
-    assert "projection" in audit_certificate(str(path)).changed
+    assert "projection" in audit(str(path)).changed
 
 
 def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: Job) -> None:

@@ -76,7 +76,15 @@ def rows(record: tuple[int, int], owner: int) -> tuple[RowMismatch, ...]:
 # --- good stores ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["log-convex", "mcshane-whitney", "cell-lp", _OWN])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "cell-lp",
+        _OWN,
+        pytest.param("log-convex", marks=pytest.mark.slow),
+        pytest.param("mcshane-whitney", marks=pytest.mark.slow),
+    ],
+)
 def of_every_method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store of each method, with blocks that are skipped."""
     folder = tmp_path_factory.mktemp("method")

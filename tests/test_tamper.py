@@ -13,10 +13,11 @@ import zarr
 
 from mdpext_dask import objects, receipts, template
 from mdpext_dask.audit.certificate import certify_block
+from mdpext_dask.auditing import audit
 from mdpext_dask.errors import GuaranteeViolation, MdpextError, StoreError
 from mdpext_dask.integrity import CERTIFICATE
 from mdpext_dask.mechanism import open_mechanism
-from mdpext_dask.run import audit_certificate, build
+from mdpext_dask.run import build
 from mdpext_dask.shards import ShardDamage, damage_of_block, extra_shards
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
@@ -203,9 +204,9 @@ def test_the_certificate_has_the_same_shards_changed(finished: Path) -> None:
     (finished / shard(finished, skipped)).parent.mkdir(parents=True, exist_ok=True)
     (finished / shard(finished, skipped)).write_bytes(b"extra")
     for block in store.plan:
-        changed = certify_block(str(finished), block.index, 2.0, 1.0).changed
-        assert changed == damage_of_block(store, block.index).keys
-        assert bool(changed) == (block.index in (0, 3, 4, skipped))
+        damage = certify_block(str(finished), block.index, 2.0, 1.0).damage
+        assert damage == damage_of_block(store, block.index)
+        assert bool(damage) == (block.index in (0, 3, 4, skipped))
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_copies_of_descriptions_that_only_others_read_are_noticed(
 
     edit(finished / "zarr.json", change)
     assert refusal(finished).worst["attributes"] == [f"{name}/zarr.json"]
-    assert audit_certificate(str(finished)).changed == (f"{name}/zarr.json",)
+    assert audit(str(finished)).changed == (f"{name}/zarr.json",)
 
 
 def test_other_numbers_of_the_outputs_are_noticed(finished: Path) -> None:
@@ -400,4 +401,4 @@ def test_who_rewrites_everything_consistently_is_not_noticed(tmp_path: Path, sma
     hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
     store.update(chunk_hashes=hashes)
     open_mechanism(path, verify=True)
-    assert not audit_certificate(str(path)).holds  # the certificate, made anew, is not fooled
+    assert not audit(str(path)).holds  # the certificate, made anew, is not fooled

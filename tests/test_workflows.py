@@ -10,9 +10,9 @@ import xarray as xr
 import yaml
 
 from mdpext_dask import build, load_job, open_mechanism
+from mdpext_dask.auditing import audit
 from mdpext_dask.cluster import DASK_CONFIG
 from mdpext_dask.costs import plan_job
-from mdpext_dask.run import audit_certificate
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -33,7 +33,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert 1.15 < summary["loss_km"] < 1.25
     assert summary["peak_bytes_per_task"] == pytest.approx(planned["peak_bytes_per_task"], rel=0.3)
     assert open_mechanism(path, verify=True).sample(lon=-73.98, lat=40.75, n=3).shape == (3, 2)
-    assert audit_certificate(str(path)).holds
+    assert audit(str(path)).holds
 
 
 @pytest.mark.parametrize(("refine", "records"), [("[2]", 483), ("[2, 3]", 4_087), ("[2, 3, 4]", 63_865)])

@@ -8,22 +8,32 @@ the package's folder has the proof.
 
 The norm grows with both components, so the largest of the four corners is the norm of the larger D1
 and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
-proof. What the sampler cannot represent makes the certificate infinite: a probability that is not a
-number, or below 2^-36, and a row whose total is above 2.
+proof. Where rounding decides, the cell is computed again in as many digits as it takes, so what is counted as
+above the limit is above it. What the sampler cannot represent makes the certificate infinite: a probability
+that is not a number, or below 2^-36, and a row whose total is above 2.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask import receipts
-from mdpext_dask.budget import NORM_RELATIVE_ERROR, certificate_allowance, dual_exponent
+from mdpext_dask.audit.exact import Undecided, cell_exceeds
+from mdpext_dask.audit.findings import Finding, inspect_rows
+from mdpext_dask.audit.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, Range
+from mdpext_dask.budget import (
+    NORM_RELATIVE_ERROR,
+    certificate_allowance,
+    dual_exponent,
+    log_ratio_error,
+    vector_norm,
+)
 from mdpext_dask.errors import StoreError
 from mdpext_dask.rows import rows_of
-from mdpext_dask.sections import LARGEST_TOTAL, SMALLEST_PROBABILITY
+from mdpext_dask.shards import ShardDamage, damage_of_block
 from mdpext_dask.store import MechanismStore
 
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.
@@ -37,6 +47,28 @@ class Place:
     i: int
     j: int
     output: int
+
+
+class Certificate(NamedTuple):
+    """Certificate of a rectangle of records.
+
+    Parameters
+    ----------
+    epsilon
+        Smallest ε, in 1/km, for which the certificate holds, rounded outward; the limit, if that is less and
+        nothing exceeds it. May be infinite.
+    place
+        Where it is attained, relative to the rectangle.
+    violations
+        Number of (fine cell, output) with a norm above the limit that was asked for.
+    recomputed
+        Number of (fine cell, output) that float64 could not decide.
+    """
+
+    epsilon: float
+    place: Place
+    violations: int
+    recomputed: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,16 +85,22 @@ class BlockCertificate:
         Where it is attained.
     violations
         Number of (fine cell, output) with a norm above the limit that was asked for.
-    changed
-        Keys of shards whose bytes are not those of the block's receipt, that are not there, or that are there
-        although the block is skipped; and x or y where the stored coordinates are not those of the grid.
+    damage
+        Shards that are not those of the block's receipt; among the changed, x or y where the stored
+        coordinates are not those of the grid.
+    recomputed
+        Number of (fine cell, output) that float64 could not decide.
+    findings
+        What is wrong with rows, where they are not those of a sound store of ours.
     """
 
     block: int
     epsilon: float
     place: Place
     violations: int
-    changed: tuple[str, ...]
+    damage: ShardDamage = field(default_factory=ShardDamage)
+    recomputed: int = 0
+    findings: tuple[Finding, ...] = ()
 
 
 class _UnsoundTotalError(Exception):
@@ -74,64 +112,73 @@ class _UnsoundTotalError(Exception):
 
 
 def certify_cells(
-    probability: NDArray[np.float32],
+    probability: NDArray[np.floating],
     x_km: NDArray[np.float64],
     y_km: NDArray[np.float64],
     metric_p: float,
     limit: float = math.inf,
-) -> tuple[float, Place, int]:
+    usable: Range = SAMPLER_RANGE,
+) -> Certificate:
     """Return the certificate of a rectangle of records.
 
     Parameters
     ----------
     probability
-        M(y|x), float32 of shape (len(x_km), len(y_km), K), at least 2 × 2 records.
+        M(y|x), float of shape (len(x_km), len(y_km), K), at least 2 × 2 records.
     x_km, y_km
         Coordinates, float64, strictly increasing, in km.
     metric_p
         Exponent p of the metric.
     limit
         ε, in 1/km, above which a (cell, output) counts as a violation.
-
-    Returns
-    -------
-    epsilon
-        Smallest ε for which the certificate holds, in 1/km, rounded outward.
-    place
-        Where, relative to the rectangle.
-    violations
-        Number of (cell, output) above `limit`.
+    usable
+        Which rows can be used at all.
     """
     step_x, step_y = np.diff(x_km), np.diff(y_km)
     if not (np.isfinite(x_km).all() and np.isfinite(y_km).all()):
-        return math.inf, Place(0, 0, 0), _all(probability)
+        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
     if (step_x <= 0).any() or (step_y <= 0).any():
-        return math.inf, Place(0, 0, 0), _all(probability)
-    sound = _sound(probability)
+        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
+    sound = _sound(probability, usable)
     if sound is not None:
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
         place = _cell_of(first_x, first_y, first_output, probability.shape)
-        return math.inf, place, int((~sound).sum())
+        return Certificate(math.inf, place, int((~sound).sum()))
 
     q = dual_exponent(metric_p)
     outputs = probability.shape[2]
-    allowance = certificate_allowance(outputs, float(step_x.min()), float(step_y.min()), metric_p)
-    # A cell is over the limit if it is so after rounding outward.
+    shortest = float(step_x.min()), float(step_y.min())
+    allowance = _allowance(probability, shortest, metric_p, usable)
+    # A cell is over the limit if it is so after rounding outward; surely, if it is so after rounding inward.
     raw_limit = rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
-    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    sure_limit = rank_of_norm((limit + allowance) * (1 + NORM_RELATIVE_ERROR), q)
+    largest, place, violations, recomputed = -1.0, Place(0, 0, 0), 0, 0
     width = max(_STRIP_ELEMENTS // outputs, 1)
     for start in range(0, len(step_y), width):
         cells = slice(start, min(start + width, len(step_y)))
         records = slice(start, cells.stop + 1)
+        steps = step_x, step_y[cells]
         try:
-            peak, where, count = _certify_strip(probability[:, records], step_x, step_y[cells], q, raw_limit)
+            strip = _certify_strip(probability[:, records], steps, q, (raw_limit, sure_limit), usable)
         except _UnsoundTotalError as found:
-            return math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs
-        violations += count
-        if peak > largest:
-            largest, place = peak, Place(where.i, where.j + start, where.output)
+            return Certificate(math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs)
+        violations += strip.violations
+        recomputed += len(strip.unsure)
+        for cell in strip.unsure:
+            i, j = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
+            try:
+                violations += cell_exceeds(probability[i, j], x_km[i], y_km[j], cell.output, metric_p, limit)
+            except Undecided:
+                violations += 1  # what nothing decides is no proof
+        if strip.peak > largest:
+            largest, place = strip.peak, Place(strip.place.i, strip.place.j + start, strip.place.output)
     norm = math.sqrt(largest) if q == 2 else largest
-    return norm * (1 + NORM_RELATIVE_ERROR) + allowance, place, violations
+    epsilon = norm * (1 + NORM_RELATIVE_ERROR) + allowance
+    if norm * max(float(step_x.max()), float(step_y.max())) > INFINITE_DIFFERENCE:
+        epsilon = math.inf
+    elif not violations:
+        epsilon = min(epsilon, limit)
+    return Certificate(epsilon, place, violations, recomputed)
 
 
 def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockCertificate:
@@ -153,34 +200,34 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         ε, in 1/km, above which a (cell, output) counts as a violation.
     """
     store = MechanismStore.open(url)
-    plan = store.plan
-    block = plan[index]
-    receipt = receipts.read_receipt(store.objects, index, plan.skipped)
-    named: dict[str, str | None] = {**receipt.shards} if receipt is not None else {}
-    if index in plan.skipped:
-        named = dict.fromkeys(store.shard_keys(block))  # there must be none
-    changed = [
-        key
-        for key in store.shard_keys(block)
-        if key not in named or receipts.shard_sha256(store.objects, key) != named[key]
-    ]
+    block = store.plan[index]
+    damage = damage_of_block(store, index)
     grid = store.grid
     x, y = grid.x_km()[block.closed_x], grid.y_km()[block.closed_y]
     for name, values, part in (("x", x, block.closed_x), ("y", y, block.closed_y)):
         if not np.array_equal(store.read(name, part), values):
-            changed.append(name)
+            damage = replace(damage, changed=(*damage.changed, name))
     try:
         probability = rows_of(store, block.closed_x, block.closed_y)
     except StoreError:
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
         probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
-    epsilon, place, violations = certify_cells(probability, x, y, metric_p, limit)
+    found = certify_cells(probability, x, y, metric_p, limit)
+    place = found.place
+    findings: tuple[Finding, ...] = ()
+    if math.isinf(found.epsilon):
+        i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
+        records = (i[:, None] * grid.shape[1] + j).ravel()
+        rows = probability.reshape(len(records), -1)
+        findings = tuple(inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1])
     return BlockCertificate(
         block=index,
-        epsilon=epsilon,
+        epsilon=found.epsilon,
         place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
-        violations=violations,
-        changed=tuple(changed),
+        violations=found.violations,
+        damage=damage,
+        recomputed=found.recomputed,
+        findings=findings,
     )
 
 
@@ -211,16 +258,16 @@ def certify_source_cells(
     -------
     float64 of shape (cells east, cells north, K); infinity where a cell holds what the sampler cannot use.
     """
-    sound = _sound(probability)
+    sound = _sound(probability, SAMPLER_RANGE)
     if sound is not None:
-        probability = np.where(sound, probability, np.float32(SMALLEST_PROBABILITY))
+        probability = np.where(sound, probability, np.float32(SAMPLER_RANGE.least))
     rows, columns, outputs = probability.shape
     q = dual_exponent(metric_p)
     across, along = (rows - 1) // factor, (columns - 1) // factor
     largest = np.zeros((across, along, outputs))
     steps = np.full(rows - 1, side_km), np.full(columns - 1, side_km)
     try:
-        for i, rank in enumerate(_ranks(probability, *steps, q)):
+        for i, rank in enumerate(_ranks(probability, *steps, q, SAMPLER_RANGE)):
             here = largest[i // factor]
             np.maximum(here, rank.reshape(along, factor, outputs).max(axis=1), out=here)
     except _UnsoundTotalError:
@@ -237,36 +284,67 @@ def certify_source_cells(
     return np.asarray(norm * (1 + NORM_RELATIVE_ERROR) + allowance)
 
 
-def _sound(probability: NDArray[np.float32]) -> NDArray[np.bool_] | None:
-    """Return which entries the sampler can use; None if it can use all."""
+def _sound(probability: NDArray[np.floating], usable: Range) -> NDArray[np.bool_] | None:
+    """Return which entries can be used; None if all can."""
     # Written so that not-a-number fails.
-    if probability.min() >= SMALLEST_PROBABILITY and probability.max() <= LARGEST_TOTAL:
+    if float(probability.min()) >= usable.least and float(probability.max()) <= usable.largest_total:
         return None
-    return np.asarray((probability >= SMALLEST_PROBABILITY) & (probability <= LARGEST_TOTAL))
+    # What is the largest float64 overflows in float32.
+    largest = np.float64(usable.largest_total)
+    return np.asarray((probability >= usable.least) & (probability <= largest))
+
+
+def _allowance(
+    probability: NDArray[np.floating], sides_km: tuple[float, float], metric_p: float, usable: Range
+) -> float:
+    """Return what rounding may hide from a norm, in 1/km; more for entries too small to store."""
+    outputs = probability.shape[2]
+    if usable == SAMPLER_RANGE:
+        return certificate_allowance(outputs, *sides_km, metric_p)
+    positive = probability[probability > 0]
+    extremes = (float(positive.min()), float(positive.max()) * outputs) if len(positive) else (1.0, 1.0)
+    error = log_ratio_error(outputs, max(abs(math.log(extreme)) for extreme in extremes))
+    return error * vector_norm(1 / sides_km[0], 1 / sides_km[1], dual_exponent(metric_p))
+
+
+class _Strip(NamedTuple):
+    """What a strip holds: its largest :func:`norm_rank`, where, the excesses, and what rounding decides."""
+
+    peak: float
+    place: Place
+    violations: int
+    unsure: list[Place]
 
 
 def _certify_strip(
-    probability: NDArray[np.float32],
-    step_x: NDArray[np.float64],
-    step_y: NDArray[np.float64],
+    probability: NDArray[np.floating],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
     q: float,
-    raw_limit: float,
-) -> tuple[float, Place, int]:
-    """Return a strip's largest :func:`norm_rank`, where, and the excesses; narrow enough for the cache."""
+    limits: tuple[float, float],
+    usable: Range,
+) -> _Strip:
+    """Certify a strip that is narrow enough for the cache; `limits` are ranks to be sure below and above."""
     outputs = probability.shape[2]
     largest, place, violations = -1.0, Place(0, 0, 0), 0
-    for i, rank in enumerate(_ranks(probability, step_x, step_y, q)):
+    unsure: list[Place] = []
+    for i, rank in enumerate(_ranks(probability, *steps, q, usable)):
         peak = float(rank.max())
         if peak > largest:
             j, output = divmod(int(rank.argmax()), outputs)
             largest, place = peak, Place(i, j, output)
-        if peak > raw_limit:
-            violations += int((rank > raw_limit).sum())
-    return largest, place, violations
+        if peak > limits[0]:
+            violations += int((rank > limits[1]).sum())
+            near = np.argwhere((rank > limits[0]) & (rank <= limits[1]))
+            unsure += [Place(i, j, output) for j, output in near.tolist()]
+    return _Strip(largest, place, violations, unsure)
 
 
 def _ranks(
-    probability: NDArray[np.float32], step_x: NDArray[np.float64], step_y: NDArray[np.float64], q: float
+    probability: NDArray[np.floating],
+    step_x: NDArray[np.float64],
+    step_y: NDArray[np.float64],
+    q: float,
+    usable: Range,
 ) -> Iterator[NDArray[np.float64]]:
     """Yield :func:`norm_rank` of the fine cells between fine rows, in a buffer that is reused.
 
@@ -285,10 +363,19 @@ def _ranks(
         row, between = logs[i % 2], north[i % 2]
         np.copyto(row, probability[i])
         np.add.reduce(row, axis=-1, keepdims=True, out=total)
-        if not total.max() <= LARGEST_TOTAL:
+        if not total.max() <= usable.largest_total:
             raise _UnsoundTotalError(i, int(total.argmax()))
-        np.log(row, out=row)
-        row -= np.log(total, out=total)
+        if usable.least > 0:
+            np.log(row, out=row)
+            row -= np.log(total, out=total)
+        else:
+            if not total.min() > 0:
+                raise _UnsoundTotalError(i, int(total.argmin()))
+            impossible = row == 0
+            row[impossible] = 1.0
+            np.log(row, out=row)
+            row -= np.log(total, out=total)
+            row[impossible] = IMPOSSIBLE_LOG
         np.abs(np.subtract(row[1:], row[:-1], out=between), out=between)
         between *= per_step_y
         if i == 0:

@@ -6,6 +6,7 @@ by rejection from all pairs by the same distance, which is quick as most pairs a
 one stratum, and what is drawn is what was counted.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ _COUNTED_RECORDS = 10_000
 _LEAST_SHARE = 1 / 50
 _PAIRS_AT_ONCE = 1_000_000
 # By how much the tree looks further, relatively, and its radius is reduced while it would find too many.
+_LARGEST_TREE_EXPONENT = 8.0
 _FURTHER = 1 + 1e-9
 _REDUCED = 0.9
 # Places whose neighbours tell how far to look.
@@ -253,7 +255,7 @@ def _near_pairs(
     """Return the pairs of different places within a distance, by distance: two numbers and the distance."""
     from scipy.spatial import cKDTree
 
-    pairs = cKDTree(places).query_pairs(reach_km * _FURTHER, p=p, output_type="ndarray")
+    pairs = cKDTree(places).query_pairs(reach_km * _FURTHER, p=_tree_exponent(p), output_type="ndarray")
     apart = distances_km(*(places[pairs[:, 0]] - places[pairs[:, 1]]).T, p=p)
     # The order in which the tree finds pairs is its own affair.
     order = np.lexsort((pairs[:, 1], pairs[:, 0], apart))
@@ -275,6 +277,15 @@ def _reach(places: NDArray[np.float64], p: float) -> float:
     apart = [np.partition(distances_km(*(places - probe).T, p=p), some - 1)[:some] for probe in probes]
     reach = float(np.sort(np.concatenate(apart))[int(_PROBES * (neighbours + 1))])
     tree = cKDTree(places)
-    while (int(tree.count_neighbors(tree, reach * _FURTHER, p=p)) - n) // 2 > _LISTED_PAIRS:
+    while (int(tree.count_neighbors(tree, reach * _FURTHER, p=_tree_exponent(p))) - n) // 2 > _LISTED_PAIRS:
         reach *= _REDUCED
     return reach
+
+
+def _tree_exponent(p: float) -> float:
+    """Return an exponent with which the search tree finds all pairs within a distance, and maybe more.
+
+    It raises distances to p as they are, which overflows and underflows; no distance is longer than that of
+    p.
+    """
+    return p if p <= _LARGEST_TREE_EXPONENT else math.inf

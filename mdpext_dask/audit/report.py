@@ -1,192 +1,185 @@
-"""What an audit answers."""
+"""What an audit answers, as values."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from mdpext_dask.audit.certificate import BlockCertificate, Place, log_probability
-from mdpext_dask.budget import vector_norm
-from mdpext_dask.errors import GuaranteeViolation, StoreError
-from mdpext_dask.integrity import inconsistencies
-from mdpext_dask.rows import rows_of
+from mdpext_dask.audit.exact import log_ratio, probability_ratio
+from mdpext_dask.audit.findings import Finding
+from mdpext_dask.audit.pairs import Triple
+from mdpext_dask.audit.promise import Promise, ground_distance_km
+from mdpext_dask.audit.source import Source
+from mdpext_dask.record_metrics import PlanarMetric
 from mdpext_dask.spec import json_number
-from mdpext_dask.store import MechanismStore
+
+CERTIFICATE, EXHAUSTIVE, SAMPLED, BOUNDARY = METHODS = ("certificate", "exhaustive", "sampled", "boundary")
+# Verdicts. Only the first two are proofs; what is not proved may still hold.
+HOLDS, VIOLATED = "holds", "violated"
+NOT_PROVED, NO_VIOLATION_FOUND = "not proved", "no violation found"
+CHANGED, NO_MECHANISM = "changed since it was written", "not a mechanism"
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Outcome of an audit of a store.
+    """Outcome of an audit.
 
     Parameters
     ----------
+    subject
+        What was audited.
     method
         Which auditor.
-    holds
-        Whether the certificate is within the limit and the bytes are those of the receipts.
+    verdict
+        ``"holds"``: proved for all pairs. ``"violated"``: a pair breaks the promise, as a fact. ``"not
+        proved"``: the certificate fails, though no pair is known to break the promise, or something could not
+        be decided. ``"no violation found"``: among the pairs that were drawn. ``"changed since it was
+        written"``: bytes are not those of the receipts. ``"not a mechanism"``: rows are no distributions.
     epsilon_per_km
-        The promise, for ground distance, in 1/km.
+        The promise, in 1/km: of our stores, for distance on the ground.
     epsilon_planar_per_km
-        The limit in the plane: the promise over (1 + distortion).
-    epsilon_certified
-        Smallest planar ε for which the certificate holds, rounded outward; may be infinite.
+        The slope in the plane, in 1/km, up to which the promise is kept.
+    limit_per_km
+        What ε is compared with, in 1/km: the slope in the plane, or the promise itself where distances on the
+        ground were measured.
+    epsilon
+        Smallest ε that was proved for all pairs (certificate, exhaustive), rounded outward, or the largest
+        |log ratio| / distance that was seen (sampled), in 1/km; may be infinite. Not-a-number where rows are
+        compared only (boundary).
     metric_p
         Exponent of the metric.
+    tolerance
+        What log ratios were allowed to exceed their bounds by.
+    records, outputs
+        How many.
     triples_checked
-        Ordered triples (x, x', y) that the answer covers.
+        Triples ({x, x'}, y), of unordered pairs, that the answer covers.
     violations, violation_ratio
-        (Fine cell, output) pairs above the limit, and their share of all.
+        Triples that break the promise (certificate: (fine cell, output) above the limit; boundary: rows that
+        differ), and their share of all that the answer covers.
+    recomputed
+        How many of those that were looked at float64 could not decide.
     worst
-        The worst triple.
-    changed
-        Keys of shards whose bytes are not those of their receipts, and of other parts that do not belong to
-        what was certified.
+        The worst triple, as values.
+    findings
+        What is wrong with single rows.
+    changed, missing, extra
+        Keys of shards whose bytes are not those of their receipts (and names of other parts that do not
+        belong to what was certified), that are not there, and that are there but belong to no block.
     blocks_at_fault
         Blocks above the limit or with changed bytes.
+    details
+        What only this auditor says, by JSON key.
     seconds
         How long it took.
     """
 
+    subject: str
     method: str
-    holds: bool
+    verdict: str
     epsilon_per_km: float
     epsilon_planar_per_km: float
-    epsilon_certified: float
+    limit_per_km: float
+    epsilon: float
     metric_p: float
+    tolerance: float
+    records: int
+    outputs: int
     triples_checked: int
     violations: int
     violation_ratio: float
+    recomputed: int
     worst: dict[str, Any]
-    changed: tuple[str, ...]
-    blocks_at_fault: tuple[int, ...]
     seconds: float
+    findings: tuple[Finding, ...] = ()
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    blocks_at_fault: tuple[int, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing speaks against the promise; only ``"holds"`` is a proof."""
+        return self.verdict in (HOLDS, NO_VIOLATION_FOUND)
+
+    @property
+    def epsilon_name(self) -> str:
+        """What ε is called: certified, or audited over pairs themselves."""
+        return "epsilon_certified" if self.method == CERTIFICATE else "epsilon_audited"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; infinity as ``"inf"``."""
+        values = {**self.__dict__, "holds": self.holds}
+        del values["epsilon"], values["details"]
+        # Comparing rows says nothing of ε.
+        epsilon = {} if self.method == BOUNDARY else {self.epsilon_name: json_number(self.epsilon)}
         return {
-            **self.__dict__,
-            "epsilon_certified": json_number(self.epsilon_certified),
+            **values,
+            **epsilon,
             "metric_p": json_number(self.metric_p),
-            "changed": list(self.changed),
-            "blocks_at_fault": list(self.blocks_at_fault),
+            "findings": [finding.as_json() for finding in self.findings],
+            **{name: list(values[name]) for name in ("changed", "missing", "extra", "blocks_at_fault")},
+            **self.details,
         }
 
-    def sentence(self) -> str:
-        """Return the outcome in one line of words."""
-        if self.holds:
-            return (
-                f"holds for all pairs: certified at {self.epsilon_certified:.6g}/km in the plane, "
-                f"promised {self.epsilon_per_km:g}/km on the ground"
-            )
-        parts = []
-        if self.changed:
-            named = ", ".join(self.changed[:3])
-            more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
-            parts.append(f"bytes changed since they were written: {named}{more}")
-        if not self.epsilon_certified <= self.epsilon_planar_per_km:
-            parts.append(
-                f"certificate {self.epsilon_certified:.6g}/km exceeds {self.epsilon_planar_per_km:.6g}/km"
-            )
-        worst = self.worst
-        between = f"records {worst['record']} and {worst['record_prime']}"
-        kept = isinstance(worst["log_ratio"], float) and worst["log_ratio"] <= worst["bound"]
-        parts.append(
-            f"worst triple: output {worst['output']} between {between}, log ratio {worst['log_ratio']} "
-            f"against bound {worst['bound']:.6g}"
-            + (" (kept by this pair, but not proved for all of its cell)" if kept else "")
-        )
-        return "does not hold: " + "; ".join(parts)
 
-    def violation(self) -> GuaranteeViolation:
-        """Return the error that says so."""
-        return GuaranteeViolation(self.sentence(), worst=self.worst)
+def verdict_on_rows(findings: tuple[Finding, ...]) -> str | None:
+    """Return the verdict that single rows alone decide, if they do."""
+    return NO_MECHANISM if any(finding.refutes for finding in findings) else None
 
 
-def summarise_certificate(
-    store: MechanismStore, certificates: Iterable[BlockCertificate], seconds: float
-) -> AuditReport:
-    """Reduce block certificates to one report.
+def exact_ratio(source: Source, triple: Triple) -> Fraction | None:
+    """Return M(y|x) / M(y|x') of a triple, also of rows that the sampler would refuse; None where it is none.
 
     Parameters
     ----------
-    store
-        The store.
-    certificates
-        Those of all its blocks.
-    seconds
-        How long they took.
+    source
+        The mechanism.
+    triple
+        x, x' and y.
     """
-    ordered = sorted(certificates, key=lambda c: c.block)
-    limit = store.planar_limit()
-    epsilon = max(c.epsilon for c in ordered)
-    changed = [c for c in ordered if c.changed]
-    keys = [key for c in changed for key in c.changed] + inconsistencies(store, epsilon)
-    within = epsilon <= limit
-    # If the bytes have changed but still pass, the place to look at is in the changed blocks.
-    candidates = changed if changed and within else ordered
-    worst = max(candidates, key=lambda c: c.epsilon)
-    grid = store.grid
-    violations = sum(c.violations for c in ordered)
-    cells = (grid.shape[0] - 1) * (grid.shape[1] - 1)
-    return AuditReport(
-        method="certificate",
-        holds=bool(within and not keys),
-        epsilon_per_km=float(store.attributes["epsilon_per_km"]),
-        epsilon_planar_per_km=limit,
-        epsilon_certified=epsilon,
-        metric_p=store.metric_p,
-        triples_checked=grid.records * (grid.records - 1) * store.outputs,
-        violations=violations,
-        violation_ratio=violations / (cells * store.outputs),
-        worst=describe_cell(store, worst.place, limit),
-        changed=tuple(dict.fromkeys(keys)),
-        blocks_at_fault=tuple(c.block for c in ordered if c.changed or not c.epsilon <= limit),
-        seconds=seconds,
-    )
+    first, second = source.rows(np.array([triple.record, triple.record_prime]))
+    rows = np.stack([first, second])
+    if not (np.isfinite(rows).all() and (rows >= 0).all() and rows.any(axis=1).all()):
+        return None
+    ours, theirs = float(first[triple.output]), float(second[triple.output])
+    if ours and theirs:
+        return probability_ratio(first, second, triple.output)
+    return Fraction(1) if ours == theirs else None
 
 
-def describe_cell(store: MechanismStore, place: Place, epsilon: float) -> dict[str, Any]:
-    """Return the pair of a fine cell's records with the largest |log ratio| / distance, as values.
+def describe_triple(source: Source, promise: Promise, triple: Triple) -> dict[str, Any]:
+    """Return a triple as values, its log ratio computed anew from the exact rows.
 
     Parameters
     ----------
-    store
-        The store.
-    place
-        The fine cell and the output.
-    epsilon
-        ε of the bound, in 1/km.
+    source
+        The mechanism.
+    promise
+        What is audited.
+    triple
+        x, x' and y.
     """
-    part_x, part_y = slice(place.i, place.i + 2), slice(place.j, place.j + 2)
-    x, y = store.read("x", part_x), store.read("y", part_y)
-    try:
-        rows = rows_of(store, part_x, part_y)
-    except StoreError:
-        rows = np.full((2, 2, store.outputs), np.nan, dtype=np.float32)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = log_probability(rows)[:, :, place.output]
-    corners = [(a, b) for a in (0, 1) for b in (0, 1)]
-    best: tuple[float, dict[str, Any]] = (-1.0, {})
-    for position, first in enumerate(corners):
-        for second in corners[position + 1 :]:
-            distance = vector_norm(x[first[0]] - x[second[0]], y[first[1]] - y[second[1]], store.metric_p)
-            ratio = abs(float(logs[first] - logs[second]))
-            # Not-a-number is the worst there is.
-            rank = math.inf if math.isnan(ratio) else ratio / distance
-            if rank > best[0]:
-                best = (
-                    rank,
-                    {
-                        "x": [float(x[first[0]]), float(y[first[1]])],
-                        "x_prime": [float(x[second[0]]), float(y[second[1]])],
-                        "record": [place.i + first[0], place.j + first[1]],
-                        "record_prime": [place.i + second[0], place.j + second[1]],
-                        "output": place.output,
-                        "log_ratio": ratio if math.isfinite(ratio) else "inf",
-                        "bound": epsilon * distance,
-                        "distance_km": distance,
-                    },
-                )
-    return best[1]
+    pair = np.array([triple.record, triple.record_prime])
+    xy_km = source.xy_km(pair)
+    ratio = exact_ratio(source, triple)
+    size = math.inf if ratio is None else float(log_ratio(ratio)) if ratio != 1 else 0.0
+    if promise.distortion is None:
+        distance = PlanarMetric(dict(enumerate(xy_km.tolist())), promise.metric_p)(0, 1)
+    else:
+        distance = ground_distance_km(*source.places(pair))
+    bound = promise.epsilon_per_km * distance
+    return {
+        "x": xy_km[0].tolist(),
+        "x_prime": xy_km[1].tolist(),
+        "record": source.name_of(triple.record),
+        "record_prime": source.name_of(triple.record_prime),
+        "output": triple.output,
+        "log_ratio": json_number(size),
+        "bound": bound,
+        "distance_km": distance,
+        **source.describe(pair, triple.output),
+    }
