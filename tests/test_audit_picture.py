@@ -216,6 +216,7 @@ def test_every_triple_of_a_store(store: str, draw: Callable[..., Picture]) -> No
     assert len(further) == len(picture.report.details["worst_triples"]) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, math.inf])
 @pytest.mark.parametrize("design", ["uniform", "stratified"])
 def test_pairs_of_a_store(store: str, draw: Callable[..., Picture], design: str, p: float) -> None:
@@ -279,6 +280,7 @@ def test_a_lattice(draw: Callable[..., Picture], method: str) -> None:
     check(draw(rows, method, points=np.stack([x, y], axis=-1), epsilon_per_km=1.0), axes=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [(8, 0), (0, 1e-3), (100.0, 1.0)])
 def test_two_records_make_one_band(draw: Callable[..., Picture], side: tuple[float, float]) -> None:
     rows, points = cloud(2, side=side)
@@ -287,6 +289,7 @@ def test_two_records_make_one_band(draw: Callable[..., Picture], side: tuple[flo
     assert artist(picture.ratios, "kept").get_array().shape == (20, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("other", "verdict"), [(0.5, "holds"), (0.25, "violated")])
 def test_all_records_in_one_place(draw: Callable[..., Picture], other: float, verdict: str) -> None:
     rows = np.array([[0.5, 0.5], [other, 1 - other]])
@@ -315,6 +318,7 @@ def test_what_exceeds_1_by_rounding_only(
     assert "above 1,\ntolerated" in [text.get_text() for text in tolerant.ratios.get_yticklabels()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$x$_{城}_\\frac.npy", "W" * 200 + ".npy"])
 def test_names_of_files_may_be_anything(draw: Callable[..., Picture], tmp_path: Path, name: str) -> None:
     """Of folders, the picture says nothing; of long names, the end."""
@@ -337,6 +341,7 @@ def test_formats(draw: Callable[..., Picture], name: str, start: bytes) -> None:
     assert draw(rows, points=points, epsilon_per_km=1.0, name=name).path.read_bytes().startswith(start)
 
 
+@pytest.mark.slow
 def test_the_same_reports_make_the_same_bytes(draw: Callable[..., Picture]) -> None:
     rows, points = cloud(30)
     picture = draw(rows, points=points, epsilon_per_km=1.0)

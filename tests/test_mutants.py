@@ -580,8 +580,20 @@ def check_mutant(mutant: tuple[str, str, str], check: Callable[[], None]) -> Non
         check()
 
 
+# Every time those of the kinds that auditors get wrong most, and one in three of the others.
+_ALWAYS = ("reversed", "left out", "skipped", "metres", "pruned")
+_EVERY_TIME = {
+    name
+    for position, name in enumerate(MUTANTS)
+    if position % 3 == 0 or any(word in name for word in _ALWAYS)
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in _EVERY_TIME else pytest.mark.slow, id=name) for name in MUTANTS],
+)
 def test_a_mutant_fails(name: str) -> None:
     check_mutant(MUTANTS[name], check_known_answers)
 

@@ -257,6 +257,7 @@ def test_the_seed_keeps_half_of_epsilon(epsilon: float) -> None:
         assert rows.sum(axis=-1) == pytest.approx(1, abs=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "factors", "beyond", "most_seen"),
     [

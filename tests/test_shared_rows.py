@@ -101,8 +101,10 @@ def test_good_stores_of_every_method_agree_also_with_skipped_blocks(of_every_met
 
 @pytest.mark.parametrize(
     ("domain", "block_cells"),
-    [({}, [2, 3]), ({}, [99, 99]), ({"metric_p": 1}, [1, 4]), ({"metric_p": "inf"}, [2, 2]),
-     ({"metric_p": 1.5}, [3, 2]), ({"rotation_deg": 30.0}, [2, 2]), ({"refine": [1]}, [1, 1])],
+    [({}, [2, 3]), ({"rotation_deg": 30.0}, [2, 2]), ({"metric_p": 1.5}, [3, 2]),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+         ({}, [99, 99]), ({"metric_p": 1}, [1, 4]), ({"metric_p": "inf"}, [2, 2]), ({"refine": [1]}, [1, 1])
+     ])],
 )  # fmt: skip
 def test_good_stores_of_every_shape_agree(
     tmp_path: Path, small_job: Job, domain: dict[str, Any], block_cells: list[int]
