@@ -842,7 +842,7 @@ def test_large_files_are_never_held(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < rows.nbytes / 5, (peak, rows.nbytes)
+    assert peak < rows.nbytes / 3, (peak, rows.nbytes)
     assert_same_bits(rows_of(found), rows)
 
 
