@@ -79,15 +79,24 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """Runs everything in this process, one after the other."""
+    """Runs everything in this process, one after the other.
+
+    Parameters
+    ----------
+    threads
+        Of a task; default: as many as this process may use processors.
+    """
 
     workers = 1
     on_this_machine = True
 
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
     @property
     def threads(self) -> int:
-        """As many as this process may use processors."""
-        return processors()
+        """Threads that a task may use."""
+        return processors() if self._threads is None else self._threads
 
     def map(
         self,

@@ -81,6 +81,14 @@ class TravelLoss:
         table = self.task_distance_km[nodes] * self.task_weight
         return np.asarray(cdist(table, self._output_table, "cityblock"), dtype=np.float64)[inverse]
 
+    def between(self, xy_km: NDArray[np.float64], other_xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Σ_q w_q |d(x_i, q) − d(z_i, q)| in km of places x_i and z_i, float64 of shape (n,).
+
+        Places are taken at their nearest road nodes, as records are.
+        """
+        here, there = (self.task_distance_km[self._tree.query(xy)[1]] for xy in (xy_km, other_xy_km))
+        return np.asarray(np.abs(here.astype(np.float64) - there) @ self.task_weight)
+
 
 class Table(Protocol):
     """Numbers of shape (records east, records north, K) that are read a part of a row at a time."""

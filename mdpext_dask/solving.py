@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.cluster import Executor, processors
-from mdpext_dask.seed.block_tridiagonal import Stencil
+from mdpext_dask.seed.block_tridiagonal import NormalMatrix
 from mdpext_dask.seed.interior_point import sum_of_inverses, sum_pairwise
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store import MechanismStore
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _WORTH_SENDING = 3200
 
 
-def sum_over_parts(matrices: Sequence[Stencil]) -> NDArray[np.float64]:
+def sum_over_parts(matrices: Sequence[NormalMatrix]) -> NDArray[np.float64]:
     """Return the upper triangle of Σ H^{-1} over parts of outputs: a worker's share."""
     with one_blas_thread():
         return sum_pairwise(sum_of_inverses(matrix) for matrix in matrices)
@@ -45,7 +45,7 @@ class SharedSums:
     def __init__(self, executor: Executor, shares: int) -> None:
         self._executor, self._shares = executor, shares
 
-    def __call__(self, matrices: Sequence[Stencil]) -> Iterable[NDArray[np.float64]]:
+    def __call__(self, matrices: Sequence[NormalMatrix]) -> Iterable[NDArray[np.float64]]:
         """Return the sums of consecutive parts, in order."""
         shares = min(1 << (self._shares.bit_length() - 1), len(matrices))
         cuts = [len(matrices) * share // shares for share in range(shares + 1)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.seed import solve
+from mdpext_dask.seed import interior_point, solve
 from mdpext_dask.seed.block_tridiagonal import BlockTridiagonal, Coupling, Stencil
 from mdpext_dask.seed.columns import GridProgram
 from mdpext_dask.seed.grid_rows import CellRows
@@ -92,9 +92,11 @@ def test_one_output_is_certain() -> None:
     assert (solve_interior_point(problem).rows == 1).all()
 
 
-def test_threads_and_repetition_change_no_bit() -> None:
+def test_threads_and_repetition_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four parts, as of a problem that is many times as large.
+    monkeypatch.setattr(interior_point, "_PART_ENTRIES", 3000)
     rng = np.random.default_rng(5)
-    problem = random_problem(rng, cost=rng.exponential(size=(48, 1100)), seeds_shape=(6, 8))
+    problem = random_problem(rng, cost=rng.exponential(size=(48, 270)), seeds_shape=(6, 8))
     first = solve_interior_point(problem)
     for threads in (1, 2, 3):
         again = solve_interior_point(problem, threads=threads)

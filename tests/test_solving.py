@@ -1,6 +1,6 @@
 """Linear programs over workers: the sums of inverses as a map-reduce, with the same result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from mdpext_dask import solving
 from mdpext_dask.cluster import InlineExecutor, open_executor
 from mdpext_dask.run import build
 from mdpext_dask.sections import ClusterSection
+from mdpext_dask.seed import interior_point
 from mdpext_dask.seed.interior_point import solve_interior_point, sum_pairwise
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import one_blas_thread
@@ -19,12 +20,22 @@ from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
 from tests.test_seed import random_problem
 
+_PART_ENTRIES = interior_point._PART_ENTRIES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_parts() -> Iterator[None]:
+    """Cut small problems into as many parts as large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interior_point, "_PART_ENTRIES", 200)
+        yield
+
 
 @pytest.fixture(scope="module")
 def problem() -> SeedProblem:
     """Return a problem of four parts."""
     rng = np.random.default_rng(9)
-    return random_problem(rng, cost=rng.exponential(size=(48, 2100)), seeds_shape=(6, 8))
+    return random_problem(rng, cost=rng.exponential(size=(48, 37)), seeds_shape=(6, 8))
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +46,16 @@ def alone(problem: SeedProblem) -> SeedMechanism:
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 4, 7])
 def test_shares_decide_no_bit(problem: SeedProblem, alone: SeedMechanism, shares: int) -> None:
+    parts = []
+
+    class Counting(SharedSums):
+        def __call__(self, matrices: Any) -> Any:
+            parts.append(len(matrices))
+            return super().__call__(matrices)
+
     with one_blas_thread():
-        shared = solve_interior_point(problem, gap=1e-4, inverse_sums=SharedSums(InlineExecutor(), shares))
+        shared = solve_interior_point(problem, gap=1e-4, inverse_sums=Counting(InlineExecutor(), shares))
+    assert set(parts) == {4}
     assert np.array_equal(shared.rows, alone.rows)
     assert shared.dual == alone.dual
 
@@ -83,10 +102,13 @@ def test_a_job_shares_where_it_pays(
         return original(self, matrices)
 
     monkeypatch.setattr(SharedSums, "__call__", counted)
+    # Workers cut as they always do.
+    monkeypatch.setattr(interior_point, "_PART_ENTRIES", _PART_ENTRIES)
     job = small_job(
+        domain={"cell_km": 5.0, "refine": [2]},
         privacy={"budget": "certified"},
-        outputs={"count": 40},
-        seed={"refine_rounds": 2},
+        outputs={"count": 16},
+        seed={"refine_rounds": 1},
         cluster={"kind": "address", "address": scheduler_address},
     )
     alone = build(parse_job(job), str(tmp_path / "alone.zarr"))

@@ -7,7 +7,7 @@ together, block by block, so that every step is one batched call of LAPACK or BL
 """
 
 import itertools
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,78 @@ Array = NDArray[np.float64]
 _CHUNK = 8
 # Relative to the unit diagonal of the scaled matrices: what is added when a factorisation fails.
 FIRST_SHIFT, LARGEST_SHIFT = 1e-14, 1e-6
+
+
+class Couplings(Protocol):
+    """Matrices E_i between the positions of block i (rows) and those of block i + 1 (columns)."""
+
+    def times(self, block: int, vectors: Array) -> Array:
+        """Return E v of one block for all outputs, shape (K, m)."""
+        ...
+
+    def transposed_times(self, block: int, vectors: Array) -> Array:
+        """Return Eᵀ v of one block for all outputs, shape (K, m)."""
+        ...
+
+    def after(self, block: int, matrices: Array, outputs: slice = ...) -> Array:
+        """Return M E of one block for matrices M of some outputs, shape (K, m, m)."""
+        ...
+
+
+class UnitBlocks(Protocol):
+    """Block-tridiagonal matrices of several outputs with a unit diagonal."""
+
+    @property
+    def between(self) -> Couplings:
+        """Couplings of neighbouring blocks."""
+        ...
+
+    def off_diagonal(self, block: int) -> Array:
+        """Return one block for all outputs without its diagonal, shape (K, m, m)."""
+        ...
+
+
+class Factorised(Protocol):
+    """Factorised matrices H_k of several outputs k."""
+
+    def solve(self, right: Array) -> Array:
+        """Return H_k^{-1} r_k for all outputs, float64 of shape (K, n, m)."""
+        ...
+
+    def inverse_sum(self) -> Array:
+        """Return the upper triangle of Σ_k H_k^{-1}, float64 of shape (n m, n m)."""
+        ...
+
+
+class NormalMatrix(Protocol):
+    """Symmetric positive definite matrices of several outputs, in whatever pattern their rows leave."""
+
+    @property
+    def main(self) -> Array:
+        """Diagonals, float64 of shape (K, n, m): n blocks of size m; may be added to in place."""
+        ...
+
+    def times(self, vectors: Array) -> Array:
+        """Return H v for all outputs, float64 of shape (K, n, m)."""
+        ...
+
+    def factorised(self) -> Factorised:
+        """Return the factorised matrices.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            If one stays indefinite up to the largest shift.
+        """
+        ...
+
+
+class GridMatrix(NormalMatrix, Protocol):
+    """Such matrices that are block-tridiagonal."""
+
+    def scaled(self, scale: Array) -> UnitBlocks:
+        """Return S H S for S = diag(H)^{-1/2}, given as (K, n, m)."""
+        ...
 
 
 class Coupling(NamedTuple):
@@ -102,6 +174,23 @@ class Stencil(NamedTuple):
             total[:, 1:, :-1] += falling * vectors[:, :-1, 1:]
         return total
 
+    def factorised(self) -> "BlockTridiagonal":
+        """Return the factorised matrices; raises as :class:`BlockTridiagonal` does."""
+        return BlockTridiagonal(self)
+
+    def scaled(self, scale: Array) -> "Stencil":
+        """Return S H S for S = diag(H)^{-1/2}, given as (K, n, m); its diagonal is taken to be one."""
+        within = self.within * scale[:, :, 1:] * scale[:, :, :-1]
+        return Stencil(np.ones_like(self.main), within, self.between.scaled(scale))
+
+    def off_diagonal(self, block: int) -> Array:
+        """Return one block for all outputs without its diagonal, shape (K, m, m)."""
+        outputs, _, size = self.main.shape
+        dense = np.zeros((outputs, size, size))
+        above, below = np.arange(size - 1), np.arange(1, size)
+        dense[:, below, above] = dense[:, above, below] = self.within[:, block]
+        return dense
+
 
 class BlockTridiagonal:
     """Factorised matrices H_k of several outputs k.
@@ -117,16 +206,16 @@ class BlockTridiagonal:
         If a matrix stays indefinite up to the largest shift of its scaled diagonal.
     """
 
-    def __init__(self, matrix: Stencil) -> None:
+    def __init__(self, matrix: GridMatrix) -> None:
         self.outputs, self.blocks, self.size = matrix.main.shape
         # Scaled to a unit diagonal: the entries of an interior-point iteration span twenty decades.
         self._scale = 1 / np.sqrt(matrix.main)
-        self._within = matrix.within * self._scale[:, :, 1:] * self._scale[:, :, :-1]
-        self._between = matrix.between.scaled(self._scale)
+        unit = matrix.scaled(self._scale)
+        self._between = unit.between
         self.shift = 0.0
         while True:
             try:
-                self._factorise()
+                self._factorise(unit)
             except np.linalg.LinAlgError:
                 self.shift = max(FIRST_SHIFT, 10 * self.shift)
                 if not self.shift <= LARGEST_SHIFT:
@@ -134,7 +223,7 @@ class BlockTridiagonal:
             else:
                 break
 
-    def _factorise(self) -> None:
+    def _factorise(self, unit: UnitBlocks) -> None:
         """Block Cholesky: S_i = D_i − E_{i-1}ᵀ S_{i-1}^{-1} E_{i-1}, S_i = L_i L_iᵀ; S_i^{-1} is kept.
 
         The Schur complement is formed from L^{-1} E, not from an inverse: near the end of the iteration the
@@ -144,11 +233,10 @@ class BlockTridiagonal:
         shape = (self.blocks, self.outputs, m, m)
         self._inverse = np.empty(shape)
         lower_inverse = np.empty(shape[1:])
-        diagonal, above, below = np.arange(m), np.arange(m - 1), np.arange(1, m)
+        diagonal = np.arange(m)
         for i in range(self.blocks):
-            block = np.zeros(shape[1:])
+            block = unit.off_diagonal(i)
             block[:, diagonal, diagonal] = 1.0 + self.shift
-            block[:, below, above] = block[:, above, below] = self._within[:, i]
             if i:
                 coupled = self._between.after(i - 1, lower_inverse)
                 block -= coupled.transpose(0, 2, 1) @ coupled

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mdpext_dask.seed.block_tridiagonal import Array, BlockTridiagonal, Stencil
+from mdpext_dask.seed.block_tridiagonal import Array, NormalMatrix
 from mdpext_dask.seed.grid_rows import GridRows, Groups
 from mdpext_dask.seed.model import DualPart, dual_part
 
@@ -163,7 +163,7 @@ class Columns:
         pairs = zip(self._slack, self._multiplier, strict=True)
         return sum(float(np.vdot(s, m)) for s, m in pairs), sum(s.size for s in self._slack)
 
-    def stencil(self) -> Stencil:
+    def stencil(self) -> NormalMatrix:
         """Return the matrices H = Aᵀ diag(λ / s) A of this iterate."""
         count = len(self._program.rows.limits)
         self._theta = tuple(m / s for m, s in zip(self._multiplier, self._slack, strict=True))
@@ -181,7 +181,7 @@ class Columns:
         numpy.linalg.LinAlgError
             If one is not positive definite even when shifted.
         """
-        self._system = BlockTridiagonal(self._matrix)
+        self._system = self._matrix.factorised()
 
     def inverse_sum(self) -> Array:
         """Return the upper triangle of Σ_k H_k^{-1}, float64 of shape (J, J)."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from mdpext_dask.seed.block_tridiagonal import Array, Coupling, Stencil
+from mdpext_dask.seed.block_tridiagonal import Array, Coupling, NormalMatrix, Stencil
 
 # By kind of row, one array for each.
 Groups = tuple[Array, ...]
@@ -45,7 +45,7 @@ class GridRows(Protocol):
         """Return |A|ᵀ v for v ≥ 0: the size of what Aᵀ v adds up."""
         ...
 
-    def normal(self, theta: Groups) -> Stencil:
+    def normal(self, theta: Groups) -> NormalMatrix:
         """Return Aᵀ diag(θ) A."""
         ...
 

@@ -5,6 +5,8 @@ rows are repaired to keep every constraint exactly, and the dual bound is recomp
 multipliers with their signs enforced.
 """
 
+import math
+
 import highspy
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +17,27 @@ from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound
 
 # The thread count is fixed by the first solve of a process, so it goes first. One thread: the method is
 # serial, and thread counts must not decide bytes.
-_OPTIONS: dict[str, bool | float | str] = {
+_Options = dict[str, bool | float | str]
+_OPTIONS: _Options = {
     "threads": 1,
     # Smaller coefficients are dropped, with a warning for a status: rows near the floor have them.
     "small_matrix_value": 1e-12,
+}
+_INTERIOR: _Options = {
     "solver": "ipm",
     "run_crossover": "off",
     "primal_feasibility_tolerance": 1e-9,
     "dual_feasibility_tolerance": 1e-9,
     "ipm_optimality_tolerance": 1e-9,
 }
+# The least that HiGHS accepts, so that a floor of 1e-6 is kept to a part in 10,000.
+_SIMPLEX: _Options = {"solver": "simplex", "primal_feasibility_tolerance": 1e-10}
+# HiGHS may find that a program has no solution before it knows whether it is bounded; ours are.
+_NO_SOLUTION = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+
+
+class InfeasibleError(SolverError):
+    """A linear program has no solution."""
 
 
 class _SilentHighs(highspy.Highs):
@@ -95,6 +108,8 @@ def solve_linear_program(
     bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
     matrix: sparse.csr_array,
     row_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
+    simplex: bool = False,
+    seconds: float = math.inf,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Minimise cost·z subject to bounds on z and on matrix z.
 
@@ -110,6 +125,10 @@ def solve_linear_program(
         Of shape (m, n).
     row_bounds
         Lower and upper bounds of matrix z, each of shape (m,).
+    simplex
+        With the simplex method: to a vertex, and it sees that there is no solution. It suits small programs.
+    seconds
+        When to give up.
 
     Returns
     -------
@@ -117,11 +136,19 @@ def solve_linear_program(
 
     Raises
     ------
+    InfeasibleError
+        If there is no solution.
     SolverError
         If HiGHS does not report an optimum.
     """
+    if seconds <= 0:
+        raise SolverError(f"no time is left to solve {what} within the limit")
     solver = _SilentHighs()
-    for option, value in _OPTIONS.items():
+    for option, value in {
+        **_OPTIONS,
+        **(_SIMPLEX if simplex else _INTERIOR),
+        "time_limit": seconds,
+    }.items():
         _check(solver.setOptionValue(option, value), f"option {option}")
 
     count, variables = matrix.shape
@@ -136,15 +163,18 @@ def solve_linear_program(
     program.a_matrix_.value_ = matrix.data
 
     _check(solver.passModel(program), "passing the model")
-    _check(solver.run(), "solving")
-    status = solver.getModelStatus()
+    outcome, status = solver.run(), solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kTimeLimit:
+        raise SolverError(f"HiGHS did not solve {what} within {seconds:.3g} s")
+    _check(outcome, "solving")
     if status != highspy.HighsModelStatus.kOptimal:
-        raise SolverError(f"HiGHS ended {what} with status '{solver.modelStatusToString(status)}'")
+        kind = InfeasibleError if status in _NO_SOLUTION else SolverError
+        raise kind(f"HiGHS ended {what} with status '{solver.modelStatusToString(status)}'")
     solution, info = solver.getSolution(), solver.getInfo()
     return (
         np.array(solution.col_value),
         np.array(solution.row_dual),
-        int(info.ipm_iteration_count),
+        int(info.simplex_iteration_count if simplex else info.ipm_iteration_count),
     )
 
 

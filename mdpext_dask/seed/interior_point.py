@@ -27,8 +27,7 @@ from mdpext_dask.seed.block_tridiagonal import (
     FIRST_SHIFT,
     LARGEST_SHIFT,
     Array,
-    BlockTridiagonal,
-    Stencil,
+    NormalMatrix,
 )
 from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
 from mdpext_dask.seed.grid_rows import EdgeRows
@@ -50,7 +49,7 @@ _PATIENCE = 15
 _PART_ENTRIES, _PART_OUTPUTS, _MOST_PARTS = 24_000, 8, 16
 
 # From the matrices of every part to the upper triangles of their sums of inverses, in order.
-InverseSums = Callable[[Sequence[Stencil]], Iterable[Array]]
+InverseSums = Callable[[Sequence[NormalMatrix]], Iterable[Array]]
 # Is told of every iterate: its objective, and the lower bound of its multipliers.
 Watcher = Callable[[float, float], None]
 
@@ -159,7 +158,7 @@ def by_seed(values: Array, flip: bool) -> Array:
     return np.ascontiguousarray(np.moveaxis(values.swapaxes(-1, -2) if flip else values, 0, -1))
 
 
-def sum_of_inverses(matrices: Stencil) -> Array:
+def sum_of_inverses(matrices: NormalMatrix) -> Array:
     """Return the upper triangle of Σ_k H_k^{-1}: what a worker elsewhere does for some outputs.
 
     Raises
@@ -167,7 +166,7 @@ def sum_of_inverses(matrices: Stencil) -> Array:
     numpy.linalg.LinAlgError
         If a matrix is not positive definite even when shifted.
     """
-    return BlockTridiagonal(matrices).inverse_sum()
+    return matrices.factorised().inverse_sum()
 
 
 def sum_pairwise(sums: Iterable[Array]) -> Array:
