@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.audit.certificate import certify_cells
 from mdpext_dask.auditing import audit
+from mdpext_dask.baselines.published import SLOPE, Sides
 from mdpext_dask.budget import candidate_splits, even_split, half_budgets
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
@@ -38,10 +39,8 @@ from tests.recipes import (
     CELL_KM,
     FLOOR,
     REFINE,
-    SLOPE,
     CoarseMechanism,
     FineMechanism,
-    Sides,
     by_cell_programs,
     by_envelopes,
     rome_like_seed,
