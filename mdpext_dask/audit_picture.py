@@ -1,62 +1,20 @@
-"""A picture of an audit: what is asked for is checked first, what is drawn is written whole or not at all."""
+"""A picture of an audit."""
 
-import importlib
-import io
-import tempfile
-import uuid
-import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.audit.figure import DOTS_PER_INCH, MapData, figure_of
+from mdpext_dask.audit.figure import MapData, figure_of
 from mdpext_dask.audit.report import AuditReport
-from mdpext_dask.errors import SpecError, StoreError, first_line
+from mdpext_dask.errors import StoreError
 from mdpext_dask.grid import Box
+from mdpext_dask.pictures import rendered, write_whole
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.subjects import Subject
 
-SUFFIXES = (".png", ".pdf", ".svg")
 # Of a map: more are a stain, and a slow one.
 _MOST_POINTS = 20_000
-# Whoever has a style of their own gets the same picture; and the same audit the same bytes, without a date.
-_STYLE: list[Any] = ["default", {"font.size": 9, "svg.hashsalt": "mdpext"}]
-_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-
-
-def check_picture(path: Path) -> None:
-    """Refuse a picture that cannot be drawn or written, before any work is done for it.
-
-    Parameters
-    ----------
-    path
-        Where it is to be.
-
-    Raises
-    ------
-    SpecError
-        If its format is unknown, its folder is not there or cannot be written, a folder has its name, or
-        matplotlib is not installed.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"--picture: {path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    try:
-        if path.is_dir():
-            raise SpecError(f"--picture: {path}: is a folder")
-        if not path.parent.is_dir():
-            raise SpecError(f"--picture: {path}: there is no folder {path.parent}")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise SpecError(f"--picture: {path}: cannot be written: {first_line(error)}") from None
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise SpecError(
-            f"--picture: matplotlib is needed: pip install 'mdpext-dask[plot]' ({first_line(error)})"
-        ) from None
 
 
 def draw_audit(report: AuditReport, drawn: AuditReport, subject: Subject, path: Path) -> None:
@@ -71,7 +29,7 @@ def draw_audit(report: AuditReport, drawn: AuditReport, subject: Subject, path: 
     subject
         What was audited.
     path
-        A file that :func:`check_picture` has passed; one that is there is replaced.
+        A file that :func:`mdpext_dask.pictures.check_picture` has passed; one that is there is replaced.
 
     Raises
     ------
@@ -79,17 +37,7 @@ def draw_audit(report: AuditReport, drawn: AuditReport, subject: Subject, path: 
         If it cannot be written.
     """
     content = _rendered(report, drawn, map_data(report, subject), path.suffix.lower())
-    try:
-        # A link stays one.
-        target = path.resolve()
-        partial = target.with_name(f".mdpext-{uuid.uuid4().hex}.partial")
-        try:
-            partial.write_bytes(content)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"--picture: {path}: cannot be written: {first_line(error)}") from None
+    write_whole(path, lambda partial: partial.write_bytes(content))
 
 
 def map_data(report: AuditReport, subject: Subject) -> MapData:
@@ -127,15 +75,7 @@ def map_data(report: AuditReport, subject: Subject) -> MapData:
 
 
 def _rendered(report: AuditReport, drawn: AuditReport, places: MapData, suffix: str) -> bytes:
-    from matplotlib import style
-
-    content = io.BytesIO()
-    with style.context(_STYLE), warnings.catch_warnings():
-        # Names of files may be in any script.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        figure = figure_of(report, drawn, places)
-        figure.savefig(content, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=_NO_DATE.get(suffix))
-    return content.getvalue()
+    return rendered(lambda: figure_of(report, drawn, places), suffix)
 
 
 def _outputs_km(store: MechanismStore) -> NDArray[np.float64]:

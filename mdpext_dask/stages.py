@@ -39,6 +39,22 @@ class Stages:
         results = dict(self.run(executor, name, function, arguments))
         return [results[position] for position in range(len(arguments))]
 
+    def in_order(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> Iterator[T]:
+        """Run tasks and yield their results in the order of the arguments; what comes early waits."""
+        early: dict[int, T] = {}
+        following = 0
+        for position, result in self.run(executor, name, function, arguments):
+            early[position] = result
+            while following in early:
+                yield early.pop(following)
+                following += 1
+
     def run(
         self,
         executor: Executor,
