@@ -14,7 +14,9 @@ from mdpext_dask.mechanism import OutsideRule, open_mechanism
 from mdpext_dask.tables import LONLAT, PLANAR, read_points
 
 
-def sample_file(store: str, points: Path, output: Path, outside: str = "nearest") -> dict[str, Any]:
+def sample_file(
+    store: str, points: Path, output: Path, outside: str = "nearest", *, remap: bool = False
+) -> dict[str, Any]:
     """Draw one reported place for every point of a CSV file, and write them as CSV.
 
     The output has the columns row (of the input, from 0), output, lon, lat (x_km, y_km where the mechanism
@@ -32,6 +34,8 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
     outside
         Rule for points outside the grid or the region; see
         :meth:`mdpext_dask.mechanism.Mechanism.sample_points`.
+    remap
+        Whether to report what the store's remap says; see :func:`mdpext_dask.mechanism.open_mechanism`.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
     target = output.resolve()
     if Path(store).resolve() in target.parents:
         raise SpecError(f"{output}: lies inside the store")
-    mechanism = open_mechanism(store)
+    mechanism = open_mechanism(store, remap=remap)
     places = read_points(points, weights=False)
     if mechanism.planar and not places.planar:
         raise DataError(
@@ -65,6 +69,7 @@ def sample_file(store: str, points: Path, output: Path, outside: str = "nearest"
         "points": len(kept),
         "outside": int(was_outside.sum()),
         "outside_rule": outside,
+        "remap": remap,
         "max_quantisation_km": mechanism.max_quantisation_km,
         "seconds": time.perf_counter() - started,
     }

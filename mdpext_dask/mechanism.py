@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask import integrity, objects
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
+from mdpext_dask.remap import merge_columns, read_remap
 from mdpext_dask.rows import rows_at
 from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
@@ -20,7 +21,7 @@ _BATCH_ELEMENTS = 4_000_000
 OutsideRule = Literal["nearest", "drop", "error"]
 
 
-def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
+def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False) -> "Mechanism":
     """Open a finished mechanism store.
 
     Parameters
@@ -29,32 +30,48 @@ def open_mechanism(url: str | Path, *, verify: bool = False) -> "Mechanism":
         Local path or URL.
     verify
         Also look for whatever has changed since it was certified: :func:`mdpext_dask.integrity.verify`.
+    remap
+        Report what the store's remap says instead of each output; see :mod:`mdpext_dask.remapping`.
 
     Raises
     ------
     StoreError
-        If there is no mechanism store, or `verify` cannot read all of it.
+        If there is no mechanism store, `verify` cannot read all of it, or its remap is missing, damaged or
+        made for other bytes.
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
         If the certificate failed, the cells of the region have changed, or `verify` finds a change.
     """
     store = MechanismStore.open(str(url))
+    check_finished(store)
+    if verify:
+        integrity.verify(store)
+    return Mechanism(store, read_remap(store).table if remap else None)
+
+
+def check_finished(store: MechanismStore) -> None:
+    """Refuse a store that must not be sampled.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks or the certificate are missing.
+    GuaranteeViolation
+        If the certificate or the boundary check failed.
+    """
     if store.state == REFUSED:
         raise GuaranteeViolation(
-            f"{url}: refused: its certificate or boundary check failed; it must not be sampled"
+            f"{store.url}: refused: its certificate or boundary check failed; it must not be sampled"
         )
     if store.state != COMPLETE:
         done = store.read_receipts()
         missing = [index for index in range(store.plan.blocks) if index not in done]
         raise IncompleteStoreError(
-            f"{url}: is {store.state}, not complete: {len(missing)} of {store.plan.blocks} blocks are "
+            f"{store.url}: is {store.state}, not complete: {len(missing)} of {store.plan.blocks} blocks are "
             "missing; run the job again",
             missing=missing,
         )
-    if verify:
-        integrity.verify(store)
-    return Mechanism(store)
 
 
 class Mechanism:
@@ -66,14 +83,18 @@ class Mechanism:
     record all the same: the mechanism covers the whole rectangle, and what is not stored of it is extended
     from the seed.
 
+    With a remap, another output may be reported instead of one that is drawn. That is post-processing: the
+    guarantee stays what it is, whatever the remap says.
+
     A mechanism from a loss file that does not say where on Earth its plane lies is *planar*: places and
     reports are x and y in km, and so is the distance of the promise.
     """
 
-    def __init__(self, store: MechanismStore) -> None:
+    def __init__(self, store: MechanismStore, remap: NDArray[np.intp] | None = None) -> None:
         self._store = store
         self._grid, self._kept = store.grid, store.kept
         self._projection = store.projection
+        self._remap = np.arange(store.outputs) if remap is None else remap
         self._output_lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
         self._output_xy_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
 
@@ -132,6 +153,8 @@ class Mechanism:
     ) -> xr.DataArray:
         """Return M(·|x) of the record nearest to a place, float64 over outputs, normalised to rounding.
 
+        With a remap, it is what is reported in the end: 0 for outputs that never are.
+
         Parameters
         ----------
         lon, lat
@@ -147,7 +170,8 @@ class Mechanism:
         point = self._one_point(lon, lat, x_km, y_km)
         i, j, _ = self._grid.nearest_records(point)
         stored = rows_at(self._store, i, j)[0]
-        weights = integer_weights(stored).astype(np.float64)
+        # Whole numbers below 2^62, so that what becomes one output is added up exactly.
+        weights = merge_columns(integer_weights(stored), self._remap).astype(np.float64)
         return xr.DataArray(
             weights / weights.sum(),
             dims="output",
@@ -187,7 +211,7 @@ class Mechanism:
             raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
         i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
         reported = self._output_xy_km if self.planar else self._output_lonlat
-        return np.asarray(reported[sample_row(rows_at(self._store, i, j)[0], n)])
+        return np.asarray(reported[self._remap[sample_row(rows_at(self._store, i, j)[0], n)]])
 
     def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
@@ -249,7 +273,7 @@ class Mechanism:
         batch = max(_BATCH_ELEMENTS // len(self._output_lonlat), 1)
         for first in range(0, len(wanted), batch):
             part = wanted[first : first + batch]
-            outputs[part] = sample_outputs(rows_at(self._store, i[part], j[part]))
+            outputs[part] = self._remap[sample_outputs(rows_at(self._store, i[part], j[part]))]
         return outputs, ~inside
 
     def _in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
     audit/                         certificates and audits
+    remap/                         which output to report instead of each, if that has been asked for
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.

@@ -29,7 +29,7 @@ ORDER = (
     "baselines.dense_rows", "baselines.pair_rows", "baselines.lp", "baselines.lp_coarse", "baselines.panda",
     "baselines.copt",
     "evaluate.quantiles", "evaluate.loss", "evaluate.spread", "evaluate.words", "evaluate.figure",
-    "evaluate.lattice_program", "evaluate.lattices", "evaluate.seed_dual",
+    "evaluate.remap", "evaluate.lattice_program", "evaluate.lattices", "evaluate.seed_dual",
     "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
     "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state",
@@ -37,7 +37,7 @@ ORDER = (
     "seeding", "costs", "subjects",
     "audit_picture", "auditors",
     "auditing", "evaluation",
-    "run",
+    "run", "remapping",
     "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
