@@ -11,7 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 SMALLEST_PROBABILITY = 2.0**-36
 # How seed rows may be extended, besides by an operator of the user's own.
 MCSHANE_WHITNEY = "mcshane-whitney"
-METHODS = ("log-convex", MCSHANE_WHITNEY, "cell-lp")
+LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
+METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS)
+# The method that fits the seeds; a job that is read says which that is.
+FITTING = "auto"
 # A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
 LARGEST_TOTAL = 2.0
 # Half a turn either way is every direction twice.
@@ -209,7 +212,8 @@ class ExtensionSection(Section):
     ----------
     method
         ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of one's own as
-        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`.
+        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"auto"``: cell programs where seeds are
+        so coarse that interpolating between them loses more than planar noise does, else log-convex.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
         Log-convex extension is the same either way.
@@ -217,21 +221,21 @@ class ExtensionSection(Section):
         Of cell programs: how many passes over the finest level; a coarser one gets twice as many as the next.
     """
 
-    method: str = "log-convex"
+    method: str = FITTING
     stages: Literal["levels", "one"] = "levels"
     sweeps: Annotated[int, Field(ge=1, le=40)] = 4
 
     @field_validator("method")
     @classmethod
     def _method_is_known(cls, value: str) -> str:
-        if value not in METHODS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
-            known = ", ".join(f"'{name}'" for name in METHODS)
+        if value not in (FITTING, *METHODS) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+            known = ", ".join(f"'{name}'" for name in (FITTING, *METHODS))
             raise ValueError(f"must be one of {known}, or 'module:Class' for an operator of your own")
         return value
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ExtensionSection":
-        if self.method == "cell-lp" and self.stages == "one":
+        if self.method == CELL_PROGRAMS and self.stages == "one":
             raise ValueError('stages = "one" does not go with method = "cell-lp", which goes level by level')
         return self
 
@@ -245,6 +249,42 @@ class StoreSection(Section):
     @classmethod
     def _lists_are_tuples(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+
+class CompareSection(Section):
+    """``[compare]``: how methods are compared; it decides nothing about a store.
+
+    Parameters
+    ----------
+    methods
+        Which; default: all.
+    repeats
+        How often, with new outputs and tasks each time.
+    limit_seconds
+        What one construction may take.
+    bound_seconds
+        What the lower bound of one problem may take; 0 for none.
+    cases
+        Problems besides the job's own, by name: what to set in the job, as ``section.key=value``.
+    """
+
+    methods: tuple[str, ...] | None = None
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = 50
+    limit_seconds: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1800.0
+    bound_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 60.0
+    cases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("cases", mode="before")
+    @classmethod
+    def _cases_are_tuples(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
 
 
 class ClusterSection(Section):

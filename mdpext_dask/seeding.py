@@ -10,13 +10,13 @@ from mdpext_dask.cells.improve import improve_cells
 from mdpext_dask.cluster import Executor
 from mdpext_dask.loss import assemble_seed_cost
 from mdpext_dask.search import search_budgets
+from mdpext_dask.sections import CELL_PROGRAMS
 from mdpext_dask.spec import JobSpec, parse_job
 from mdpext_dask.splits import Chosen, seed_of_share, solve_splits
 from mdpext_dask.stages import Stages
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.tasks import seed_cost_block
 
-CELL_PROGRAMS = "cell-lp"
 # Of ε: budgets of the seeds that cell programs may begin with, on coarse seeds and on dense ones, where ε h_0
 # is at most so much.
 COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3.0

@@ -32,7 +32,7 @@ ORDER = (
     "evaluate.remap", "evaluate.lattice_program", "evaluate.lattices", "evaluate.seed_dual",
     "sampler", "mechanism", "batch", "cluster",
     "progress", "slopes", "trials", "cells.small_matrices", "cells.programs", "cells.fallback",
-    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state",
+    "cells.budgets", "cells.lattice", "cells.sweep", "cells.tasks", "cells.state", "cells.noise",
     "cells.improve", "solving", "refine", "splits", "search", "stages", "evaluate.bound",
     "seeding", "costs", "subjects",
     "audit_picture", "auditors",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of, load_job, parse_job
+from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of, load_job, parse_job, with_overrides
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 
@@ -68,9 +68,17 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
         ["cluster.kind=address", "cluster.address=tcp://10.0.0.1:8786"],
         "tcp://10.0.0.1:8786",
     ),
+    "compare.methods": (['compare.methods=["em"]'], ("em",)),
+    "compare.repeats": (["compare.repeats=3"], 3),
+    "compare.limit_seconds": (["compare.limit_seconds=60"], 60.0),
+    "compare.bound_seconds": (["compare.bound_seconds=0"], 0.0),
+    "compare.cases": (
+        ['compare.cases={finer = ["domain.refine=[4]"]}'],
+        {"finer": ("domain.refine=[4]",)},
+    ),
 }
-# Names and places of work do not decide the bytes.
-_WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster."))}
+# Names, places of work and what else is compared do not decide the bytes.
+_WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster.", "compare."))}
 
 
 @pytest.fixture
@@ -583,3 +591,36 @@ def test_a_stray_file_beside_a_network_changes_nothing(tmp_path: Path) -> None:
     before = parse_job(document).fingerprint()
     (tmp_path / "other.csv.gz").write_bytes(b"x")
     assert parse_job(document).fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method"),
+    [
+        ([], "log-convex"),
+        (["domain.cell_km=2"], "cell-lp"),
+        (["domain.cell_km=1.9"], "log-convex"),
+        (["domain.cell_km=4", "privacy.epsilon_per_km=0.4"], "log-convex"),
+        (["domain.cell_km=4", "privacy.budget=half"], "log-convex"),
+        (["domain.cell_km=4", "extension.stages=one"], "log-convex"),
+        (["domain.cell_km=4", "domain.refine=[1, 1]"], "log-convex"),
+        (["domain.cell_km=4", "extension.method=mcshane-whitney"], "mcshane-whitney"),
+    ],
+)
+def test_coarse_seeds_are_extended_by_cell_programs(
+    job_file: Path, overrides: list[str], method: str
+) -> None:
+    spec = load_job(job_file, ["domain.cell_km=1", *overrides])
+    assert spec.extension.method == method
+    # A job that is read again says the same, whatever else of it is set.
+    assert parse_job(spec.canonical()) == spec
+
+
+def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -> None:
+    coarse = parse_job(small_job(privacy={"budget": "certified"}, domain={"cell_km": 3.0, "refine": [2]}))
+    assert coarse.extension.method == "cell-lp"
+    assert parse_job(coarse.canonical()) == coarse
+    for overrides in (["privacy.epsilon_per_km=0.5"], ["privacy.budget=half"], ["extension.stages=one"]):
+        assert with_overrides(coarse, overrides).extension.method == "log-convex"
+    # What was asked for by name stays.
+    named = parse_job(coarse.canonical())
+    assert with_overrides(named, ["privacy.epsilon_per_km=0.5"]).extension.method == "cell-lp"

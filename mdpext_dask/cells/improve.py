@@ -12,7 +12,9 @@ coarser ones the log-normaliser between the points is charged as it was before
 made again with what it has become, and where that is not enough, with the cells in question left as they
 were. So no step can end without a mechanism within ε, and none has more loss, as the programs see it.
 
-How much of ε the seed may use, and how far points on lines may go, is searched on the first level.
+How much of ε the seed may use, and how far points on lines may go, is searched on the first level. At the
+end, where budgets are certified, the last level is begun from planar noise as well
+(:mod:`mdpext_dask.cells.noise`).
 """
 
 import itertools
@@ -25,8 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.baselines.problem import Problem
 from mdpext_dask.blocks import RECORD_SCORES
 from mdpext_dask.cells.lattice import Box, Lines, boxes_of
+from mdpext_dask.cells.noise import noise_within
 from mdpext_dask.cells.state import Candidates, Found, Improved, State
 from mdpext_dask.cells.sweep import Swept
 from mdpext_dask.cells.tasks import (
@@ -129,7 +133,8 @@ class _Cells:
         self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
         self._costs = LatticeArray("cells_cost")
         self._ready: set[str] = set()
-        least = float(store.attributes["job"]["privacy"]["min_probability"])
+        privacy = store.attributes["job"]["privacy"]
+        self._budget, least = privacy["budget"], float(privacy["min_probability"])
         self._floor = max(least, SMALLEST_PROBABILITY * (1 + _OFF_THE_LEAST))
         self._parts = [n for n in store.grid.refine if n > 1] or [1]
         self._numbers = itertools.count()
@@ -146,6 +151,7 @@ class _Cells:
             before, state = state, self._begin(state)
             self._save(state, instead_of=before)
             state = self._sweeps(state, self._sweeps_of(state.level))
+        state = self._from_noise(state)
         self._clear_but(state.scores)
         facts = {
             "tube": None if math.isinf(state.tube) else state.tube,
@@ -254,6 +260,34 @@ class _Cells:
         scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
         return array
+
+    def _from_noise(self, state: State) -> State:
+        """Begin the last level from planar noise as well, and return the state with less loss."""
+        if self._budget != "certified":
+            return state
+        rows = noise_within(Problem.of_store(self._store), (1 - _MARGIN) * self._target, self._floor)
+        if rows is None:
+            return state
+        level = self._level(state.level)
+        scores = self._new_array(level)
+        for box in self._unmoved(level):
+            part = rows(slice(box.x0, box.x1))[:, box.y0 : box.y1]
+            scores.write(self._store, box, normalised(np.log(part)))
+        other = replace(state, scores=scores, loss_km=math.inf, sweeps=())
+        # It has had no sweeps on coarser levels.
+        sweeps = MORE_SWEEPS * self._sweeps_of(state.level)
+        for turn in range(1, sweeps + 1):
+            before, other = other.loss_km, self._sweeps(other, turn, save=False)
+            # Sweeps gain less and less, so what the others cannot make up for is lost.
+            if other.loss_km - (sweeps - turn) * (before - other.loss_km) > state.loss_km:
+                break
+        tried = {"candidate": "planar noise", "tube": json_number(state.tube), "loss_km": other.loss_km}
+        if other.loss_km < state.loss_km:
+            other = replace(other, tried=(*state.tried, tried))
+            self._save(other, instead_of=state)
+            return other
+        self._forget(other.scores)
+        return replace(state, tried=(*state.tried, tried))
 
     # --- progress ---------------------------------------------------------------------------------
 
