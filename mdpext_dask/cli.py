@@ -3,23 +3,20 @@
 Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
 """
 
-import contextlib
 import json
 import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from mdpext_dask.console import exponent, names_of, observed, range_of, sampling_of, show
 from mdpext_dask.errors import EXIT_CRASH, EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
 
 if TYPE_CHECKING:
-    from mdpext_dask.auditors import Sampling
-    from mdpext_dask.progress import Observer
     from mdpext_dask.spec import JobSpec
 
 app = typer.Typer(
@@ -70,9 +67,9 @@ def run(
     from mdpext_dask.run import build
 
     spec = _load(job, override)
-    with _observer(progress) as observer:
+    with observed(progress) as observer:
         summary = build(spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer)
-    _print(summary, as_json)
+    show(summary, as_json)
 
 
 @app.command()
@@ -80,7 +77,7 @@ def plan(job: JobArgument, override: SetOption = None, as_json: JsonOption = Fal
     """Say what a job will cost, without doing it."""
     from mdpext_dask.costs import plan_job
 
-    _print(plan_job(_load(job, override)), as_json)
+    show(plan_job(_load(job, override)), as_json)
 
 
 @app.command()
@@ -97,11 +94,11 @@ def init(
     from mdpext_dask.run import init as init_job
 
     spec = _load(job, override)
-    with _observer(progress) as observer:
+    with observed(progress) as observer:
         summary = init_job(
             spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer
         )
-    _print(summary, as_json)
+    show(summary, as_json)
 
 
 @app.command()
@@ -118,9 +115,9 @@ def partition(
     from mdpext_dask.run import partition as extend_blocks
 
     first, last = _block_range(index, blocks)
-    with _observer(progress) as observer:
+    with observed(progress) as observer:
         summary = extend_blocks(store, first, last, observer=observer)
-    _print(summary, as_json)
+    show(summary, as_json)
 
 
 @app.command()
@@ -133,9 +130,9 @@ def finalise(
     """Check, certify and close a store whose blocks are all done."""
     from mdpext_dask.run import finalise as finalise_store
 
-    with _observer(progress) as observer:
+    with observed(progress) as observer:
         summary = finalise_store(store, workers=workers, observer=observer)
-    _print(summary, as_json)
+    show(summary, as_json)
 
 
 @app.command()
@@ -144,7 +141,7 @@ def status(store: StoreArgument, as_json: JsonOption = False) -> None:
     from mdpext_dask.run import summarise
     from mdpext_dask.store import MechanismStore
 
-    _print(summarise(MechanismStore.open(store)), as_json)
+    show(summarise(MechanismStore.open(store)), as_json)
 
 
 @app.command()
@@ -219,23 +216,23 @@ def audit(
     from mdpext_dask.audit.words import sentence, table
     from mdpext_dask.auditing import audit as audit_subject
 
-    sampling = _sampling(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
-    with _observer(progress) as observer:
+    sampling = sampling_of(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
+    with observed(progress) as observer:
         report = audit_subject(
             subject,
             method,
             points=points,
             epsilon_per_km=epsilon_per_km,
-            metric_p=_exponent(metric_p),
+            metric_p=exponent(metric_p),
             tolerance=tolerance,
             sampling=sampling,
-            blocks=None if blocks is None else _range_of("--blocks", blocks),
+            blocks=None if blocks is None else range_of("--blocks", blocks),
             picture=picture,
             workers=workers,
             scheduler=scheduler,
             observer=observer,
         )
-    _print(report.as_json() if as_json else dict(table(report)), as_json)
+    show(report.as_json() if as_json else dict(table(report)), as_json)
     if not report.holds:
         print(f"error: {sentence(report)}", file=sys.stderr)
         raise typer.Exit(EXIT_GUARANTEE)
@@ -244,16 +241,125 @@ def audit(
 @app.command()
 def evaluate(
     store: StoreArgument,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE.png", help="Draw a map of the expected loss of every record."),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option("--records", metavar="FILE.npz", help="Write the expected loss of every record."),
+    ] = None,
+    bound_seconds: Annotated[
+        float,
+        typer.Option(
+            "--bound-seconds", metavar="S", help="About how long to bound any loss; 0 for no bound."
+        ),
+    ] = 60.0,
+    stride: Annotated[
+        int | None,
+        typer.Option("--stride", metavar="N", help="Bound on every Nth record, however long it takes."),
+    ] = None,
+    offsets: Annotated[
+        int | None,
+        typer.Option(
+            "--offsets", metavar="N", help="Estimate the bound from so many lattices of the stride."
+        ),
+    ] = None,
+    random_seed: Annotated[
+        int, typer.Option("--random-seed", min=0, metavar="N", help="Which lattices --offsets draws.")
+    ] = 0,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     progress: ProgressOption = "auto",
 ) -> None:
-    """Compute the expected loss of a finished store from its bytes."""
-    from mdpext_dask.run import evaluate as evaluate_store
+    """Compute what a finished store costs its users, from its bytes, and what no mechanism can beat."""
+    from mdpext_dask.evaluate.bound import BoundRequest
+    from mdpext_dask.evaluate.words import table
+    from mdpext_dask.evaluation import evaluate as evaluate_store
 
-    with _observer(progress) as observer:
-        result = evaluate_store(store, workers=workers, observer=observer)
-    _print(result, as_json)
+    request = BoundRequest(bound_seconds, stride, offsets, random_seed)
+    with observed(progress) as observer:
+        result = evaluate_store(
+            store, picture=picture, records=records, bound=request, workers=workers, observer=observer
+        )
+    show(result if as_json else dict(table(result)), as_json)
+
+
+@app.command()
+def compare(
+    job: JobArgument,
+    repeats: Annotated[
+        int | None,
+        typer.Option("--repeats", min=1, help="Repetitions, with new outputs and tasks each time."),
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option("--limit", metavar="SECONDS", help="What one construction may take.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B,...", help="Which methods; default: all.")
+    ] = None,
+    cases: Annotated[
+        str | None,
+        typer.Option(
+            "--cases",
+            metavar="all|NAME,...",
+            help="Cases that the job file has under compare, instead of the job itself.",
+        ),
+    ] = None,
+    bound_seconds: Annotated[
+        float | None,
+        typer.Option("--bound-seconds", help="What the lower bound may take; 0 for none."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="For the results; default: NAME-compare here."),
+    ] = None,
+    override: SetOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Run every method of the literature on the same problem; one table. Run again to go on."""
+    from mdpext_dask.compare.protocol import compare as compare_methods
+    from mdpext_dask.compare.tables import as_json as document
+    from mdpext_dask.compare.tables import write_results
+
+    spec = _load(job, override)
+    folder = Path(f"{spec.job.name}-compare") if output is None else output
+    with observed(progress) as observer:
+        summaries = compare_methods(
+            spec,
+            folder,
+            cases=names_of(cases),
+            methods=names_of(methods),
+            repeats=repeats,
+            limit_seconds=limit,
+            bound_seconds=bound_seconds,
+            workers=workers,
+            observer=observer,
+        )
+    files = write_results(folder, summaries)
+    if as_json:
+        show(document(summaries), as_json)
+        return
+    from mdpext_dask.compare.screen import show_tables
+
+    show_tables(summaries, files)
+
+
+@app.command()
+def remap(
+    store: StoreArgument,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Find what to report instead of each output so that less is lost; same epsilon, kept in the store."""
+    from mdpext_dask.remapping import remap_store
+
+    with observed(progress) as observer:
+        result = remap_store(store, workers=workers, observer=observer)
+    show(result, as_json)
 
 
 @app.command()
@@ -269,12 +375,13 @@ def sample(
             help="Points outside grid or region: report from the nearest record, leave out, or refuse.",
         ),
     ] = "nearest",
+    remap: Annotated[bool, typer.Option("--remap", help="Apply what `remap` has left in the store.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Obfuscate locations: one exact, independent draw for every point."""
     from mdpext_dask.batch import sample_file
 
-    _print(sample_file(store, points, output, outside), as_json)
+    show(sample_file(store, points, output, outside, remap=remap), as_json)
 
 
 # --- glue -----------------------------------------------------------------------------------------
@@ -320,29 +427,6 @@ def _fail(error: MdpextError, *, as_json: bool, code: int | None = None) -> NoRe
     sys.exit(code)
 
 
-def _print(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values, sort_keys=True, allow_nan=False))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in values.items():
-        table.add_row(name, _readable(value))
-    Console().print(table)
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_readable, value)) or "none"
-    return "-" if value is None else str(value)
-
-
 def _load(job: Path, overrides: list[str] | None) -> "JobSpec":
     from mdpext_dask.spec import load_job
 
@@ -358,66 +442,7 @@ def _block_range(index: int | None, blocks: str | None) -> tuple[int, int]:
         raise SpecError("give either a block or --range A:B")
     if index is not None:
         return index, index + 1
-    return _range_of("--range", blocks or "")
-
-
-def _range_of(option: str, text: str) -> tuple[int, int]:
-    first, colon, last = text.partition(":")
-    if not (colon and first.isdecimal() and last.isdecimal()):
-        raise SpecError(f"{option}: must look like A:B, got {text!r}")
-    return int(first), int(last)
-
-
-def _exponent(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise SpecError(f"--metric-p: must be a number of at least 1 or inf, got {text!r}") from None
-
-
-def _sampling(
-    pairs: int | None,
-    seconds: float | None,
-    design: str | None,
-    random_seed: int | None,
-    confidence: float | None,
-    *,
-    stop_at_first: bool,
-) -> "Sampling | None":
-    """Return what was said of how to draw pairs, if anything was."""
-    said = {
-        "pairs": pairs,
-        "seconds": seconds,
-        "design": design,
-        "random_seed": random_seed,
-        "confidence": confidence,
-        "stop_at_first": stop_at_first or None,
-    }
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    if not given:
-        return None
-    from mdpext_dask.auditors import Sampling
-
-    return Sampling(**given)
-
-
-@contextlib.contextmanager
-def _observer(style: str) -> Iterator["Observer"]:
-    from mdpext_dask import progress
-
-    if style not in ("auto", "plain", "json", "none"):
-        raise SpecError(f"--progress: must be auto, plain, json or none, got {style!r}")
-    if style == "none":
-        yield progress.silent
-    elif style == "json":
-        yield progress.json_lines
-    elif style == "plain" or not sys.stderr.isatty():
-        yield progress.plain_lines
-    else:
-        with progress.RichBar() as bar:
-            yield bar
+    return range_of("--range", blocks or "")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Every function leaves the store in a state from which the next call goes on. Not
 before the certificate has passed on the bytes read back from the store.
 """
 
-import math
 from typing import Any
 
 from mdpext_dask import budget, objects, receipts
@@ -16,15 +15,16 @@ from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import check_memory
 from mdpext_dask.domain import Domain, build_domain, check_counts, output_count
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
-from mdpext_dask.evaluate.loss import expected_loss_block
+from mdpext_dask.evaluate.loss import expected_loss_block, finite
 from mdpext_dask.extend.choose import check_operator, is_own, operator_of
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.integrity import CERTIFICATE, require_all_blocks
 from mdpext_dask.progress import Note, Observer, TaskDone, silent
+from mdpext_dask.sections import LOG_CONVEX
 from mdpext_dask.seeding import job_of, seed_job
 from mdpext_dask.shards import extra_shards
-from mdpext_dask.spec import JobSpec, json_number
+from mdpext_dask.spec import COARSE_SEEDS, JobSpec, json_number
 from mdpext_dask.stages import Stages
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.subjects import store_subject
@@ -56,11 +56,22 @@ def build(
         return summarise(found)
     with open_executor(spec.cluster, workers) as executor:
         store = found or create(spec, url, domain)
-        seed_job(store, executor, stages)
-        store.update(seconds=_seconds_so_far(store, stages))
-        extend(store, executor, stages)
-        finish(store, executor, stages)
+        complete(store, executor, stages)
     return summarise(store)
+
+
+def complete(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Do what is left of a store's job, up to the end.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If the store does not hold; it is marked as refused.
+    """
+    seed_job(store, executor, stages)
+    store.update(seconds=_seconds_so_far(store, stages))
+    extend(store, executor, stages)
+    finish(store, executor, stages)
 
 
 def init(
@@ -132,30 +143,6 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
     return summarise(store)
 
 
-def evaluate(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
-    """Return the expected loss of a finished store, from its bytes.
-
-    Raises
-    ------
-    IncompleteStoreError
-        If blocks are missing.
-    """
-    store = MechanismStore.open(url)
-    require_all_blocks(store)
-    stages = Stages(observer)
-    with open_executor(job_of(store).cluster, workers) as executor:
-        loss_km = expected_loss(store, executor, stages)
-    return {
-        "loss_km": loss_km,
-        "loss_quantiles_km": None,
-        "lower_bound_km": None,
-        "gap": None,
-        "offsets_used": 0,
-        "offsets_total": store.grid.factor**2,
-        "adversary": None,
-    }
-
-
 # --- stages ---------------------------------------------------------------------------------------
 
 
@@ -179,7 +166,7 @@ def find_or_prepare(
         design = epsilons(spec, grid, frame.distortion, outputs)["epsilon_design_per_km"]
         check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
         domain = build_domain(spec, frame)
-    for note in domain.notes:
+    for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
         stages.observer(Note(note))
     return None, domain
 
@@ -260,10 +247,7 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
         parts = stages.gather(
             executor, "evaluate", expected_loss_block, [(store.url, i) for i in range(blocks)]
         )
-    loss_km = float(sum(parts))
-    if not math.isfinite(loss_km):
-        raise StoreError(f"{store.url}: the prior or the tables of the loss are damaged; use --overwrite")
-    return loss_km
+    return finite(float(sum(parts)), store)
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -340,6 +324,16 @@ def _seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
     # The rest is starting workers and the like, of the present run.
     rest = stages.total() - sum(stages.seconds.values())
     return {**by_stage, "total": sum(by_stage.values()) + max(rest, 0.0)}
+
+
+def _coarse_seeds(spec: JobSpec, reach: float) -> tuple[str, ...]:
+    """Return a hint where interpolating loses much: where ε h_0, the reach from seed to seed, is large."""
+    if spec.privacy.budget != "certified" or spec.extension.method != LOG_CONVEX or reach < COARSE_SEEDS:
+        return ()
+    return (
+        f"the seeds are coarse (ε times a cell's side is {reach:.1f}): smaller source cells, or "
+        'extension.method = "cell-lp", lose less and take longer',
+    )
 
 
 def _check_workers(spec: JobSpec, workers: int | None, observer: Observer) -> None:

@@ -38,7 +38,9 @@ ORDER = (
     "audit_picture", "auditors",
     "auditing", "evaluation",
     "run", "remapping",
-    "cli",
+    "compare.methods", "compare.answers", "compare.children", "compare.attempt", "compare.summary",
+    "compare.figure", "compare.tables", "compare.screen", "compare.scratch", "compare.protocol",
+    "console", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {
