@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mdpext_dask.sections import ClusterSection
+
+# How long an example takes says something of the machine, not of what is tested.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 ROADS_VARIABLE = "MDPEXT_ROADS"
 PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"
@@ -19,13 +24,14 @@ _SMALL_JOB: dict[str, dict[str, Any]] = {
     "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
     # One LP and no search: what most tests are about comes after it.
     "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+    "extension": {"method": "log-convex"},
     "outputs": {"count": 8},
     "loss": {"tasks": 5},
     "cluster": {"kind": "inline"},
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_job() -> Callable[..., dict[str, dict[str, Any]]]:
     """Return a function that makes a small job; keyword sections are merged into it."""
 
@@ -79,7 +85,9 @@ def scheduler_address() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-@pytest.fixture(params=["inline", "one process", "two processes", "scheduler"])
+@pytest.fixture(
+    params=["inline", pytest.param("one process", marks=pytest.mark.slow), "two processes", "scheduler"]
+)
 def any_cluster(request: pytest.FixtureRequest) -> ClusterSection:
     """Every way to run tasks, as a ``[cluster]`` section."""
     if request.param == "scheduler":

@@ -608,10 +608,10 @@ def four_on_a_line() -> Mechanism:
 
 
 @cache
-def equally_steep() -> Mechanism:
+def equally_steep(step_km: float = 0.1, share: float = 0.4) -> Mechanism:
     """Return a truncated geometric mechanism: every pair is as steep as ε = 1, but for the last bits."""
-    x = 0.1 * np.arange(12)
-    rows = np.stack([0.4 * np.exp(-x), 1 - 0.4 * np.exp(-x)], axis=1)
+    x = step_km * np.arange(12)
+    rows = np.stack([share * np.exp(-x), 1 - share * np.exp(-x)], axis=1)
     return Mechanism(rows, np.stack([x, np.zeros(12)], axis=1))
 
 
@@ -833,8 +833,10 @@ def check_known_answers() -> None:
             check_sample(mechanism, epsilon, pairs=1500, random_seed=0, confidence=0.95)
     with cut_small():
         check_ties(four_on_a_line(), (0, 1, 2))
-    with cut_small():
-        check_all_pairs(equally_steep(), 1.0)
+    # Several, for which of them are equally steep in float64 depends on how a machine's logarithms round.
+    for step_km, share in ((0.1, 0.4), (0.13, 0.45), (0.11, 0.45)):
+        with cut_small():
+            check_all_pairs(equally_steep(step_km, share), 1.0)
     same_place = random_case(9, 9, same_place=True)
     zeros = random_case(3, 8, zeros=True, dtype=np.float32)
     unusable = random_case(2, 8, unusable=True)

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from mdpext_dask import audit_picture, auditing
 from mdpext_dask.audit.figure import DOTS_PER_INCH, SIZE_INCHES, band_shares
 from mdpext_dask.audit.report import AuditReport
-from mdpext_dask.audit_picture import check_picture
 from mdpext_dask.auditing import audit
 from mdpext_dask.auditors import Sampling
 from mdpext_dask.errors import SpecError, StoreError
+from mdpext_dask.pictures import SUFFIXES, check_picture
 from mdpext_dask.run import build
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
@@ -346,7 +346,7 @@ def test_the_same_reports_make_the_same_bytes(draw: Callable[..., Picture]) -> N
     rows, points = cloud(30)
     picture = draw(rows, points=points, epsilon_per_km=1.0)
     places = audit_picture.MapData(audit_picture.Box.around(points), ("x", "y"), 30, points)
-    for suffix in audit_picture.SUFFIXES:
+    for suffix in SUFFIXES:
         first, second = (
             audit_picture._rendered(picture.report, picture.drawn, places, suffix) for _ in range(2)
         )

@@ -715,7 +715,7 @@ def test_progress_is_told_by_stage(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs", [50, pytest.param(20, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+    "outputs", [200, *(pytest.param(outputs, marks=pytest.mark.slow) for outputs in (50, 20, 3))]
 )
 def test_tasks_need_the_memory_that_is_predicted(outputs: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

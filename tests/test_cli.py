@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ cell_km = 3.0
 refine = [2, 2]
 [privacy]
 epsilon_per_km = 1.0
+budget = "bound"
 [outputs]
 count = 6
 [loss]
@@ -85,6 +87,13 @@ def answer(*arguments: object, folder: Path, code: int = 0) -> dict[str, Any]:
     return document
 
 
+def answered(outcome: Outcome, code: int = 0) -> dict[str, Any]:
+    """Return the one document of a command that was run in this process."""
+    assert outcome.returncode == code, outcome.stderr
+    document: dict[str, Any] = json.loads(outcome.stdout)
+    return document
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "job.toml").write_text(JOB)
@@ -99,8 +108,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_job_from_beginning_to_end(folder: Path) -> None:
-    planned = answer("plan", "job.toml", folder=folder)
+def test_a_job_from_beginning_to_end(folder: Path, inside: Callable[..., Outcome]) -> None:
+    planned = answered(inside("plan", "job.toml", "--json", folder=folder))
     assert list(folder.iterdir()) == [folder / "job.toml"]
     summary = answer("run", "job.toml", folder=folder)
     for key in ("records", "outputs", "seeds", "blocks"):
@@ -108,8 +117,8 @@ def test_a_job_from_beginning_to_end(folder: Path) -> None:
     assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
     assert {"peak_bytes_per_task", "tasks", "seconds_by_workers"} <= set(planned)
     assert summary["store"] == str(folder / "tiny.zarr")
-    assert answer("status", "tiny.zarr", folder=folder) == summary
-    assert answer("run", "job.toml", folder=folder) == summary
+    assert answered(inside("status", "tiny.zarr", "--json", folder=folder)) == summary
+    assert answered(inside("run", "job.toml", "--json", folder=folder)) == summary
 
     audited = answer("audit", "tiny.zarr", "--method", "certificate", folder=folder)
     assert audited["holds"] is True
@@ -119,7 +128,7 @@ def test_a_job_from_beginning_to_end(folder: Path) -> None:
     keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
     assert keys <= set(audited)
 
-    evaluated = answer("evaluate", "tiny.zarr", folder=folder)
+    evaluated = answered(inside("evaluate", "tiny.zarr", "--json", folder=folder))
     assert evaluated["loss_km"] == pytest.approx(summary["loss_km"], rel=1e-12)
 
     (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n-70,40\n")
@@ -128,12 +137,13 @@ def test_a_job_from_beginning_to_end(folder: Path) -> None:
     assert len((folder / "o.csv").read_text().splitlines()) == 3
 
 
-def test_in_pieces(folder: Path) -> None:
+def test_in_pieces(folder: Path, inside: Callable[..., Outcome]) -> None:
     store = "elsewhere.zarr"
     planned = answer("init", "job.toml", "--store", store, folder=folder)
     assert planned["state"] == "planned"
-    assert answer("finalise", store, folder=folder, code=3)["error"] == "IncompleteStoreError"
-    assert answer("audit", store, folder=folder, code=3)["exit_code"] == 3
+    early = answered(inside("finalise", store, "--json", folder=folder), code=3)
+    assert early["error"] == "IncompleteStoreError"
+    assert answered(inside("audit", store, "--json", folder=folder), code=3)["exit_code"] == 3
     for index in range(planned["blocks"] - 1):
         answer("partition", store, index, folder=folder)
     last = planned["blocks"]
@@ -144,14 +154,16 @@ def test_in_pieces(folder: Path) -> None:
 def test_overrides_and_workers(folder: Path) -> None:
     summary = answer(
         "run", "job.toml", "--set", "privacy.epsilon_per_km=0.5", "--set", "cluster.kind=local",
-        "--set", "domain.metric_p=inf", "--workers", 1, "--store", "s.zarr", folder=folder,
+        "--set", "domain.metric_p=inf", "--set", "privacy.budget=certified", "--set", "seed.refine_rounds=1",
+        "--workers", 1, "--store", "s.zarr", folder=folder,
     )  # fmt: skip
     assert summary["epsilon_per_km"] == 0.5
     assert summary["metric_p"] == "inf"
+    assert summary["budget"] == "certified"
 
 
-def test_a_tampered_store_fails_the_audit(folder: Path) -> None:
-    answer("run", "job.toml", folder=folder)
+def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Callable[..., Outcome]) -> None:
+    shutil.copytree(done / "tiny.zarr", folder / "tiny.zarr")
     array = zarr.open_array(str(folder / "tiny.zarr" / "probability"), mode="r+")
     array[3, 4, 2] *= np.float32(1.05)
     audited = mdpext("audit", "tiny.zarr", "--json", folder=folder)
@@ -160,10 +172,10 @@ def test_a_tampered_store_fails_the_audit(folder: Path) -> None:
     assert "worst triple" in audited.stderr
     assert audited.stderr.count("\n") == len(audited.stderr.splitlines())
     (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
-    refused = mdpext("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
+    refused = inside("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
     assert refused.returncode == 1
     assert not (folder / "o.csv").exists()
-    assert answer("status", "tiny.zarr", folder=folder)["state"] == "refused"
+    assert answered(inside("status", "tiny.zarr", "--json", folder=folder))["state"] == "refused"
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
@@ -261,11 +273,11 @@ def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Callab
     assert list(folder.iterdir()) == [folder / "job.toml"]
 
 
-def test_another_job_s_store_is_left_alone(done: Path) -> None:
-    failed = mdpext("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
+def test_another_job_s_store_is_left_alone(done: Path, inside: Callable[..., Outcome]) -> None:
+    failed = inside("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
     assert failed.returncode == 2
     assert "privacy.epsilon_per_km" in failed.stderr
-    assert answer("status", "tiny.zarr", folder=done)["epsilon_per_km"] == 1.0
+    assert answered(inside("status", "tiny.zarr", "--json", folder=done))["epsilon_per_km"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -328,7 +340,8 @@ def test_a_crash_is_told_from_a_failed_guarantee(
 @pytest.mark.parametrize("kind", ["inline", "local"])
 def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
     """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
-    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    # A seed in a moment, and then some seconds of blocks.
+    job = JOB.replace("refine = [2, 2]", "refine = [250]").replace("inline", kind)
     (folder / "job.toml").write_text(job)
     command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
     process = subprocess.Popen(
@@ -398,5 +411,16 @@ def test_help_names_every_command(folder: Path) -> None:
     started = time.perf_counter()
     shown = mdpext("--help", folder=folder)
     assert time.perf_counter() - started < 5  # a hang, not a benchmark
-    for command in ["run", "plan", "init", "partition", "finalise", "status", "audit", "evaluate", "sample"]:
+    for command in [
+        "run",
+        "plan",
+        "init",
+        "partition",
+        "finalise",
+        "status",
+        "audit",
+        "evaluate",
+        "remap",
+        "sample",
+    ]:
         assert command in shown.stdout

@@ -19,10 +19,10 @@ from mdpext_dask.cli import main
 from mdpext_dask.costs import plan_job
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreError
+from mdpext_dask.evaluation import evaluate
 from mdpext_dask.loss import EuclideanLoss, TableLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.mechanism import Mechanism
 from mdpext_dask.projection import Projection
-from mdpext_dask.run import evaluate
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore

@@ -19,7 +19,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("mechanism") / "m.zarr")
     job = {
         "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
-        "privacy": {"epsilon_per_km": 1.0},
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
         "outputs": {"count": 6},
         "loss": {"kind": "euclidean"},
         "cluster": {"kind": "inline"},

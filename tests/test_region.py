@@ -27,6 +27,7 @@ from mdpext_dask.blocks import extended_block
 from mdpext_dask.costs import plan_job
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
+from mdpext_dask.evaluation import evaluate
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.frame import Frame, build_frame
 from mdpext_dask.grid import Grid
@@ -35,7 +36,7 @@ from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.projection import Projection
 from mdpext_dask.region import read_region
 from mdpext_dask.rows import rows_at, rows_of
-from mdpext_dask.run import build, evaluate, finalise, init, partition, summarise
+from mdpext_dask.run import build, finalise, init, partition, summarise
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem

@@ -22,11 +22,12 @@ from mdpext_dask import objects, receipts, tasks
 from mdpext_dask.auditing import audit
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.evaluation import evaluate
 from mdpext_dask.integrity import CERTIFICATE
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.partition import Block
 from mdpext_dask.progress import Event, StageFinished, TaskDone
-from mdpext_dask.run import build, evaluate, finalise, init, partition, summarise
+from mdpext_dask.run import build, finalise, init, partition, summarise
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import JobSpec, parse_job
 from mdpext_dask.store import MechanismStore
@@ -55,11 +56,17 @@ def spoil(path: Path, i: int, j: int, output: int, factor: float) -> None:
     array[i, j, output] = np.float32(array[i, j, output] * factor)
 
 
-@pytest.fixture
-def finished(tmp_path: Path, small_job: Job) -> Path:
-    path = tmp_path / "small.zarr"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
+    """Return a store that must not be changed."""
+    path = tmp_path_factory.mktemp("run") / "small.zarr"
     make(small_job(), path)
     return path
+
+
+@pytest.fixture
+def finished(built: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(built, tmp_path / "small.zarr")
 
 
 # --- the result -----------------------------------------------------------------------------------

@@ -36,7 +36,9 @@ def test_certified_stores_hold_for_all_pairs_and_waste_nothing(
 ) -> None:
     name = "inf" if math.isinf(p) else p
     job = small_job(
-        domain={"refine": [3], "metric_p": name}, privacy={"budget": "certified", "epsilon_per_km": 0.8}
+        domain={"refine": [3], "metric_p": name},
+        privacy={"budget": "certified", "epsilon_per_km": 0.8},
+        seed={"refine_rounds": 4},
     )
     bound = small_job(
         domain={"refine": [3], "metric_p": name}, privacy={"budget": "bound", "epsilon_per_km": 0.8}
@@ -82,14 +84,27 @@ def test_the_seed_keeps_what_the_search_did(tmp_path: Path, small_job: Job) -> N
     open_mechanism(path, verify=True)
 
 
+@pytest.fixture(scope="module")
+def searched_job(small_job: Job) -> dict[str, dict[str, Any]]:
+    return small_job(
+        privacy={"budget": "certified"}, seed={"refine_rounds": 4}, store={"block_cells": [2, 4]}
+    )
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory, searched_job: dict[str, dict[str, Any]]) -> Path:
+    """Return a store that was built undisturbed, and must not be changed."""
+    path = tmp_path_factory.mktemp("searched") / "s.zarr"
+    build(parse_job(searched_job), str(path))
+    return path
+
+
 def test_every_executor_finds_the_same_bytes(
-    tmp_path: Path, small_job: Job, any_cluster: ClusterSection
+    tmp_path: Path, searched_job: dict[str, dict[str, Any]], searched: Path, any_cluster: ClusterSection
 ) -> None:
-    job = small_job(privacy={"budget": "certified"}, seed={"refine_rounds": 8}, store={"block_cells": [2, 4]})
-    build(parse_job(job), str(tmp_path / "reference.zarr"))
-    spec = parse_job(job).model_copy(update={"cluster": any_cluster})
+    spec = parse_job(searched_job).model_copy(update={"cluster": any_cluster})
     build(spec, str(tmp_path / "s.zarr"))
-    rows = [MechanismStore.open(str(tmp_path / n)).read("probability") for n in ("reference.zarr", "s.zarr")]
+    rows = [MechanismStore.open(str(path)).read("probability") for path in (searched, tmp_path / "s.zarr")]
     assert np.array_equal(*rows)
 
 
@@ -117,9 +132,11 @@ def test_few_outputs_are_no_obstacle(tmp_path: Path, small_job: Job, outputs: in
     assert build(parse_job(job), str(tmp_path / "s.zarr"))["state"] == "complete"
 
 
-def test_a_search_that_was_killed_begins_again(tmp_path: Path, small_job: Job) -> None:
+def test_a_search_that_was_killed_begins_again(
+    tmp_path: Path, searched_job: dict[str, dict[str, Any]], searched: Path
+) -> None:
     """Whatever a killed search leaves behind: half a trial, half a cost, no digest."""
-    job, path = parse_job(small_job(privacy={"budget": "certified"})), tmp_path / "s.zarr"
+    job, path = parse_job(searched_job), tmp_path / "s.zarr"
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Note) and "round 2" in event.text:
@@ -131,10 +148,7 @@ def test_a_search_that_was_killed_begins_again(tmp_path: Path, small_job: Job) -
     store.write_seed_arrays({"trial_score": np.full((4, 9, 8), np.nan)})
     shutil.rmtree(path / "seed" / "cost" / "c")
     assert build(job, str(path))["state"] == "complete"
-    build(job, str(tmp_path / "undisturbed.zarr"))
-    rows = [
-        MechanismStore.open(str(tmp_path / n)).read("probability") for n in ("s.zarr", "undisturbed.zarr")
-    ]
+    rows = [MechanismStore.open(str(stored)).read("probability") for stored in (path, searched)]
     assert np.array_equal(*rows)
 
 

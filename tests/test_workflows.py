@@ -17,9 +17,17 @@ from mdpext_dask.costs import plan_job
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-def test_the_demo(tmp_path: Path) -> None:
+# Budgets as shipped take a minute and a half; `.ci/run` builds and audits them by the README's command. Here
+# it is all of the rest, on all records, with budgets that need one seed program.
+@pytest.mark.parametrize(
+    ("budget", "epsilon", "loss_km", "gap"),
+    [("bound", 0.93, 1.294, 1e-6), pytest.param("certified", 0.99, 1.2, 1e-4, marks=pytest.mark.slow)],
+)
+def test_the_demo(tmp_path: Path, budget: str, epsilon: float, loss_km: float, gap: float) -> None:
     path = tmp_path / "manhattan.zarr"
-    spec = load_job(PROJECT / "workflows" / "manhattan.toml")
+    shipped = load_job(PROJECT / "workflows" / "manhattan.toml")
+    assert shipped.privacy.budget == "certified"
+    spec = load_job(PROJECT / "workflows" / "manhattan.toml", [f"privacy.budget={budget}"])
     planned = plan_job(spec)
     summary = build(spec, str(path))
     assert summary["state"] == "complete"
@@ -27,16 +35,38 @@ def test_the_demo(tmp_path: Path) -> None:
     assert summary["outputs"] == 64
     assert summary["boundary_mismatches"] == summary["fallbacks"] == 0
     assert summary["boundary_rows_checked"] > 1000
-    assert 0.99 < summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] <= 1
-    assert summary["seed_gap"] < 1e-4
+    assert epsilon < summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] <= 1
+    assert summary["seed_gap"] < gap
     assert summary["seed_dual"] <= summary["seed_primal"]
-    assert 1.15 < summary["loss_km"] < 1.25
+    assert loss_km - 0.05 < summary["loss_km"] < loss_km + 0.05
     assert summary["peak_bytes_per_task"] == pytest.approx(planned["peak_bytes_per_task"], rel=0.3)
     assert open_mechanism(path, verify=True).sample(lon=-73.98, lat=40.75, n=3).shape == (3, 2)
     assert audit(str(path)).holds
 
 
-@pytest.mark.parametrize(("refine", "records"), [("[2]", 483), ("[2, 3]", 4_087), ("[2, 3, 4]", 63_865)])
+def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> None:
+    """Searched for and refined as shipped, on larger cells and fewer records and outputs."""
+    smaller = ["domain.cell_km=2.0", "domain.refine=[2, 3]", "outputs.count=24"]
+    summaries = {}
+    for budget in ("bound", "certified"):
+        changes = [*smaller, f"privacy.budget={budget}", "cluster.kind=inline"]
+        spec = load_job(PROJECT / "workflows" / "manhattan.toml", changes)
+        summaries[budget] = build(spec, str(tmp_path / f"{budget}.zarr"))
+    assert audit(str(tmp_path / "certified.zarr")).holds
+    certified = summaries["certified"]
+    assert 0.99 < certified["epsilon_certified"] <= certified["epsilon_planar_per_km"] <= 1
+    assert certified["seed_gap"] < 1e-4
+    assert certified["loss_km"] < 0.94 * summaries["bound"]["loss_km"]
+
+
+@pytest.mark.parametrize(
+    ("refine", "records"),
+    [
+        pytest.param("[2]", 483, marks=pytest.mark.slow),
+        pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
+        ("[2, 3, 4]", 63_865),
+    ],
+)
 def test_rome_on_the_published_grid(
     tmp_path: Path, city_roads: Callable[[str], Path], refine: str, records: int
 ) -> None:
