@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 from mdpext_dask import objects
 from mdpext_dask.audit import exhaustive
 from mdpext_dask.audit.report import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.audit_picture import check_picture, draw_audit
+from mdpext_dask.audit_picture import draw_audit
 from mdpext_dask.auditors import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.cluster import Executor, open_executor, processors
 from mdpext_dask.errors import DataError, SpecError, first_line
 from mdpext_dask.foreign import check_exists
 from mdpext_dask.integrity import require_all_blocks
+from mdpext_dask.pictures import check_picture
 from mdpext_dask.progress import Note, Observer, silent
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.seeding import job_of

@@ -191,5 +191,5 @@ def _parsed(value: bytes | None) -> Any:
         return None
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
