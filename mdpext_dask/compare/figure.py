@@ -63,7 +63,13 @@ def _panel(axes: "Axes", summary: CaseSummary) -> None:
         )  # fmt: skip
     bound = summary.problem["lower_bound_km"]
     if bound is not None:
-        axes.axhline(bound, color="#666666", linestyle="--", linewidth=1, label="no mechanism is below")
+        axes.axhline(
+            bound,
+            color="#666666",
+            linestyle="--",
+            linewidth=1,
+            label="no mechanism on these outputs is below",
+        )
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds to construct")
