@@ -12,6 +12,8 @@ EXIT_BAD_INPUT = 2
 EXIT_INCOMPLETE = 3
 EXIT_SOLVER = 4
 EXIT_CRASH = 70
+# As shells say of programs whose output nobody reads.
+EXIT_UNREAD = 141
 
 
 class MdpextError(Exception):
@@ -42,6 +44,25 @@ class ClusterError(MdpextError, RuntimeError):
 
 class StoreError(MdpextError, OSError):
     """The mechanism store cannot be created, read or written, or belongs to another job."""
+
+
+class StoreAccessError(MdpextError):
+    """A store behind a URL did not answer, or refused to: that says nothing of what it holds.
+
+    No :class:`StoreError`, nor an ``OSError``, so that nothing which takes those for damage can take this.
+
+    Parameters
+    ----------
+    message
+        One line for the user.
+    transient
+        Whether running again may help.
+    """
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.exit_code = EXIT_INCOMPLETE if transient else EXIT_BAD_INPUT
 
 
 class IncompleteStoreError(StoreError):

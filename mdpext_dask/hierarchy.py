@@ -13,7 +13,7 @@ from mdpext_dask.errors import StoreError, first_line
 # The object that holds the attributes of the root.
 ROOT_KEY = "zarr.json"
 # What Zarr, its codecs and storage raise where documents or bytes are damaged.
-DAMAGE = (ValueError, TypeError, LookupError, RuntimeError, OSError)
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError)
 
 
 class Hierarchy:
@@ -43,11 +43,23 @@ class Hierarchy:
         """Write attributes of the root in one atomic step.
 
         The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
+
+        Raises
+        ------
+        StoreError
+            If it is not there any more, is damaged, or cannot be written.
         """
         document = objects.get_json(self.objects, ROOT_KEY)
+        if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
+            raise StoreError(
+                f"{self.url}: {ROOT_KEY} is gone or damaged; has somebody deleted or replaced this store?"
+            )
         document["attributes"].update(attributes)
         objects.put_json(self.objects, ROOT_KEY, document)
-        self._root = zarr.open_group(self.objects, mode="r+", use_consolidated=False)
+        try:
+            self._root = zarr.open_group(self.objects, mode="r+", zarr_format=3, use_consolidated=False)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {ROOT_KEY} is damaged: {first_line(error)}") from None
 
     def array(self, name: str) -> "zarr.Array[Any]":
         """Return an array of the hierarchy, nothing read of it yet.

@@ -82,13 +82,34 @@ def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt |
     return _parsed(objects.get_json(store, key_of(block)), block, skipped)
 
 
-def read_receipts(store: Store, skipped: Container[int]) -> dict[int, Receipt]:
-    """Return all undamaged receipts, by block, given the blocks that the plan skips."""
-    stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in objects.list_keys(store, PREFIX)]
-    blocks = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
+def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[int, Receipt]:
+    """Return all undamaged receipts, by block.
+
+    Parameters
+    ----------
+    store
+        The objects.
+    planned
+        Number of blocks of the plan: those asked for where a store cannot be listed.
+    skipped
+        The blocks that the plan skips.
+    """
+    keys = objects.list_keys_if_possible(store, PREFIX)
+    if keys is None:
+        blocks = list(range(planned))
+    else:
+        stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys]
+        numbers = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
+        blocks = [number for number in numbers if number < planned]
     contents = objects.get_many_json(store, [key_of(block) for block in blocks])
     found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
     return {receipt.block: receipt for receipt in found if receipt is not None}
+
+
+def sweep(store: Store, planned: int) -> None:
+    """Delete what is kept among the receipts and is none of the plan's `planned` blocks'."""
+    known = {key_of(block) for block in range(planned)}
+    objects.delete_keys(store, [key for key in objects.list_keys(store, PREFIX) if key not in known])
 
 
 def void(store: Store, blocks: Iterable[int]) -> None:

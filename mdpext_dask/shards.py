@@ -97,7 +97,8 @@ def extra_shards(store: MechanismStore) -> tuple[str, ...]:
     """Return the keys of objects beside the shards that belong to no block of the plan, sorted.
 
     Whatever their names, and however deep they lie. What killed writes leave behind (``*.partial``) is none
-    of them: nothing ever reads it, and finishing a store sweeps it away.
+    of them: nothing ever reads it, and finishing a store sweeps it away. Where a store cannot be listed none
+    are found: nothing reads them either, as they belong to no block.
 
     Parameters
     ----------
@@ -112,6 +113,6 @@ def extra_shards(store: MechanismStore) -> tuple[str, ...]:
     owned = {key for block in store.plan for key in store.shard_keys(block)}
     return tuple(
         key
-        for key in objects.list_keys(store.objects, f"{PROBABILITY}/c/")
+        for key in objects.list_keys_if_possible(store.objects, f"{PROBABILITY}/c/") or ()
         if key not in owned and not key.endswith(objects.LEFTOVER)
     )

@@ -8,20 +8,23 @@
     receipts/                      one small object per finished block
     audit/                         certificates and audits
     remap/                         which output to report instead of each, if that has been asked for
+    lock.json                      who is at work on it, while somebody is
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
 """
 
+import contextlib
+import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import zarr
 import zarr.errors
 from numpy.typing import NDArray
+from zarr.storage import MemoryStore
 
 from mdpext_dask import objects, receipts, template
 from mdpext_dask.budget import planar_epsilon
@@ -37,7 +40,6 @@ from mdpext_dask.spec import JobSpec, differing_keys, fingerprint_of
 
 # States in the order in which a store goes through them, after template.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
-_WRITE_ATTEMPTS = 5
 
 
 class MechanismStore(Hierarchy):
@@ -87,12 +89,12 @@ class MechanismStore(Hierarchy):
         StoreError
             If there is no mechanism store, or one of a newer format.
         """
-        if not objects.is_remote(url) and not Path(url.removeprefix("file://")).exists():
+        if not objects.is_remote(url) and not objects.local_path(url).exists():
             raise StoreError(f"{url}: no such store")
         store = objects.open_objects(url, read_only=mode == "r")
         try:
             # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
-            root = zarr.open_group(store, mode=cast(Any, mode), use_consolidated=False)
+            root = zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
         except DAMAGE as error:
             raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
         template.check_attributes(root.attrs, url)
@@ -133,16 +135,24 @@ class MechanismStore(Hierarchy):
             found.delete()
 
     @classmethod
+    def check_room(cls, url: str) -> None:
+        """Refuse a place where something else than a mechanism store is.
+
+        Raises
+        ------
+        StoreError
+            If so, or it cannot be read.
+        """
+        cls._at(url)
+
+    @classmethod
     def _at(cls, url: str) -> "MechanismStore | None":
         store = objects.open_objects(url)
-        try:
-            if objects.is_empty(store):
-                return None
-            content = objects.get_json(store, ROOT_KEY)
-            if content is None and objects.holds_leftovers_only(store):
-                return None
-        except OSError as error:
-            raise StoreError(f"{url}: cannot be read: {first_line(error)}") from None
+        if objects.is_empty(store):
+            return None
+        content = objects.get_json(store, ROOT_KEY)
+        if content is None and objects.holds_leftovers_only(store):
+            return None
         attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
         if "fingerprint" not in attributes:
             raise StoreError(
@@ -151,8 +161,12 @@ class MechanismStore(Hierarchy):
         return cls.open(url, mode="r+")
 
     def delete(self) -> None:
-        """Delete the whole store."""
-        objects.delete_everything(self.objects, self.url)
+        """Delete the whole store; of what an interruption leaves, nothing is ever read."""
+        # One that is half deleted must not say that it is complete. On a full disk even that does not fit.
+        with contextlib.suppress(StoreError):
+            self.update(state=template.CREATING)
+        first = receipts.PREFIX.rstrip("/")
+        objects.delete_everything(self.objects, self.url, first=first, last=ROOT_KEY)
 
     # --- attributes -------------------------------------------------------------------------------
 
@@ -161,6 +175,10 @@ class MechanismStore(Hierarchy):
         """``creating``, ``planned``, ``extending``, ``complete`` or ``refused``."""
         return str(self.attributes["state"])
 
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: it is complete, and has lost no receipt since."""
+        return self.state == COMPLETE and len(self.read_receipts()) == self.plan.blocks
+
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the job."""
@@ -168,8 +186,8 @@ class MechanismStore(Hierarchy):
 
     @property
     def problem_sha256(self) -> str:
-        """Digest of the problem: grid, plane, kept cells, outputs, prior and the tables of the loss."""
-        return str(self.attributes["problem_sha256"])
+        """Digest of grid, plane, kept cells, outputs, prior and the tables of the loss; "" in the oldest."""
+        return str(self.attributes.get("problem_sha256", ""))
 
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
@@ -229,7 +247,7 @@ class MechanismStore(Hierarchy):
     @property
     def outputs(self) -> int:
         """Number K of outputs."""
-        return int(self.array(template.PROBABILITY).shape[2])
+        return int(self._probability.shape[2])
 
     @property
     def problem_attributes(self) -> dict[str, Any]:
@@ -239,12 +257,21 @@ class MechanismStore(Hierarchy):
 
     # --- arrays -----------------------------------------------------------------------------------
 
+    def array(self, name: str) -> "zarr.Array[Any]":
+        """Return an array of the store; see :meth:`mdpext_dask.hierarchy.Hierarchy.array`."""
+        return self._probability if name == template.PROBABILITY else super().array(name)
+
+    @cached_property
+    def _probability(self) -> "zarr.Array[Any]":
+        # Described once, when the store is created; behind a URL, every look at the description is a request.
+        return super().array(template.PROBABILITY)
+
     def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
         """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
         return self.read(template.PROBABILITY, x, y)
 
-    def write_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, str]:
-        """Write the rows that a block owns, and return the SHA-256 of each shard as it is stored.
+    def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
+        """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.
 
         Parameters
         ----------
@@ -256,25 +283,34 @@ class MechanismStore(Hierarchy):
         Raises
         ------
         StoreError
-            If the store refuses the write.
+            If the description of the array is damaged, or the rows are not whole shards.
         """
-        array = self.array(template.PROBABILITY)
         keys = self.shard_keys(block)
         east, north = block.owned_shape
-        for _ in range(_WRITE_ATTEMPTS):
-            try:
-                # On the upper borders a shard is only partly filled, and Zarr reads it before it writes: what
-                # an earlier, killed write has left there must go first.
-                objects.delete_keys(self.objects, [k for k in keys if objects.exists(self.objects, k)])
-                array[block.owned_x, block.owned_y, :] = fine[:east, :north]
-                hashes = {key: receipts.shard_sha256(self.objects, key) for key in keys}
-            except (OSError, ValueError, RuntimeError) as error:
-                raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
-            stored = {key: digest for key, digest in hashes.items() if digest is not None}
-            if len(stored) == len(keys):
-                return stored
-            # Another task on the same block has just deleted what this one wrote; once more.
-        raise StoreError(f"{self.url}: block {block.index}: shards were not stored")
+        scratch, description = MemoryStore(), f"{template.PROBABILITY}/{ROOT_KEY}"
+        objects.put_bytes(scratch, description, objects.get_bytes(self.objects, description) or b"")
+        try:
+            array = zarr.open_array(scratch, path=template.PROBABILITY, mode="r+")
+            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
+        shards = {key: objects.get_bytes(scratch, key) for key in keys}
+        if any(shard is None for shard in shards.values()):
+            raise StoreError(f"{self.url}: block {block.index}: its rows are not whole shards")
+        return {key: shard for key, shard in shards.items() if shard is not None}
+
+    def write_shards(self, shards: Mapping[str, bytes]) -> dict[str, str]:
+        """Write shards, and return the SHA-256 of each.
+
+        Raises
+        ------
+        StoreError
+            If the store refuses the write.
+        """
+        for key, shard in shards.items():
+            # In one piece in the place of what was there: readers find the old one or the new one.
+            objects.put_bytes(self.objects, key, shard)
+        return {key: hashlib.sha256(shard).hexdigest() for key, shard in shards.items()}
 
     def shard_keys(self, block: Block) -> list[str]:
         """Return the keys of the shards that a block owns.
@@ -284,7 +320,7 @@ class MechanismStore(Hierarchy):
         StoreError
             If the rows that the block owns are not whole shards; two tasks would write one file.
         """
-        array = self.array(template.PROBABILITY)
+        array = self._probability
         shard = array.shards
         if shard is None:
             raise StoreError(f"{self.url}: the probability array is not sharded")
@@ -455,5 +491,5 @@ class MechanismStore(Hierarchy):
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""
         digest = self.seed_attributes.get("sha256")
-        found = receipts.read_receipts(self.objects, self.plan.skipped)
+        found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}

@@ -17,6 +17,7 @@ from mdpext_dask import objects, receipts
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import StoreError
 from mdpext_dask.loss import Loss, corner_costs
+from mdpext_dask.partition import Block
 from mdpext_dask.receipts import Receipt
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
@@ -24,6 +25,9 @@ from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.shards import damage_against
 from mdpext_dask.store import COMPLETE, MechanismStore
 from mdpext_dask.stored_loss import read_loss
+
+# Reading a receipt once more costs nothing beside a block that has taken so long.
+_LONG_SECONDS = 1.0
 
 
 def seed_cost_block(url: str, index: int) -> NDArray[np.float64]:
@@ -91,15 +95,8 @@ def extend_block(url: str, index: int) -> None:
     seed_sha256 = store.seed_sha256()
     plan = store.plan
     block, skipped = plan[index], index in plan.skipped
-    done = receipts.read_receipt(store.objects, index, plan.skipped)
-    damage = damage_against(store, block, done)
-    if done is not None and not damage and done.seed_sha256 == seed_sha256:
+    if _is_done(store, block, seed_sha256):
         return
-    if store.state == COMPLETE:
-        raise StoreError(
-            f"{url}: block {index} has changed although the store is complete; audit it, then run the job "
-            "again"
-        )
 
     # All full blocks are alike; tracing every allocation is slow, so the first stands for them.
     measure = index == plan.first_stored and not tracemalloc.is_tracing()
@@ -107,9 +104,16 @@ def extend_block(url: str, index: int) -> None:
         tracemalloc.start()
     try:
         fine = extended_block(store, block)
+        encoded = {} if skipped else store.encode_block(block, fine)
+        # A worker may be stopped, given up, and go on when others have long done its work. What is left to do
+        # from here on takes a moment, unless it is stopped in that very moment.
+        stopped = time.perf_counter() - started > _LONG_SECONDS
+        if stopped and _is_done(MechanismStore.open(url), block, seed_sha256):
+            return
         if skipped:
-            objects.delete_keys(store.objects, list(damage.extra))
-        shards = {} if skipped else store.write_block(block, fine)
+            extra = [key for key in store.shard_keys(block) if objects.exists(store.objects, key)]
+            objects.delete_keys(store.objects, extra)
+        shards = store.write_shards(encoded)
         peak = tracemalloc.get_traced_memory()[1] if measure else None
     finally:
         if measure:
@@ -126,6 +130,28 @@ def extend_block(url: str, index: int) -> None:
         rows_sha256=receipts.rows_sha256(fine, block) if skipped else None,
     )
     receipts.write_receipt(store.objects, receipt)
+
+
+def _is_done(store: MechanismStore, block: Block, seed_sha256: str) -> bool:
+    """Whether a block has a receipt of this seed, and the bytes that it names.
+
+    Raises
+    ------
+    StoreError
+        If it has not and may not be written: the store is complete, or has another seed by now.
+    """
+    done = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
+    damage = damage_against(store, block, done)
+    if store.seed_sha256() != seed_sha256:
+        raise StoreError(f"{store.url}: the seed has changed; is another run at work on this store?")
+    if done is not None and not damage and done.seed_sha256 == seed_sha256:
+        return True
+    if store.state == COMPLETE:
+        raise StoreError(
+            f"{store.url}: block {block.index} has changed although the store is complete; audit it, then "
+            "run the job again"
+        )
+    return False
 
 
 @lru_cache(maxsize=2)

@@ -36,12 +36,15 @@ EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 # Attributes without which nothing can be done with a store.
 REQUIRED = (
     "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
-    "distortion", "quantisation_km", "notes", "metric_p", "problem_sha256", "epsilon_per_km",
+    "distortion", "quantisation_km", "notes", "metric_p", "epsilon_per_km",
     "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
 )  # fmt: skip
 # Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
 _PLANE_CHUNK_BYTES = 2**20
+# Chunks that hold the fill value are written all the same: behind a URL, who may not list is not told what is
+# not there from what he may not see.
+_WHOLE: Any = {"write_empty_chunks": True}
 _SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
 
 
@@ -198,6 +201,7 @@ def _write(
         fill_value=np.nan if values.dtype.kind == "f" else None,
         dimension_names=dimensions,
         attributes=attributes,
+        config=_WHOLE,
     )
 
 
@@ -217,9 +221,9 @@ def _write_flags(
         fill_value=True,
         dimension_names=dimensions,
         attributes=attributes,
+        config=_WHOLE,
     )
-    if not values.all():  # chunks that equal the fill value are not written at all
-        array[...] = values
+    array[...] = values
 
 
 def _table(loss: TableLoss) -> NDArray[Any]:
@@ -244,6 +248,11 @@ def cells_sha256(cells: NDArray[np.bool_]) -> str:
     return hashlib.sha256(repr(cells.shape).encode() + np.ascontiguousarray(cells).tobytes()).hexdigest()
 
 
+def says_its_cells(attributes: Mapping[str, Any]) -> bool:
+    """Whether a store says which source cells it keeps; those of before regions do not."""
+    return any(key in attributes for key in ("kept_sha256", "records_inside", "source_cells_kept"))
+
+
 def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
     """Refuse what is not the root of a mechanism store, or of one of a newer format.
 
@@ -253,7 +262,8 @@ def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
         With what is missing, or both versions.
     """
     version = attributes.get("format_version")
-    missing = [key for key in REQUIRED if key not in attributes]
+    required = (*REQUIRED, "problem_sha256") if says_its_cells(attributes) else REQUIRED
+    missing = [key for key in required if key not in attributes]
     if missing or not isinstance(version, int):
         raise StoreError(f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing")
     if version > FORMAT_VERSION:

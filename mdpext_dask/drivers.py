@@ -1,0 +1,131 @@
+"""The drivers behind URLs, of fsspec: they ask once, do not wait for ever, and close their connections."""
+
+import asyncio
+import contextlib
+import functools
+import re
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import fsspec
+from zarr.storage import FsspecStore
+
+from mdpext_dask.errors import StoreError, first_line
+
+_S3, _PLAIN_HTTP = ("s3", "s3a"), ("http", "https")
+# Of the package, by protocol; which driver another protocol needs is for fsspec to say.
+_EXTRAS = {**dict.fromkeys(_S3, "s3"), **dict.fromkeys(_PLAIN_HTTP, "http")}
+# At least as many as objects that are asked for at once; botocore's own limit is 10.
+_CONNECTIONS = 64
+_CLOSING, _CLOSE_SECONDS = "_closed_in_the_end", 1.0
+
+
+def protocol_of(url: str) -> str:
+    """Return the protocol of a URL."""
+    return url.partition("://")[0]
+
+
+def is_plain_http(url: str) -> bool:
+    """Whether a URL is of a web server: there is no way to list what it holds, nor to write."""
+    return protocol_of(url) in _PLAIN_HTTP
+
+
+def check_no_password(url: str) -> None:
+    """Refuse an address with a name and a password: it is told in errors, and kept in job files and scripts.
+
+    Raises
+    ------
+    StoreError
+        If there is one; it is not in the message.
+    """
+    if re.search(r"://[^/@]*:[^/@]*@", url):
+        raise StoreError(
+            f"{protocol_of(url)}://...: an address with a password in it would be told to everybody; "
+            "leave it to the configuration of its driver, or of fsspec"
+        )
+
+
+def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_seconds: float) -> FsspecStore:
+    """Return the store behind a URL, which asks once, and says of what is not there that it is not there.
+
+    Parameters
+    ----------
+    url
+        Protocol and path; all else (endpoint, credentials) is for the driver to find in the environment.
+    read_only
+        Whether to refuse writes.
+    connect_seconds, silence_seconds
+        Time limits, in s, for a connection and for silence on it, where the driver is known to have them.
+
+    Raises
+    ------
+    StoreError
+        If the protocol is not known, its driver is not installed, it is to be written and cannot be, or there
+        is a password in the URL.
+    """
+    check_no_password(url)
+    if is_plain_http(url) and not read_only:
+        raise StoreError(f"{url}: can only be read; to write, give a local path or a URL such as s3://")
+    protocol = protocol_of(url)
+    try:
+        store = FsspecStore.from_url(
+            url.rstrip("/"),
+            storage_options=_options(protocol, connect_seconds, silence_seconds),
+            read_only=read_only,
+            # What is not there is told from what may not be seen by whoever asks.
+            allowed_exceptions=(),
+        )
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        hint = f"; pip install 'mdpext-dask[{extra}]'" if extra else ""
+        raise StoreError(f"{url}: the driver is not installed: {first_line(error)}{hint}") from None
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{url}: cannot be opened: {first_line(error)}") from None
+    if protocol in _S3:
+        store.fs.retries = 1
+    return store
+
+
+def _options(protocol: str, connect_seconds: float, silence_seconds: float) -> dict[str, Any]:
+    """Return what a driver is told, beside what the user's own configuration of fsspec tells it."""
+    own = fsspec.config.conf.get(protocol, {})
+    if protocol in _S3:
+        config = {
+            "max_pool_connections": _CONNECTIONS,
+            **own.get("config_kwargs", {}),
+            "connect_timeout": connect_seconds,
+            "read_timeout": silence_seconds,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+        }
+        # In one piece: s3fs would first ask how large an object is, and then for many parts of it, of which
+        # nothing says that they are of one version.
+        return {"config_kwargs": config, "max_concurrency": 1, "use_listings_cache": False}
+    if protocol in _PLAIN_HTTP:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds, sock_read=silence_seconds)
+        return {"client_kwargs": {**own.get("client_kwargs", {}), "timeout": limit}}
+    return {}
+
+
+def close_in_the_end(fs: Any) -> None:
+    """Let a driver's connections be closed with it, or with the process: asynchronous ones are left open."""
+    if _CLOSING in vars(fs):
+        return
+    creator, session = getattr(fs, "_s3creator", None), getattr(fs, "_session", None)
+    if creator is not None:  # of s3fs
+        vars(fs)[_CLOSING] = weakref.finalize(
+            fs, _close, asyncio.get_running_loop(), functools.partial(creator.__aexit__, None, None, None)
+        )
+    elif session is not None:  # of fsspec's own HTTP
+        vars(fs)[_CLOSING] = weakref.finalize(fs, _close, asyncio.get_running_loop(), session.close)
+
+
+def _close(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if not loop.is_running():
+        return
+    closed = asyncio.run_coroutine_threadsafe(close(), loop)
+    if asyncio._get_running_loop() is not loop:  # whoever is in the loop must not wait for it
+        with contextlib.suppress(Exception):
+            closed.result(timeout=_CLOSE_SECONDS)
