@@ -1,42 +1,37 @@
-"""Where tasks run: in this process, in local processes, or on an existing Dask scheduler.
+"""Where tasks run: in this process, or on the workers of a Dask scheduler."""
 
-Together with nothing else in the package, this module imports ``distributed``.
-"""
-
+import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import logging
 import os
-import signal
+import queue
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
-from mdpext_dask.errors import ClusterError, first_line
+from mdpext_dask.dask_settings import settings_under
+from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
 from mdpext_dask.sections import ClusterSection
+from mdpext_dask.template import software_versions
+from mdpext_dask.workers import CONNECT_SECONDS, START
 
 T = TypeVar("T")
 
-# Arrays of numpy do not spill, so a worker that runs low must pause, not write to disk; the same
-# settings are in deploy/dask.yaml for clusters that are started otherwise.
-DASK_CONFIG: dict[str, Any] = {
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": 0.85,
-    "distributed.worker.memory.terminate": 0.95,
-    "distributed.scheduler.allowed-failures": 5,
-    "distributed.scheduler.worker-saturation": 1.1,
-    # The matrices of a seed program go out with its tasks, tens of megabytes at every iteration.
-    "distributed.admin.large-graph-warning-threshold": "1GB",
-    # Dask has workers give memory back after every large array, and numpy then spends as long on getting it
-    # anew as on computing (seed programs took three times as long).
-    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 2**28,
-    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 2**25,
-}
-_CONNECT_SECONDS = 10
-# A result that takes longer to fetch is lost with its worker.
-_LOST_SECONDS = 5
+# Without a result for so long, it is asked whether there is anybody to wait for.
+_ASK_SECONDS = 5
+# Results that are asked for at once, at most: asking takes longer than a tiny task, but some are large.
+_FETCHED_AT_ONCE = 64
+# A scheduler that does not answer for so long is gone. If its cable is cut, TCP finds out before.
+_ANSWER_SECONDS = 60
+# Workers that are lost come back within this time, in a new process or on a new machine, or never.
+_RETURN_SECONDS = 300
+# Tasks that are with the scheduler at once, at most: a window for each worker, and no less than for all. A
+# scheduler holds about 10 kB for each, the client as much again.
+WINDOW, WINDOW_OF_WORKER = 1000, 50
 
 
 def processors() -> int:
@@ -65,6 +60,16 @@ class Executor(Protocol):
         """Threads that a task may use while no other runs."""
         ...
 
+    @property
+    def dashboard(self) -> str | None:
+        """Where to watch the workers, if anywhere."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the worker with the least may use; None where nobody has set a limit."""
+        ...
+
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
@@ -89,6 +94,8 @@ class InlineExecutor:
 
     workers = 1
     on_this_machine = True
+    dashboard = None
+    memory_bytes = None
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads
@@ -110,75 +117,293 @@ class InlineExecutor:
 
 
 class DaskExecutor:
-    """Runs tasks on a Dask cluster."""
+    """Runs tasks on a Dask cluster.
 
-    def __init__(self, client: Any, *, on_this_machine: bool) -> None:
+    Parameters
+    ----------
+    client
+        Of the scheduler.
+    on_this_machine
+        Whether the workers were started here.
+    return_seconds
+        How long to wait for workers once all are lost.
+    """
+
+    def __init__(
+        self, client: Any, *, on_this_machine: bool, return_seconds: float = _RETURN_SECONDS
+    ) -> None:
         self._client = client
+        self._address = client.scheduler.address
         self.on_this_machine = on_this_machine
+        self._return_seconds = return_seconds
+        self._at_work = time.monotonic()
         self._calls = itertools.count()
         self._run = uuid.uuid4().hex[:8]
+        self._versions = versions()
 
     @property
     def workers(self) -> int:
-        """Number of workers that are there now."""
-        return len(self._client.scheduler_info(n_workers=-1)["workers"])
+        """Number of workers that are there now; one while all are being replaced: work is divided by it."""
+        return max(len(self._workers()), 1)
 
     @property
     def threads(self) -> int:
         """One for each local worker, which rest meanwhile; one elsewhere, or while workers are replaced."""
-        return max(self.workers, 1) if self.on_this_machine else 1
+        return self.workers if self.on_this_machine else 1
+
+    @property
+    def dashboard(self) -> str | None:
+        """Address of the scheduler's pages, if it has any."""
+        link = self._client.dashboard_link
+        return str(link) if link else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the worker with the least may use; None where there are none, or without a limit."""
+        limits = [worker["memory_limit"] for worker in self._workers().values() if worker["memory_limit"]]
+        return min(limits, default=None)
+
+    def _workers(self) -> dict[str, dict[str, Any]]:
+        """Return what the scheduler says of its workers, by address."""
+        try:
+            identity = self._client.sync(self._ask, callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError):
+            raise self._gone("cluster") from None
+        found: dict[str, dict[str, Any]] = identity["workers"]
+        return found
+
+    async def _ask(self) -> Any:
+        scheduler = self._client.scheduler
+        if scheduler is None:  # the client has given up
+            raise ConnectionError
+        return await scheduler.identity(n_workers=-1)
+
+    def _gone(self, stage: str) -> ClusterError:
+        return ClusterError(
+            f"{stage}: the scheduler at {self._address} does not answer any more; what is done is kept, run "
+            "again"
+        )
+
+    def _require_workers(self, stage: str) -> None:
+        """Refuse to wait for nobody.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler does not answer, or has had no worker for long that does anything.
+        """
+        workers = self._workers().values()
+        now = time.monotonic()
+        if any(w["status"] == "running" or w["metrics"].get("executing") for w in workers):
+            self._at_work = now
+        elif now - self._at_work > self._return_seconds:
+            what = "all workers have paused for want of memory" if workers else "there are no workers"
+            raise ClusterError(
+                f"{stage}: {what}, for {self._return_seconds:.0f} s; what is done is kept, run again"
+            )
+
+    def check_versions(self) -> None:
+        """Refuse workers whose software is not this process's; see :func:`versions`.
+
+        Raises
+        ------
+        SpecError
+            With the worker, and both versions.
+        ClusterError
+            If it cannot be asked.
+        """
+        try:
+            # The scheduler only has to know the names of functions; which version it has decides nothing.
+            self._client.run_on_scheduler(versions, callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError):
+            raise self._gone("cluster") from None
+        except Exception as error:  # in whatever Dask wraps what was raised there
+            raise self._unknown("the scheduler", error) from None
+        try:
+            found = self._client.run(versions, on_error="return", callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(f"cluster: the workers do not answer: {first_line(error)}") from None
+        for worker, theirs in found.items():
+            if isinstance(theirs, dict):
+                _require_same(worker, theirs, self._versions)
+            elif not isinstance(theirs, OSError):  # one that is lost meanwhile will be replaced, or missed
+                raise self._unknown(f"worker {worker}", theirs)
+
+    def _unknown(self, who: str, error: BaseException) -> SpecError:
+        return SpecError(
+            f"cluster: {who} does not know mdpext_dask ({first_line(error)}); install version "
+            f"{self._versions['mdpext-dask']} there, as here"
+        )
 
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
         """Yield results as they come in; tasks of dead workers run again elsewhere."""
-        from distributed import KilledWorker, as_completed
-        from distributed.client import FutureCancelledError
-
         call = next(self._calls)
-        # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
-        keys = [f"{stage}-{self._run}-{call}-{position}" for position in range(len(arguments))]
-        futures = self._client.map(_apply, [function] * len(arguments), arguments, key=keys, pure=False)
-        position_of = {future.key: position for position, future in enumerate(futures)}
-        try:
-            for future in as_completed(futures):
-                result = self._fetch(future)
-                # Let go at once: results of a hundred thousand tasks must not pile up.
-                future.release()
-                yield position_of[future.key], result
-        except KilledWorker as error:
-            raise ClusterError(
-                f"{stage}: workers keep dying (out of memory?); what is done is kept, run again "
-                f"({first_line(error)})"
-            ) from None
-        except (FutureCancelledError, OSError) as error:
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-                raise
-            raise ClusterError(
-                f"{stage}: the scheduler or its workers are gone; what is done is kept, run again"
-            ) from None
-        finally:
+        window = max(WINDOW, WINDOW_OF_WORKER * self.workers)
+        held: dict[str, tuple[int, Any]] = {}
+        # Not Dask's own as_completed, which would wait for ever.
+        completed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._at_work = time.monotonic()
+
+        def submit(first: int, last: int) -> None:
+            positions = range(first, min(last, len(arguments)))
+            # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
+            keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
+            futures = self._submit(stage, function, arguments[first:last], keys)
+            held.update(zip(keys, zip(positions, futures, strict=True), strict=True))
             for future in futures:
+                future.add_done_callback(completed.put)
+
+        try:
+            done, submitted = 0, window
+            submit(0, window)
+            while held:
+                try:
+                    futures = _some_of(completed)
+                except queue.Empty:
+                    self._require_workers(stage)
+                    continue
+                results = self._fetch(stage, futures)
+                self._at_work = time.monotonic()
+                # Let go at once: results of a hundred thousand tasks must not pile up.
+                found = [
+                    (held.pop(future.key)[0], result) for future, result in zip(futures, results, strict=True)
+                ]
+                for future in futures:
+                    future.release()
+                done += len(futures)
+                # Half a window at a time: one message to the scheduler for many tasks.
+                if submitted < len(arguments) and submitted - done <= window // 2:
+                    submit(submitted, done + window)
+                    submitted = done + window
+                yield from found
+        finally:
+            for _, future in held.values():
                 future.release()
 
-    def _fetch(self, future: Any) -> Any:
-        """Return a finished task's result, wherever it has to come from.
+    def _submit(
+        self,
+        stage: str,
+        function: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        keys: list[str],
+    ) -> list[Any]:
+        from dask.base import annotate
+
+        if not keys:
+            return []
+        # The dashboard groups by what keys begin with; annotations are for plugins and logs.
+        with annotate(stage=stage):
+            futures: list[Any] = self._client.map(
+                _apply,
+                [function] * len(keys),
+                arguments,
+                [self._versions] * len(keys),
+                key=keys,
+                pure=False,
+            )
+        return futures
+
+    def _fetch(self, stage: str, futures: list[Any]) -> list[Any]:
+        """Return the results of finished tasks, wherever they have to come from, all asked for at once.
 
         A result dies with its worker. The scheduler then queues the task again, but takes nothing from the
         queue before something else happens, which at the end of a stage may be never (seen with distributed
-        2026.8): so something is made to happen.
+        2026.8): so something is made to happen. As long as nobody knows that the worker is gone, because only
+        its cable is cut, the result stays where it is, out of reach.
         """
-        while True:
+        from distributed import KilledWorker
+        from distributed.client import FutureCancelledError
+
+        async def gather() -> tuple[list[Any], BaseException | None]:
             try:
-                return future.result(timeout=_LOST_SECONDS)
-            except TimeoutError:
-                if future.status != "pending":
-                    raise
-                self._client.submit(int, key=f"nudge-{uuid.uuid4().hex}", pure=False).result()
+                return await self._client.gather(futures, asynchronous=True), None
+            except BaseException as error:  # one of them is what cancels a task of asyncio
+                return [], error
+
+        # Never broken off: on a slow line, large results would then never come.
+        gathering = asyncio.run_coroutine_threadsafe(gather(), self._client.loop.asyncio_loop)
+        while not concurrent.futures.wait([gathering], timeout=_ASK_SECONDS).done:
+            self._require_workers(stage)
+            nudge = self._client.submit(int, key=f"nudge-{uuid.uuid4().hex}", pure=False)
+            with contextlib.suppress(OSError, FutureCancelledError):
+                nudge.result(timeout=_ASK_SECONDS)
+        results, error = gathering.result()
+        if error is None:
+            return results
+        if isinstance(error, KilledWorker):
+            raise ClusterError(
+                f"{stage}: workers keep dying (out of memory, or without mdpext_dask?); what is done is "
+                f"kept, run again ({first_line(error)})"
+            ) from None
+        own = any(future.status == "error" for future in futures)
+        if isinstance(error, FutureCancelledError | OSError) and not own:
+            raise self._gone(stage) from None
+        raise error
 
 
-def _apply(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    return function(*arguments)
+def _some_of(completed: "queue.SimpleQueue[Any]") -> list[Any]:
+    """Wait for the first, and take what is there by then."""
+    some = [completed.get(timeout=_ASK_SECONDS)]
+    with contextlib.suppress(queue.Empty):
+        while len(some) < _FETCHED_AT_ONCE:
+            some.append(completed.get_nowait())
+    return some
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what decides bytes; of Python without the last number, which does not."""
+    found = software_versions()
+    return {**found, "python": ".".join(found["python"].split(".")[:2])}
+
+
+_own_versions = lru_cache(maxsize=1)(versions)
+
+
+def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
+    different = [
+        f"{name} {theirs.get(name)} instead of {version}"
+        for name, version in ours.items()
+        if theirs.get(name) != version
+    ]
+    if different:
+        raise SpecError(
+            f"cluster: worker {worker} has {', '.join(different)} as this client has; install the same there"
+        )
+
+
+def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dict[str, str]) -> T:
+    """Run a task, unless this worker has joined late with other software."""
+    from distributed import get_worker
+
+    if _own_versions() != expected:
+        _require_same(get_worker().address, _own_versions(), expected)
+    try:
+        return function(*arguments)
+    except MdpextError as error:
+        failed = error
+    if type(failed) is StoreError:
+        # What one machine cannot read or write, others may: a folder that is not mounted, a full disk.
+        failed = StoreError(f"{failed} (so says worker {get_worker().address})")
+    # Dask sends along what an error came from; where a part of that cannot be sent, as some errors of Zarr
+    # and of drivers, only text arrives, in an error that nobody expects.
+    failed.__cause__ = failed.__context__ = None
+    raise failed
+
+
+@contextlib.contextmanager
+def _silent_client() -> Iterator[None]:
+    """Leave it to our own errors to say what has gone wrong with a scheduler; Dask's log has tracebacks."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -190,12 +415,14 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
     cluster
         Section of the job.
     workers
-        Number of local processes, instead of the job's.
+        Number of workers, instead of the job's.
 
     Raises
     ------
     ClusterError
-        If a scheduler cannot be reached.
+        If a scheduler cannot be reached, or no worker comes.
+    SpecError
+        If what the section names is not there, or workers have other software than this process.
     """
     if cluster.kind == "inline":
         yield InlineExecutor()
@@ -203,46 +430,21 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
     import dask
     from distributed import Client
 
+    count = workers or cluster.workers
     with contextlib.ExitStack() as stack:
-        stack.enter_context(dask.config.set(DASK_CONFIG))
-        if cluster.kind == "local":
-            target: Any = _start_local(stack, workers or cluster.workers)
-        else:
-            target = cluster.address
+        stack.enter_context(dask.config.set(settings_under(dask.config.collect())))
+        stack.enter_context(_silent_client())
+        target, where, seconds = START[cluster.kind](stack, cluster, count)
         try:
-            client = stack.enter_context(Client(target, timeout=_CONNECT_SECONDS))
-            client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
-        except (OSError, TimeoutError, ValueError) as error:
-            where = (
-                f"scheduler with workers answers at {cluster.address}" if cluster.address else "worker came"
-            )
-            raise ClusterError(f"cluster: no {where}: {first_line(error)}") from None
-        yield DaskExecutor(client, on_this_machine=cluster.kind == "local")
-
-
-def _start_local(stack: contextlib.ExitStack, workers: int) -> Any:
-    """Start worker processes here; they end with the stack.
-
-    An interrupt from the keyboard reaches every process of the terminal; only this one shall act on it. The
-    signal is blocked while the cluster's thread is made, which hands the block down to all it starts.
-    """
-    from distributed import LocalCluster
-
-    # Starting the first process would start this tracker, and that unblocks the signal again.
-    resource_tracker.ensure_running()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return stack.enter_context(
-            LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=logging.CRITICAL,
-            )
+            client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
+            client.wait_for_workers(1, timeout=seconds)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # the last three of certificates
+            raise ClusterError(f"cluster: {where}: {first_line(error)}") from None
+        executor = DaskExecutor(
+            client,
+            on_this_machine=cluster.kind == "local",
+            return_seconds=max(seconds, _RETURN_SECONDS),
         )
-    except (OSError, RuntimeError, TimeoutError) as error:
-        raise ClusterError(f"cluster: the local workers could not be started: {first_line(error)}") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if not executor.on_this_machine:
+            executor.check_versions()
+        yield executor

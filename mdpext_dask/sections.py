@@ -39,6 +39,8 @@ MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)
 Rotation = Annotated[float | Literal["auto"], BeforeValidator(_number_or_auto)]
 Named = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+# What goes into a batch script as it is.
+_WORD = r"^[A-Za-z0-9][\w.,+-]*$"
 
 
 class Section(BaseModel):
@@ -288,11 +290,45 @@ class CompareSection(Section):
 
 
 class ClusterSection(Section):
-    """``[cluster]``: where the tasks run."""
+    """``[cluster]``: where the tasks run.
 
-    kind: Literal["local", "inline", "address"] = "local"
+    Parameters
+    ----------
+    kind
+        ``"local"``: processes here; ``"inline"``: this process; ``"address"``: an existing Dask scheduler;
+        ``"slurm"`` or ``"kubernetes"``: workers that are asked for from there.
+    workers
+        How many.
+    address
+        Of the scheduler: ``"tcp://host:port"``, or the scheduler file (``.json``) that it has written.
+    memory_gib
+        What a worker may use, in GiB; default: its share of the machine, or what the cluster gives.
+    queue, account
+        Slurm's partition, and who is charged.
+    walltime_hours
+        How long a Slurm job may take.
+    options
+        Further options of ``sbatch``, each as ``"--name=value"``.
+    image, namespace, volume_claim
+        On Kubernetes: the container image, the namespace, and the volume that is mounted at ``/data``.
+    """
+
+    kind: Literal["local", "inline", "address", "slurm", "kubernetes"] = "local"
     workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    address: Annotated[str, Field(pattern=r"^([a-z]+://)?[^\s/]+:\d+$")] | None = None
+    address: Annotated[str, Field(pattern=r"^(([a-z]+://)?[^\s/]+:\d+|\S+\.json)$")] | None = None
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    queue: Annotated[str, Field(pattern=_WORD)] | None = None
+    account: Annotated[str, Field(pattern=_WORD)] | None = None
+    walltime_hours: Annotated[float, Field(gt=0, le=8760)] = 1.0
+    options: tuple[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$")], ...] = ()
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@-]*$")] | None = None
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "default"
+    volume_claim: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] | None = None
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":

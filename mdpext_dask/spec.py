@@ -191,6 +191,14 @@ class JobSpec(Section):
         return fingerprint_of(self.identity())
 
 
+def files_of(spec: JobSpec) -> dict[str, str]:
+    """Return the files and folders of the user's that a job names, by ``section.key``."""
+    named = {f"{section}.{key}": getattr(getattr(spec, section), key) for section, key in _PATH_KEYS}
+    return {
+        key: path for key, path in named.items() if path is not None and not path.startswith(BUILTIN_PREFIX)
+    }
+
+
 def fingerprint_of(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256 (hex) of plain JSON values in canonical form."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)

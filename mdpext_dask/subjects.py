@@ -25,6 +25,7 @@ from mdpext_dask.foreign_rows import writing
 from mdpext_dask.hierarchy import ROOT_KEY
 from mdpext_dask.integrity import FINISHED, inconsistencies
 from mdpext_dask.projection import Projection
+from mdpext_dask.scratch import scratch_in
 from mdpext_dask.shards import ShardDamage, extra_shards
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.stored_loss import is_problem_of
@@ -203,8 +204,7 @@ def plain_subject(
     tolerance: float,
 ) -> Iterator[Subject]:
     """Bring a plain array into a form that tasks can read, for as long as it is audited."""
-    with tempfile.TemporaryDirectory(prefix="mdpext-audit-") as scratch:
-        folder = Path(scratch)
+    with scratch_in(Path(tempfile.gettempdir()), "mdpext-audit-") as folder:
         name = str(subject)
         if isinstance(subject, np.ndarray):
             name = "array in memory"
