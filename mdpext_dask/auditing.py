@@ -13,7 +13,7 @@ from mdpext_dask.audit.report import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS,
 from mdpext_dask.audit_picture import draw_audit
 from mdpext_dask.auditors import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.cluster import Executor, open_executor, processors
-from mdpext_dask.errors import DataError, SpecError, first_line
+from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
 from mdpext_dask.foreign import check_exists
 from mdpext_dask.integrity import require_all_blocks
 from mdpext_dask.pictures import check_picture
@@ -29,6 +29,8 @@ from mdpext_dask.subjects import Subject, is_store, plain_subject, store_subject
 _FEW_TRIPLES = 2 * 10**9
 # Pairs that a picture shows, where the audit itself draws none.
 _PICTURE_PAIRS = 100_000
+# Attributes by which a finished store is known.
+_SAME_STORE = "fingerprint", "chunk_hashes"
 
 
 def audit(
@@ -187,11 +189,16 @@ def _cluster_of(store: MechanismStore, scheduler: str | None) -> ClusterSection:
 
 
 def _leave(store: MechanismStore, report: AuditReport) -> bool:
-    """Leave a report in the store and mark a store that does not hold; return whether it could be written."""
+    """Leave a report in the store and mark a store that does not hold; return whether it could be written.
+
+    Nothing is left in a store that has come into the place of the one that was audited.
+    """
     document = report.as_json()
     # A read-only store is audited as well.
-    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+    with contextlib.suppress(OSError, ValueError, NotImplementedError, StoreAccessError):
         writable = MechanismStore.open(store.url, mode="r+")
+        if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
+            return False
         if not report.holds and writable.state == COMPLETE:
             known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
             writable.update(state=REFUSED, **known)

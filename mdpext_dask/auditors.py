@@ -204,7 +204,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
     source, store, promise = subject.source, subject.store, subject.promise
     damage = []
     if store is not None:
-        with stages.stage("bytes", store.plan.blocks):
+        with stages.stage("bytes", store.plan.blocks, "blocks"):
             blocks = [(store.url, index) for index in range(store.plan.blocks)]
             damage = stages.gather(executor, "bytes", damage_of_stored_block, blocks)
     with stages.stage("near", source.parts):

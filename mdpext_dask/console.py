@@ -4,22 +4,42 @@ Heavy modules are imported late, so that ``mdpext --help`` answers at once.
 """
 
 import contextlib
+import io
 import json
+import logging
+import os
+import signal
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import (
+    EXIT_CRASH,
+    EXIT_UNREAD,
+    IncompleteStoreError,
+    MdpextError,
+    SpecError,
+    StoreError,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from mdpext_dask.auditors import Sampling
     from mdpext_dask.progress import Observer
 
+STYLES = ("auto", "plain", "json", "none")
+_DUMB_TERMINALS = ("dumb", "unknown")
+
 
 def show(values: dict[str, Any], as_json: bool) -> None:
     """Print values on standard output: one JSON document, or a table."""
     if as_json:
-        print(json.dumps(values, sort_keys=True, allow_nan=False))
+        text = json.dumps(values, sort_keys=True, allow_nan=False)
+        with _writing():
+            print(text, flush=True)
         return
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +49,8 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     for name, value in values.items():
         # As it is: a path may look like markup.
         table.add_row(Text(name), Text(_readable(value)))
-    Console().print(table)
+    with _writing():
+        Console().print(table)
 
 
 def _readable(value: Any) -> str:
@@ -54,6 +75,21 @@ def range_of(option: str, text: str) -> tuple[int, int]:
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise SpecError(f"{option}: must look like A:B, got {text!r}")
     return int(first), int(last)
+
+
+def blocks_of(index: int | None, blocks: str | None) -> tuple[int, int]:
+    """Return the range that a block or ``--range`` names.
+
+    Raises
+    ------
+    SpecError
+        If it is neither or both.
+    """
+    if (index is None) == (blocks is None):
+        raise SpecError("give either a block or --range A:B")
+    if index is not None:
+        return index, index + 1
+    return range_of("--range", blocks or "")
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:
@@ -104,24 +140,142 @@ def sampling_of(
 
 
 @contextlib.contextmanager
+def ending_politely() -> Iterator[None]:
+    """Take SIGTERM, which batch systems send, for an interrupt; end in silence where nobody reads on."""
+    in_charge = threading.current_thread() is threading.main_thread()  # others may set no handlers
+    before = signal.signal(signal.SIGTERM, _interrupt) if in_charge else None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # some terminals cannot show every letter
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    except BrokenPipeError:
+        _drop(sys.stdout)
+        _drop(sys.stderr)
+        sys.exit(EXIT_UNREAD)
+    finally:
+        if in_charge:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def observed(style: str) -> Iterator["Observer"]:
     """Show progress in a style, for as long as something goes on.
+
+    Bars are for terminals that can move their cursor; everything else gets lines.
 
     Raises
     ------
     SpecError
         If there is no such style.
     """
-    from mdpext_dask import progress
-
-    if style not in ("auto", "plain", "json", "none"):
-        raise SpecError(f"--progress: must be auto, plain, json or none, got {style!r}")
+    if style not in STYLES:
+        raise SpecError(f"--progress: must be {', '.join(STYLES[:-1])} or {STYLES[-1]}, got {style!r}")
     if style == "none":
-        yield progress.silent
-    elif style == "json":
-        yield progress.json_lines
-    elif style == "plain" or not sys.stderr.isatty():
-        yield progress.plain_lines
-    else:
-        with progress.RichBar() as bar:
+        from mdpext_dask.progress import silent
+
+        yield silent
+    elif style == "auto" and _can_draw():
+        from mdpext_dask.progress_bar import RichBar
+
+        with RichBar() as bar:
             yield bar
+    else:
+        from mdpext_dask.progress_lines import JsonLines, PlainLines
+
+        yield JsonLines() if style == "json" else PlainLines()
+
+
+def _can_draw() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB_TERMINALS
+
+
+def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool) -> NoReturn:
+    """End this process with what a command answers: an exit code, and of errors one line.
+
+    Parameters
+    ----------
+    call
+        The command line's parser.
+    given
+        Its arguments.
+    as_json
+        Whether an error is told as a document on standard output too.
+    """
+    try:
+        code = call(given)
+        if sys.stdout is not None:  # or closed by whoever has started this
+            with _writing():
+                sys.stdout.flush()
+    except MdpextError as error:
+        _fail(error, as_json=as_json)
+    except KeyboardInterrupt:
+        # What Zarr was waiting for is abandoned with the process; nobody needs to read about it.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+        _tell(IncompleteStoreError("interrupted; run again to go on"), as_json=as_json)
+        # Libraries that were interrupted at their start have tracebacks to show at their end.
+        _drop(sys.stderr)
+        sys.exit(IncompleteStoreError.exit_code)
+    except BaseException as error:  # whatever ends a process from within is no success either
+        for broken in (error, error.__context__):  # the parser and the table printer exit with 1
+            if isinstance(broken, BrokenPipeError):
+                raise broken from None
+        describe = getattr(error, "format_message", None)
+        if describe is not None:  # the parser's errors, wherever Typer keeps their class
+            _fail(SpecError(describe()), as_json=as_json)
+        traceback.print_exc()
+        _fail(MdpextError(f"{type(error).__name__}: {error}"), as_json=as_json, code=EXIT_CRASH)
+    sys.exit(code)
+
+
+def _fail(error: MdpextError, *, as_json: bool, code: int | None = None) -> NoReturn:
+    sys.exit(_tell(error, as_json=as_json, code=code))
+
+
+def _tell(error: MdpextError, *, as_json: bool, code: int | None = None) -> int:
+    line = " ".join(str(error).split())
+    code = error.exit_code if code is None else code
+    _print(f"error: {line}", sys.stderr)
+    if as_json:
+        _print(json.dumps({"error": type(error).__name__, "message": line, "exit_code": code}), sys.stdout)
+    return code
+
+
+def _print(line: str, stream: TextIO | None) -> None:
+    """Print a line where that is possible: a full disk or a closed stream must not change the exit code."""
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError):
+        _drop(stream)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Turn what goes wrong with standard output into one line.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be written.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        _drop(sys.stdout)
+        raise StoreError(f"the answer cannot be written: {first_line(error)}") from None
+
+
+def _drop(stream: TextIO | None) -> None:
+    """Let go nowhere whatever a stream is still to write."""
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,99 +1,39 @@
-"""What a job will cost before it runs: bytes, tasks, memory, seconds.
-
-The rates were measured on one machine (two cores of a server processor of 2024); they scale a plan, they
-do not promise.
-"""
+"""What a job will take before it runs: bytes, tasks, memory, the scheduler's work, seconds."""
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import psutil
-
+from mdpext_dask import rates
 from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
+from mdpext_dask.cluster import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.frame import FileFrame, Frame, build_frame
 from mdpext_dask.grid import Grid
-from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
+from mdpext_dask.needs import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
+from mdpext_dask.partition import FLOAT64, Plan
+from mdpext_dask.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.seeding import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
 from mdpext_dask.spec import JobSpec, check_min_probability
-from mdpext_dask.stored_loss import CACHE_BYTES
 
+# Stages in the order in which a job goes through them.
+ORDER = ("domain", "loss", "seed", "cells", "extend", "boundary", "audit", "evaluate")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
-# Seconds for one element of the (records x outputs) array and one worker.
-_EXTEND = 2.0e-8
-_AUDIT = 1.7e-8
-_EVALUATE = 0.8e-8
-_LOSS = 1.0e-8
-# Reading and checking one element of a loss file.
-_READ = 1.0e-8
-# Seconds for one task, whatever it does: opening the store, the scheduler.
-_TASK = 0.008
-# Reading a network costs so much a node; a shortest-path tree, so much a node again.
-_NODE, _TREE_NODE = 6e-6, 1.7e-7
-# The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
-_SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
-# and with refining; what a round of refining takes, programs being easier; a trial.
-_SEARCH_SOLVES, _SEARCH_TRIALS, _TRIAL = 13, 20, 6e-8
-_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND, _PROGRAM = 4, 2, 3, 3, 0.5
-# A trial with certificate vectors needs up to so many times what extending a block does.
-_TRIAL_PEAK = 15
-# What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
-_REFINING_BYTES = 7_000
-# Cell programs: seconds for a number of a lattice in a try, tries of a sweep on a coarse level, splits that
-# are searched.
-_CELL, _TRIES, _SPLITS = 4e-6, 3, {"certified": 5, "half": 2, "bound": 2}
-# What a task on the largest box needs, measured; arrays over records and outputs that are there at once.
-_CELL_BYTES, _ARRAYS = 160 * 2**20, 6
-_START = 1.3
-# Arrays over all records that the client holds while it makes the prior.
-_CLIENT_ARRAYS = 4
-
-
-def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
-    """Refuse a job whose arrays cannot fit into this machine, before any of them is made.
-
-    Raises
-    ------
-    SpecError
-        With what is needed and what there is.
-    """
-    grid = frame.grid
-    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
-    needed = _CLIENT_ARRAYS * grid.records * FLOAT64
-    if isinstance(frame, FileFrame):
-        needed += frame.problem.loss_bytes
-    if spec.cluster.kind != "address":
-        workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        certified = spec.privacy.budget == "certified"
-        peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
-        if spec.extension.method == "cell-lp":
-            peak += _CELL_BYTES
-        needed += workers * (peak + _table_bytes(spec, frame))
-        # One worker solves the seed LP: factors of all outputs, about sixty arrays (J, K), three (J, J).
-        entries = grid.seeds * plan.outputs
-        needed += FLOAT64 * (2 * entries * min(grid.seeds_shape) + 60 * entries + 3 * grid.seeds**2)
-        if certified and spec.seed.refine_rounds:
-            needed += _REFINING_BYTES * entries
-    available = psutil.virtual_memory().total
-    if needed > available:
-        raise SpecError(
-            f"domain: {grid.records:,} records x {plan.outputs} outputs need {needed / 2**30:,.1f} GiB of "
-            f"memory here, but there are {available / 2**30:,.1f} GiB; use larger cells, less refinement or "
-            "smaller store.block_cells"
-        )
-
-
-def _table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
-    """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
-    if isinstance(frame, FileFrame):
-        return min(CACHE_BYTES, frame.problem.loss_bytes)
-    tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
-    return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
+# and with refining.
+_SEARCH_SOLVES, _SEARCH_TRIALS = 13, 20
+_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND = 4, 2, 3, 3
+# Cell programs: tries of a sweep on a coarse level, splits that are searched; arrays over records and outputs
+# that are there at once.
+_TRIES, _SPLITS, _ARRAYS = 3, {"certified": 5, "half": 2, "bound": 2}, 6
+# What the scheduler and the client hold of a task together, in bytes.
+_TASK_BYTES = 20_000
+# What a task answers with, in bytes, where that is little.
+_ANSWER_BYTES = 500
 
 
 def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
@@ -107,7 +47,8 @@ def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
         if spec.privacy.epsilon_per_km * grid.cell_km > DENSE_SEEDS:
             return len(COARSE_SHARES), 0, 0
         shares = len(DENSE_SHARES)
-    rounds = spec.seed.refine_rounds
+    # Only interpolated scores are refined.
+    rounds = spec.seed.refine_rounds if spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else 0
     if not rounds:
         return shares + _SEARCH_SOLVES, 0, _SEARCH_TRIALS
     starts = _FEW_STARTS if many_seeds(grid.seeds) else _STARTS
@@ -152,61 +93,172 @@ def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
         done *= step
         points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
         boxes = round(box_count(points / PATCH**2))
-        work = points * plan.outputs * _CELL + grid.records * plan.outputs * _TRIAL + 2 * boxes * _TASK
+        work = (
+            points * plan.outputs * rates.CELL
+            + grid.records * plan.outputs * rates.TRIAL
+            + 2 * boxes * rates.TASK_OF_TRIAL
+        )
         seconds += count * tried * work
         tasks += count * tried * 2 * boxes
     return _CellWork(seconds, boxes, tasks, _ARRAYS * grid.records * plan.outputs * FLOAT64)
 
 
+@dataclass(frozen=True)
+class JobCosts:
+    """What a job will take, but for the number of workers.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    plan
+        How its grid is cut.
+    nodes, trees
+        Road nodes, and shortest-path trees over them; none where the loss is read from a file or Euclidean.
+    solves, rounds, trials
+        About how many seed programs, rounds of refining, and trials of a whole mechanism there will be.
+    """
+
+    spec: JobSpec
+    plan: Plan
+    nodes: int
+    trees: int
+    solves: int
+    rounds: int
+    trials: int
+
+    @classmethod
+    def of(cls, spec: JobSpec, frame: Frame | FileFrame) -> "JobCosts":
+        """Return the costs of a job with the network, or the loss file, and the grid of `frame`."""
+        plan = Plan.of(frame.grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
+        nodes = frame.network.nodes if isinstance(frame, Frame) else 0
+        trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
+        return cls(spec, plan, nodes, trees, *_seed_work(spec, frame.grid))
+
+    @property
+    def elements(self) -> int:
+        """Records times outputs."""
+        return self.plan.grid.records * self.plan.outputs
+
+    @cached_property
+    def cells(self) -> "_CellWork":
+        """What cell programs take."""
+        return _cell_work(self.spec, self.plan)
+
+    @property
+    def tasks(self) -> int:
+        """A task for each block in loss, extend, audit, evaluate and every trial; and the seed programs."""
+        return (4 + self.trials) * self.plan.blocks + self.solves + self.rounds + self.cells.tasks
+
+    @property
+    def dispatch(self) -> float:
+        """Seconds of client and scheduler for every task; none where tasks run in this process."""
+        return 0.0 if self.spec.cluster.kind == "inline" else rates.DISPATCH
+
+    def task_seconds(self) -> dict[str, float]:
+        """Return how long a worker has a task of each stage, in s."""
+        elements = self.elements / self.plan.blocks
+        scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else rates.SCORES
+        return {
+            "loss": elements * rates.LOSS + rates.TASK_OF_LOSS,
+            "extend": elements * (rates.EXTEND + scores) + rates.TASK_OF_EXTEND,
+            "audit": elements * rates.AUDIT + rates.TASK_OF_AUDIT,
+            "evaluate": elements * rates.EVALUATE + rates.TASK_OF_EVALUATE,
+            "trial": elements * (rates.TRIAL + scores) + rates.TASK_OF_TRIAL,
+        }
+
+    @property
+    def program_seconds(self) -> float:
+        """How long a seed program takes, in s."""
+        seeds = self.plan.grid.seeds
+        work = seeds**2 * min(self.plan.grid.seeds_shape)
+        return self.plan.outputs * (rates.SEED_ENTRY * seeds + rates.SEED_FLOP * work)
+
+    def seconds(self, workers: int) -> dict[str, float]:
+        """Return about how long each stage takes, and all of it, with so many workers, in s."""
+        blocks, program = self.plan.blocks, self.program_seconds
+        # Tasks go out one after the other, and the last ones leave workers idle.
+        turns = math.ceil(blocks / workers)
+        of_tasks = {
+            stage: max(turns * each, blocks * self.dispatch) for stage, each in self.task_seconds().items()
+        }
+        # Splits are solved side by side, rounds of a search one after the other.
+        solves = self.solves if self.trials else -(-self.solves // workers)
+        refining = min(program * rates.PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf)
+        seed = program * solves + refining + self.trials * of_tasks.pop("trial")
+        # Cell programs solve the seeds that they begin with themselves.
+        cells = self.cells.seconds / min(workers, self.cells.parts) + seed if self.cells.tasks else 0.0
+        seconds = {
+            "domain": self._domain_seconds(),
+            "loss": of_tasks["loss"],
+            "seed": 0.0 if cells else seed,
+            **({"cells": cells} if cells else {}),
+            "extend": of_tasks["extend"],
+            "boundary": rates.CLOSE + blocks * rates.CLOSE_BLOCK,
+            "audit": of_tasks["audit"],
+            "evaluate": of_tasks["evaluate"],
+        }
+        start = rates.START if self.spec.cluster.kind == "local" else 0.0
+        seconds["total"] = sum(seconds.values()) + start
+        return {name: round(value, 3) for name, value in seconds.items()}
+
+    def _domain_seconds(self) -> float:
+        read = 0.0 if self.nodes else self.elements * rates.READ
+        network = self.nodes * (rates.NODE + self.trees * rates.TREE_NODE)
+        return rates.LIBRARIES + network + read + self.plan.grid.records * rates.RECORD
+
+    def scheduler(self) -> dict[str, Any]:
+        """Return what the scheduler has to do; see the README on ``plan``."""
+        longest = self.task_seconds()
+        answers = 4 * self.plan.grid.source_cells * self.plan.outputs * FLOAT64  # parts of the seed cost
+        held = {str(n): min(self.plan.blocks, max(WINDOW, WINDOW_OF_WORKER * n)) for n in WORKER_COUNTS}
+        return {
+            "tasks_at_once": held,
+            "bytes_at_once": {n: count * _TASK_BYTES for n, count in held.items()},
+            "seconds_per_task": self.dispatch,
+            # Beyond so many workers a stage goes no faster, for tasks do not come any faster.
+            "workers_at_most": {
+                stage: max(min(int(each / rates.DISPATCH), self.plan.blocks), 1)
+                for stage, each in longest.items()
+            },
+            "result_bytes": answers + (3 + self.trials) * self.plan.blocks * _ANSWER_BYTES,
+        }
+
+
 def plan_job(spec: JobSpec) -> dict[str, Any]:
-    """Return what ``plan`` prints: sizes exactly, seconds as an estimate by number of workers.
+    """Return what ``plan`` prints; see :func:`plan_frame`.
 
     Raises
     ------
     SpecError, DataError
         For what :func:`mdpext_dask.run.build` would refuse about network, grid and outputs.
     """
-    frame = build_frame(spec)
-    grid = frame.grid
-    outputs = output_count(spec, frame)
+    return plan_frame(spec, build_frame(spec))
+
+
+def plan_frame(spec: JobSpec, frame: Frame | FileFrame) -> dict[str, Any]:
+    """Return what a job takes: sizes exactly, seconds as an estimate by number of workers.
+
+    Raises
+    ------
+    SpecError, DataError
+        For what :func:`mdpext_dask.run.build` would refuse about grid and outputs.
+    """
+    costs = JobCosts.of(spec, frame)
+    grid, plan, outputs = frame.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
     check_counts(spec, frame)
-    check_memory(spec, frame)
     planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
-    p, budget = spec.domain.metric_p, spec.privacy.budget
-    design = design_epsilon(planar, grid.spacing_km, outputs, p)
-    check_operator(spec.extension, budget, design, grid, outputs, p)
-    plan = Plan.of(grid, outputs, spec.store.block_cells, frame.kept)
-    solves, rounds, trials = _seed_work(spec, grid)
-    cells = _cell_work(spec, plan)
-    elements = grid.records * outputs
-    trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
-    nodes, nodes_read = 0, 0
-    if isinstance(frame, Frame):
-        nodes, nodes_read = frame.network.nodes, frame.network.nodes_read
-    work = grid.seeds**2 * min(grid.seeds_shape)
-    lp_seconds = outputs * (_SEED_ENTRY * grid.seeds + _SEED_FLOP * work)
-
-    by_workers = {}
-    for workers in WORKER_COUNTS:
-        shared = min(workers, plan.blocks)
-        seconds = {
-            "domain": nodes * (_NODE + trees * _TREE_NODE) + (0 if nodes else elements * _READ),
-            "loss": (elements * _LOSS + plan.blocks * _TASK) / shared,
-            # Splits are solved side by side, rounds of a search one after the other.
-            "seed": lp_seconds * (solves if trials else -(-solves // workers))
-            + min(lp_seconds * _PROGRAM * rounds, spec.seed.refine_seconds or math.inf)
-            + trials * (elements * _TRIAL + plan.blocks * _TASK) / shared,
-            **({"cells": cells.seconds / min(workers, cells.parts)} if cells.tasks else {}),
-            "extend": (elements * _EXTEND + plan.blocks * _TASK) / shared,
-            "audit": (elements * _AUDIT + plan.blocks * _TASK) / shared,
-            "evaluate": (elements * _EVALUATE + plan.blocks * _TASK) / shared,
-        }
-        total = sum(seconds.values()) + (_START if spec.cluster.kind == "local" else 0)
-        by_workers[str(workers)] = {name: round(s, 3) for name, s in seconds.items()} | {
-            "total": round(total, 3)
-        }
+    design = design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
+    check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, spec.domain.metric_p)
+    try:
+        check_memory(spec, frame)
+        refused = None
+    except SpecError as error:
+        refused = str(error)
     return {
+        # Why this machine could not run it, if so; elsewhere it may well run.
+        "refused": refused,
         "records": grid.records,
         "records_inside": grid.count_vertices_of(frame.kept),
         "outputs": outputs,
@@ -219,15 +271,19 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "block_cells": list(plan.block_cells),
         "store_bytes": plan.store_bytes,
         # Beside it while cell programs run; a sixth of it stays, so that blocks can be extended again.
-        "work_bytes": cells.work_bytes,
+        "work_bytes": costs.cells.work_bytes,
         "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
         # What a worker holds besides, once.
-        "table_bytes_per_worker": _table_bytes(spec, frame),
-        # One task a block in each of loss, extend, audit, evaluate and every trial; and the seed LPs.
-        "tasks": (4 + trials) * plan.blocks + solves + rounds + cells.tasks,
-        "seconds_by_workers": by_workers,
-        "road_nodes": nodes,
-        "road_nodes_read": nodes_read,
+        "table_bytes_per_worker": table_bytes(spec, frame),
+        # What solving the seed takes, of one worker.
+        "seed_bytes": seed_bytes(plan),
+        "client_bytes": client_bytes(spec, frame, plan),
+        "receipt_bytes": receipt_bytes(plan),
+        "tasks": costs.tasks,
+        "scheduler": costs.scheduler(),
+        "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
+        "road_nodes": costs.nodes,
+        "road_nodes_read": frame.network.nodes_read if isinstance(frame, Frame) else 0,
         "distortion": frame.distortion,
         "rotation_deg": 0.0 if frame.projection is None else frame.projection.rotation_deg,
     }

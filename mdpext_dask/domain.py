@@ -249,8 +249,11 @@ def _make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.flo
     if not weight[inside].any():
         raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
     # bincount adds in the order of the points, so the prior is the same on every machine.
-    flat = np.bincount(i[inside] * grid.shape[1] + j[inside], weights=weight[inside], minlength=grid.records)
-    return (flat / flat.sum()).reshape(grid.shape), int((~inside).sum())
+    record = i[inside] * grid.shape[1] + j[inside]
+    counted = np.bincount(record, weights=weight[inside], minlength=grid.records)
+    flat = np.asarray(counted, dtype=np.float64)  # which it is; the weights are
+    flat /= flat.sum()  # in place: of very many records one such array is much
+    return flat.reshape(grid.shape), int((~inside).sum())
 
 
 def _in_region(
@@ -265,7 +268,8 @@ def _in_region(
         raise DataError("domain.region: all of the prior lies outside the region")
     dropped = max(1 - total / float(prior.sum()), 0.0)
     note = (f"{dropped:.2%} of the prior lies outside the region and was left out",) if dropped > 0 else ()
-    return kept / total, note
+    kept /= total
+    return kept, note
 
 
 def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:

@@ -110,7 +110,7 @@ def measure_spread(
     """Return how the loss of a store is spread; with every record's loss if asked, or if they are few."""
     keep = keep_records or store.grid.records <= MOST_SORTED
     blocks = [(store.url, index, keep) for index in range(store.plan.blocks)]
-    with stages.stage("evaluate", len(blocks)):
+    with stages.stage("evaluate", len(blocks), "blocks"):
         return add_up(store, stages.in_order(executor, "evaluate", spread_block, blocks), keep)
 
 

@@ -1,19 +1,20 @@
-"""Events of a run, and three ways to show them: a bar, plain lines, JSON lines."""
+"""Events of a run. Whatever shows or records them is an observer; how they are shown is not said here.
 
-import json
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+Stages come one after the other, or one within another. A task may belong to no stage that was announced: a
+search makes tasks of its own, whose number nobody knows before.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage begins; `total` tasks will follow (0 where it is one piece)."""
+    """A stage begins; `total` tasks will follow (0 where it is one piece), called `unit` in the plural."""
 
     stage: str
     total: int = 0
+    unit: str = "tasks"
 
 
 @dataclass(frozen=True)
@@ -32,73 +33,46 @@ class StageFinished:
 
 
 @dataclass(frozen=True)
+class StageFailed:
+    """A stage has been given up after `seconds`; what stopped it follows as an error."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Note:
     """Something the user should know."""
 
     text: str
 
 
-Event = StageStarted | TaskDone | StageFinished | Note
+@dataclass(frozen=True)
+class ClusterReady:
+    """There are `workers` workers now, to be watched at the address `dashboard`, if anywhere."""
+
+    workers: int
+    dashboard: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How long the stages of a job should take, in s, in their order; `total` is all of it."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobFinished:
+    """A job has ended: what its stages took over all runs, and what was planned, in s, each with `total`."""
+
+    seconds: Mapping[str, float]
+    planned: Mapping[str, float] | None = None
+
+
+Event = StageStarted | TaskDone | StageFinished | StageFailed | Note | ClusterReady | Planned | JobFinished
 Observer = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
     """Show nothing."""
-
-
-def plain_lines(event: Event) -> None:
-    """Print one line on standard error for every stage and note."""
-    if isinstance(event, StageFinished):
-        print(f"{event.stage}: {event.seconds:.2f} s", file=sys.stderr, flush=True)
-    elif isinstance(event, Note):
-        print(f"note: {event.text}", file=sys.stderr, flush=True)
-
-
-def json_lines(event: Event) -> None:
-    """Print every event as one line of JSON on standard error."""
-    line = {"event": type(event).__name__, "time": time.time(), **asdict(event)}
-    print(json.dumps(line), file=sys.stderr, flush=True)
-
-
-class RichBar:
-    """A progress bar on a terminal; use it as a context manager."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "RichBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: Event) -> None:
-        """Show an event."""
-        if isinstance(event, StageStarted):
-            self._tasks[event.stage] = self._progress.add_task(event.stage, total=event.total or 1)
-        elif isinstance(event, TaskDone):
-            self._progress.advance(self._tasks[event.stage])
-        elif isinstance(event, StageFinished):
-            task = self._tasks[event.stage]
-            total = next(t.total for t in self._progress.tasks if t.id == task)
-            self._progress.update(task, completed=total)
-            self._progress.stop_task(task)
-        else:
-            self._progress.console.print(f"note: {event.text}")

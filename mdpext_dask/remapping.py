@@ -13,7 +13,7 @@ from mdpext_dask.mechanism import check_finished
 from mdpext_dask.progress import Observer, silent
 from mdpext_dask.remap import Remap, best_remap, content_of, write_remap
 from mdpext_dask.seeding import job_of
-from mdpext_dask.stages import Stages
+from mdpext_dask.stages import at_work
 from mdpext_dask.store import MechanismStore
 
 
@@ -50,10 +50,13 @@ def remap_store(url: str, *, workers: int | None = None, observer: Observer = si
     content = content_of(store)
     if store.content_digest(require_all_blocks(store)) != content:
         raise StoreError(f"{url}: its receipts have changed since it was certified; run the audit")
-    stages = Stages(observer)
     blocks = store.plan.blocks
     costs = np.zeros((store.outputs, store.outputs))
-    with open_executor(job_of(store).cluster, workers) as executor, stages.stage("remap", blocks):
+    with (
+        at_work(store.url, observer) as stages,
+        open_executor(job_of(store).cluster, workers) as executor,
+        stages.stage("remap", blocks, "blocks"),
+    ):
         arguments = [(store.url, index) for index in range(blocks)]
         # In the order of the blocks, so that the sums are the same bits whoever made the parts.
         for part in stages.gather(executor, "remap", remap_costs_block, arguments):

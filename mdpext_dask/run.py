@@ -6,26 +6,29 @@ before the certificate has passed on the bytes read back from the store.
 
 from typing import Any
 
-from mdpext_dask import budget, objects, receipts
+from mdpext_dask import budget, locks, objects, receipts
 from mdpext_dask.audit.words import violation
 from mdpext_dask.auditors import certify
 from mdpext_dask.blocks import extension_of_store
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.costs import check_memory
+from mdpext_dask.costs import ORDER, JobCosts
 from mdpext_dask.domain import Domain, build_domain, check_counts, output_count
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block, finite
 from mdpext_dask.extend.choose import check_operator, is_own, operator_of
+from mdpext_dask.forecast import TOTAL
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.integrity import CERTIFICATE, require_all_blocks
-from mdpext_dask.progress import Note, Observer, TaskDone, silent
+from mdpext_dask.needs import check_memory, check_workers
+from mdpext_dask.partition import Plan
+from mdpext_dask.progress import JobFinished, Note, Observer, Planned, TaskDone, silent
 from mdpext_dask.sections import LOG_CONVEX
 from mdpext_dask.seeding import job_of, seed_job
 from mdpext_dask.shards import extra_shards
 from mdpext_dask.spec import COARSE_SEEDS, JobSpec, json_number
-from mdpext_dask.stages import Stages
+from mdpext_dask.stages import Stages, at_work, observe_cluster
 from mdpext_dask.store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.subjects import store_subject
 from mdpext_dask.tasks import extend_block
@@ -49,15 +52,21 @@ def build(
         Bad input and an occupied store before any long work; :class:`GuaranteeViolation` if the
         finished store does not hold.
     """
-    stages = Stages(observer)
-    _check_workers(spec, workers, observer)
-    found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-    if found is not None and found.state == COMPLETE:
-        return summarise(found)
-    with open_executor(spec.cluster, workers) as executor:
-        store = found or create(spec, url, domain)
-        complete(store, executor, stages)
-    return summarise(store)
+    spec = _on_workers(spec, workers, observer)
+    finished = _finished(spec, url, overwrite=overwrite)
+    if finished is not None:
+        return summarise(finished)
+    with at_work(url, observer) as stages:
+        found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        with open_executor(spec.cluster) as executor:
+            observe_cluster(executor, observer)
+            _check_room(spec, found, domain, executor)
+            store = found or create(spec, url, domain)
+            _tell_plan(store, executor, stages)
+            complete(store, executor, stages)
+    summary = summarise(store)
+    observer(JobFinished(summary["seconds"], summary["seconds_planned"]))
+    return summary
 
 
 def complete(store: MechanismStore, executor: Executor, stages: Stages) -> None:
@@ -83,14 +92,22 @@ def init(
     observer: Observer = silent,
 ) -> dict[str, Any]:
     """Create a store and solve its seed, so that :func:`partition` can begin."""
-    stages = Stages(observer)
-    _check_workers(spec, workers, observer)
-    found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-    if found is None or (found.state != COMPLETE and not found.has_seed()):
-        with open_executor(spec.cluster, workers) as executor:
-            found = found or create(spec, url, domain)
-            seed_job(found, executor, stages)
-            found.update(seconds=_seconds_so_far(found, stages))
+    spec = _on_workers(spec, workers, observer)
+    finished = _finished(spec, url, overwrite=overwrite)
+    if finished is not None:
+        return summarise(finished)
+    with at_work(url, observer) as stages:
+        found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        if found is not None and found.state == COMPLETE:  # but has lost receipts: blocks are to be done anew
+            found.update(state=EXTENDING)
+        if found is None or not found.has_seed():
+            with open_executor(spec.cluster) as executor:
+                observe_cluster(executor, observer)
+                _check_room(spec, found, domain, executor)
+                found = found or create(spec, url, domain)
+                _tell_plan(found, executor, stages)
+                seed_job(found, executor, stages)
+                found.update(seconds=_seconds_so_far(found, stages))
     return summarise(found)
 
 
@@ -110,7 +127,7 @@ def partition(url: str, first: int, last: int, *, observer: Observer = silent) -
     if not 0 <= first < last <= blocks:
         raise StoreError(f"{url}: blocks {first}..{last - 1} are not in the plan, which has 0..{blocks - 1}")
     stages = Stages(observer)
-    with stages.stage("extend", last - first):
+    with stages.stage("extend", last - first, "blocks"):
         for index in range(first, last):
             extend_block(store.url, index)
             observer(TaskDone("extend"))
@@ -134,13 +151,33 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
         If the store does not hold; it is marked as refused.
     """
     store = MechanismStore.open(url, mode="r+")
+    require_all_blocks(store)
     if store.state == COMPLETE:
         return summarise(store)
-    require_all_blocks(store)
-    stages = Stages(observer)
-    with open_executor(job_of(store).cluster, workers) as executor:
-        finish(store, executor, stages)
+    with at_work(store.url, observer) as stages:
+        store = MechanismStore.open(url, mode="r+")  # as whoever had it before has left it
+        with open_executor(job_of(store).cluster, workers) as executor:
+            observe_cluster(executor, observer)
+            _tell_plan(store, executor, stages)
+            finish(store, executor, stages)
     return summarise(store)
+
+
+def _finished(spec: JobSpec, url: str, *, overwrite: bool) -> MechanismStore | None:
+    """Return the job's store if there is nothing left to do, so that it need not be written to.
+
+    Raises
+    ------
+    StoreError
+        If something is in the way.
+    """
+    if not url:
+        raise SpecError("--store: the path is empty")
+    if overwrite:
+        MechanismStore.check_room(url)
+        return None
+    found = MechanismStore.find(url, spec)
+    return found if found is not None and found.is_finished() else None
 
 
 # --- stages ---------------------------------------------------------------------------------------
@@ -157,7 +194,6 @@ def find_or_prepare(
                 operator_of(spec.extension)
             return found, None
     operator_of(spec.extension)
-    objects.check_place(url)
     with stages.stage("domain"):
         frame = build_frame(spec)
         check_counts(spec, frame)
@@ -165,6 +201,7 @@ def find_or_prepare(
         grid, outputs, p = frame.grid, output_count(spec, frame), spec.domain.metric_p
         design = epsilons(spec, grid, frame.distortion, outputs)["epsilon_design_per_km"]
         check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
+        stages.expected = JobCosts.of(spec, frame).seconds
         domain = build_domain(spec, frame)
     for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
         stages.observer(Note(note))
@@ -184,7 +221,7 @@ def extend(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Extend all blocks that have no valid receipt yet."""
     store.update(state=EXTENDING)
     blocks = store.plan.blocks
-    with stages.stage("extend", blocks):
+    with stages.stage("extend", blocks, "blocks"):
         for _ in stages.run(executor, "extend", extend_block, [(store.url, i) for i in range(blocks)]):
             pass
 
@@ -200,6 +237,8 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         If blocks are missing.
     GuaranteeViolation
         If the store does not hold; it is marked as refused.
+    ClusterError, StoreError
+        If another run has taken the store over, or changed it, since the certificate was begun.
     """
     found = require_all_blocks(store)
     if not store.has_seed():
@@ -207,6 +246,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     with stages.stage("boundary"):
         objects.sweep(store.objects)
         objects.delete_keys(store.objects, list(extra_shards(store)))
+        receipts.sweep(store.objects, store.plan.blocks)
         boundary = check_boundaries(store.plan, found)
     report = certify(store_subject(store), executor, stages)
     objects.put_json(store.objects, CERTIFICATE, report.as_json())
@@ -222,28 +262,50 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         raise _boundary_violation(store, boundary) if boundary.mismatches else violation(report)
     loss_km = expected_loss(store, executor, stages)
     peaks = [r.peak_bytes for r in found.values() if r.peak_bytes is not None]
+    fallbacks, digest = sum(r.fallbacks for r in found.values()), store.content_digest(found)
+    del found  # of many blocks it is large, and is read once more below
     objects.consolidate(store.objects)
+    stages.check()
+    _require_same(store, digest)
     # The last thing written, in one piece.
     store.update(
         state=COMPLETE,
         loss_km=loss_km,
-        fallbacks=store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in found.values()),
+        fallbacks=store.seed_attributes.get("fallbacks", 0) + fallbacks,
         peak_bytes_per_task=max(peaks) if peaks else store.plan.peak_bytes(job_of(store).extension.method),
         chunk_hashes={
             "algorithm": "sha256",
             "of": "probability/zarr.json, with a region its cells and the seed, then the keys and hashes of "
             "all shards in receipts/, in order",
-            "digest": store.content_digest(found),
+            "digest": digest,
         },
         seconds=_seconds_so_far(store, stages),
         **checked,
     )
 
 
+def _require_same(store: MechanismStore, digest: str) -> None:
+    """Refuse to call a store complete that is not the one that was certified.
+
+    This process may have been stopped for so long that another has taken over, and made another store.
+
+    Raises
+    ------
+    StoreError
+        If it has another job or state, or other receipts than those with this digest.
+    """
+    now = MechanismStore.open(store.url)
+    same = (now.fingerprint, now.state) == (store.fingerprint, store.state)
+    if not same or now.content_digest(now.read_receipts()) != digest:
+        raise StoreError(
+            f"{store.url}: has changed while it was certified; is another run at work on this store?"
+        )
+
+
 def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> float:
     """Return UL(M) in km."""
     blocks = store.plan.blocks
-    with stages.stage("evaluate", blocks):
+    with stages.stage("evaluate", blocks, "blocks"):
         parts = stages.gather(
             executor, "evaluate", expected_loss_block, [(store.url, i) for i in range(blocks)]
         )
@@ -291,8 +353,11 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "boundary_mismatches": attributes.get("boundary_mismatches", 0),
         "fallbacks": attributes.get("fallbacks", 0),
         "fingerprint": attributes["fingerprint"],
+        "running": locks.as_json(locks.holder_of(store.objects)),
         "notes": attributes["notes"],
         "seconds": attributes.get("seconds", {}),
+        # By stage like these, as planned for the workers that began; older stores do not say.
+        "seconds_planned": attributes.get("seconds_planned"),
         "peak_bytes_per_task": attributes.get(
             "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
         ),
@@ -326,6 +391,16 @@ def _seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
     return {**by_stage, "total": sum(by_stage.values()) + max(rest, 0.0)}
 
 
+def _tell_plan(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Tell the observer how long the job should take: for these workers, or as it was said when it began."""
+    if stages.expected is not None:
+        store.update(seconds_planned=stages.expected(executor.workers))
+    planned = store.attributes.get("seconds_planned")
+    if planned:
+        # Attributes have lost the order.
+        stages.observer(Planned({name: planned[name] for name in (*ORDER, TOTAL) if name in planned}))
+
+
 def _coarse_seeds(spec: JobSpec, reach: float) -> tuple[str, ...]:
     """Return a hint where interpolating loses much: where ε h_0, the reach from seed to seed, is large."""
     if spec.privacy.budget != "certified" or spec.extension.method != LOG_CONVEX or reach < COARSE_SEEDS:
@@ -336,9 +411,32 @@ def _coarse_seeds(spec: JobSpec, reach: float) -> tuple[str, ...]:
     )
 
 
-def _check_workers(spec: JobSpec, workers: int | None, observer: Observer) -> None:
-    if workers is not None and spec.cluster.kind != "local":
+def _on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:
+    """Return a job with so many workers instead of its own, where that means something."""
+    if workers is None:
+        return spec
+    if spec.cluster.kind in ("inline", "address"):
         observer(Note(f'--workers has no effect with [cluster] kind = "{spec.cluster.kind}"'))
+        return spec
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"workers": workers})})
+
+
+def _check_room(
+    spec: JobSpec, found: MechanismStore | None, domain: Domain | None, executor: Executor
+) -> None:
+    """Refuse workers that cannot hold a task of a store, or of the one to be made.
+
+    Raises
+    ------
+    SpecError
+        With what is needed and what there is.
+    """
+    if found is not None:
+        plan = found.plan
+    else:
+        assert domain is not None  # there is a problem wherever there was no store
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+    check_workers(plan, spec.extension.method, executor.memory_bytes)
 
 
 def _boundary_violation(store: MechanismStore, boundary: BoundaryReport) -> GuaranteeViolation:

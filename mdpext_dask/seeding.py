@@ -33,7 +33,7 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         return
     spec = job_of(store)
     if not store.has_seed_cost:
-        with stages.stage("loss", store.plan.blocks):
+        with stages.stage("loss", store.plan.blocks, "blocks"):
             _make_cost(store, executor, stages)
     design = float(store.attributes["epsilon_design_per_km"])
     if spec.extension.method == CELL_PROGRAMS:

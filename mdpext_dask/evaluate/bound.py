@@ -211,7 +211,7 @@ def lower_bound(
         drawn = np.random.default_rng(random_seed).permutation(len(every))[:count].tolist()
     at = sorted(drawn)
     used = [every[i] for i in at]
-    with stages.stage("bound", len(used)):
+    with stages.stage("bound", len(used), "lattices"):
         found = dict(zip(at, _solve(store, executor, stages, chosen, used), strict=True))
         bounds, shares = ([found[i][part] for i in drawn] for part in (0, 1))
         error: float | None = None
