@@ -3,18 +3,24 @@
 Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
 """
 
-import json
-import logging
 import sys
-import traceback
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mdpext_dask.console import exponent, names_of, observed, range_of, sampling_of, show
-from mdpext_dask.errors import EXIT_CRASH, EXIT_GUARANTEE, IncompleteStoreError, MdpextError, SpecError
+from mdpext_dask.console import (
+    answer,
+    blocks_of,
+    ending_politely,
+    exponent,
+    names_of,
+    observed,
+    range_of,
+    sampling_of,
+    show,
+)
+from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_GUARANTEE, SpecError
 
 if TYPE_CHECKING:
     from mdpext_dask.spec import JobSpec
@@ -28,6 +34,25 @@ app = typer.Typer(
 
 # What Typer answers instead of letting an interrupt through.
 _TYPER_INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"mdpext-dask {version('mdpext-dask')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Path or URL of the store.")]
@@ -74,10 +99,14 @@ def run(
 
 @app.command()
 def plan(job: JobArgument, override: SetOption = None, as_json: JsonOption = False) -> None:
-    """Say what a job will cost, without doing it."""
+    """Say what a job will cost, without doing it; exit 2 if `run` would refuse it."""
     from mdpext_dask.costs import plan_job
 
-    show(plan_job(_load(job, override)), as_json)
+    planned = plan_job(_load(job, override))
+    show(planned, as_json)
+    if planned["refused"] is not None:
+        print(f"error: {planned['refused']}", file=sys.stderr)
+        raise typer.Exit(EXIT_BAD_INPUT)
 
 
 @app.command()
@@ -114,7 +143,7 @@ def partition(
     """Extend one block, or a range of blocks, of an initialised store in this process."""
     from mdpext_dask.run import partition as extend_blocks
 
-    first, last = _block_range(index, blocks)
+    first, last = blocks_of(index, blocks)
     with observed(progress) as observer:
         summary = extend_blocks(store, first, last, observer=observer)
     show(summary, as_json)
@@ -142,6 +171,39 @@ def status(store: StoreArgument, as_json: JsonOption = False) -> None:
     from mdpext_dask.store import MechanismStore
 
     show(summarise(MechanismStore.open(store)), as_json)
+
+
+@app.command()
+def submit(
+    job: JobArgument,
+    to: Annotated[str, typer.Option("--to", metavar="slurm|kubernetes", help="Which kind of cluster.")],
+    store: StoreOption = None,
+    override: SetOption = None,
+    array: Annotated[
+        bool, typer.Option("--array", help="As independent tasks on blocks, without Dask.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the files, print the commands, submit nothing.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the job.")] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="For the files; default: NAME-slurm or the like."),
+    ] = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Hand a job to a cluster and follow it; it goes on when this ends, and again where it has stopped."""
+    from mdpext_dask.submit.command import submit as submit_job
+
+    spec = _load(job, override)
+    url, how = _store_of(spec, store), {"dry_run": dry_run, "array": array, "detach": detach}
+    with observed(progress) as observer:
+        result = submit_job(spec, to, url, folder, **how, observer=observer)
+    if dry_run and not as_json:
+        print(*result["commands"], sep="\n")
+    else:
+        show(result, as_json)
 
 
 @app.command()
@@ -396,35 +458,19 @@ def main(arguments: list[str] | None = None) -> None:
         Instead of the process' own.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in given
+    with ending_politely():
+        answer(_call, given, as_json="--json" in given)
+
+
+def _call(given: list[str]) -> int:
     try:
         # Typer's own handling would print boxes, and answer an interrupt by itself.
         code = app(args=given or ["--help"], standalone_mode=False)
-        if code == _TYPER_INTERRUPTED:
-            raise KeyboardInterrupt
-    except MdpextError as error:
-        _fail(error, as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        # What Zarr was waiting for is abandoned with the process; nobody needs to read about it.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        warnings.simplefilter("ignore")
-        _fail(IncompleteStoreError("interrupted; run again to go on"), as_json=as_json)
-    except BaseException as error:  # whatever ends a process from within is no success either
-        describe = getattr(error, "format_message", None)
-        if describe is not None:  # the parser's errors, wherever Typer keeps their class
-            _fail(SpecError(describe()), as_json=as_json)
-        traceback.print_exc()
-        _fail(MdpextError(f"{type(error).__name__}: {error}"), as_json=as_json, code=EXIT_CRASH)
-    sys.exit(code or 0)
-
-
-def _fail(error: MdpextError, *, as_json: bool, code: int | None = None) -> NoReturn:
-    line = " ".join(str(error).split())
-    code = error.exit_code if code is None else code
-    print(f"error: {line}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"error": type(error).__name__, "message": line, "exit_code": code}))
-    sys.exit(code)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == _TYPER_INTERRUPTED:
+        raise KeyboardInterrupt
+    return code or 0
 
 
 def _load(job: Path, overrides: list[str] | None) -> "JobSpec":
@@ -434,15 +480,9 @@ def _load(job: Path, overrides: list[str] | None) -> "JobSpec":
 
 
 def _store_of(spec: "JobSpec", store: str | None) -> str:
+    if store is not None and store.startswith("memory:"):
+        raise SpecError(f"--store: {store} would be gone with this command; give a path or another URL")
     return f"{spec.job.name}.zarr" if store is None else store
-
-
-def _block_range(index: int | None, blocks: str | None) -> tuple[int, int]:
-    if (index is None) == (blocks is None):
-        raise SpecError("give either a block or --range A:B")
-    if index is not None:
-        return index, index + 1
-    return range_of("--range", blocks or "")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ ORDER = (
     "audit_picture", "auditors",
     "auditing", "evaluation",
     "run", "remapping",
+    "submit.files", "submit.follow", "submit.slurm_scripts", "submit.slurm", "submit.kubernetes",
+    "submit.command",
     "compare.methods", "compare.answers", "compare.children", "compare.attempt", "compare.summary",
     "compare.figure", "compare.tables", "compare.screen", "compare.protocol",
     "console", "cli",

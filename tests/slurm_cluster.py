@@ -1,0 +1,228 @@
+"""A real Slurm on this machine: two nodes, which are both this machine, for as long as it is used.
+
+All that it needs and leaves is in one folder. No other Slurm or munge of the machine is touched.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "srun")
+NODES, PROCESSORS = ("node1", "node2"), 6
+_SECONDS = 60
+_CONFIGURATION = """
+ClusterName=here
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=30
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+ReturnToService=2
+MaxArraySize={array}
+KillWait=2
+NodeName=DEFAULT CPUs={processors} RealMemory=16000 State=UNKNOWN
+NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class CannotStartError(Exception):
+    """No Slurm can be started on this machine, and why."""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running Slurm.
+
+    Parameters
+    ----------
+    folder
+        All of it.
+    """
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its commands need to find it."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def call(self, *command: object) -> str:
+        """Run one of its commands."""
+        done = subprocess.run(
+            [str(word) for word in command],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def stop_controller(self) -> None:
+        """End what answers its commands; jobs go on."""
+        pid = int((self.folder / "slurmctld.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: _has_ended(pid), "the controller to end")
+
+    def start_controller(self) -> None:
+        """Start it, at first or again."""
+        _start(self, "slurmctld")
+
+    def jobs(self) -> dict[str, str]:
+        """Return the states of all jobs and tasks that it knows, by number."""
+        lines = self.call("squeue", "--noheader", "--array", "--states=all", "--format=%i %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def wait_for(self, state: str, job: str) -> None:
+        """Wait until a job is in a state."""
+        wait_until(lambda: self.jobs().get(job) == state, f"job {job} to be {state}")
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def running(folder: Path, array: int = 1001) -> Iterator[Slurm]:
+    """Start a Slurm in a folder, and end it and all that it has started.
+
+    Parameters
+    ----------
+    folder
+        Empty, with a short path: a socket in it must not be longer than about 100 characters.
+    array
+        How many tasks an array may have.
+
+    Raises
+    ------
+    CannotStartError
+        If the machine is not one for it.
+    """
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise CannotStartError(f"no {', '.join(missing)} here (Debian: slurm-wlm, munge)")
+    if os.geteuid() != 0:
+        raise CannotStartError("only root can start Slurm for all its purposes")
+    for name in ("state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    host = socket.gethostname().partition(".")[0]
+    (folder / "slurm.conf").write_text(
+        _CONFIGURATION.format(
+            folder=folder, host=host, nodes=NODES, processors=PROCESSORS, ports=_free_ports(3), array=array
+        )
+    )
+    slurm = Slurm(folder)
+    munged = ["munged", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
+    munged += [f"--{kind}-file={folder}/munged.{kind}" for kind in ("pid", "log", "seed")]
+    try:
+        _start(slurm, *munged)
+        slurm.start_controller()
+        for node in NODES:
+            _start(slurm, "slurmd", "-N", node)
+        try:
+            wait_until(lambda: _nodes(slurm) == {"idle"}, "the nodes")
+        except (TimeoutError, AssertionError) as error:
+            raise CannotStartError(f"Slurm does not get its nodes: {error}") from None
+        yield slurm
+    finally:
+        _end(slurm)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _nodes(slurm: Slurm) -> set[str]:
+    return set(slurm.call("sinfo", "--noheader", "--Node", "--format=%t").split())
+
+
+def _start(slurm: Slurm, *command: str) -> None:
+    """Start a program that goes into the background once it is up."""
+    with (slurm.folder / "start.log").open("a") as log:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **slurm.environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+    if done.returncode:
+        said = (slurm.folder / "start.log").read_text().splitlines()[-1:]
+        raise CannotStartError(f"{command[0]} does not start: {' '.join(said)}")
+
+
+def _end(slurm: Slurm) -> None:
+    """End the programs, and every process whose environment names this Slurm."""
+    with contextlib.suppress(OSError, AssertionError, subprocess.SubprocessError):
+        slurm.call("scancel", "--user=root")
+        wait_until(lambda: not slurm.call("squeue", "--noheader").strip(), "jobs to end", 20)
+    for file in slurm.folder.glob("*.pid"):
+        with contextlib.suppress(ValueError, ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGTERM)
+    configuration = slurm.environment["SLURM_CONF"]
+
+    def left() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                named = process.environ().get("SLURM_CONF") == configuration
+                if process.pid != os.getpid() and named and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: not left(), "Slurm to end", 5)
+    for process in left():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
