@@ -31,8 +31,8 @@ from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import load_job, parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.template import sha256_of
+from tests.processes import write_toml
 from tests.reference import audited_epsilon
-from tests.test_run import write_toml
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 WORKFLOWS = Path(__file__).resolve().parents[1] / "workflows"

@@ -17,6 +17,7 @@ import pytest
 import zarr
 
 from mdpext_dask.cli import main
+from mdpext_dask.scratch import scratch_in
 
 JOB = """
 [job]
@@ -424,3 +425,92 @@ def test_help_names_every_command(folder: Path) -> None:
         "sample",
     ]:
         assert command in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [
+        ("2>/dev/full", 2),
+        (">/dev/full", 2),
+        (">/dev/full 2>&1", 2),
+        (">&-", 2),
+        ("2>&-", 2),
+        (">&- 2>&- <&-", 2),
+    ],
+)
+def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(
+    folder: Path, streams: str, code: int
+) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli status nothing.zarr --json {streams}"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_answer_that_cannot_be_written_is_told(folder: Path) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli plan job.toml --json >/dev/full"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "error: the answer cannot be written: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_log_that_is_full_does_not_stop_a_run(folder: Path) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli run job.toml --progress plain --json 2>/dev/full"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["state"] == "complete"
+
+
+def test_a_store_that_would_be_gone_with_the_command_is_refused(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    refused = inside("run", "job.toml", "--store", "memory://a.zarr", folder=folder)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    empty = inside("run", "job.toml", "--store", "", folder=folder)
+    assert (empty.returncode, empty.stderr) == (2, "error: --store: the path is empty\n")
+
+
+def test_a_home_folder_is_one_also_in_quotes(
+    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    assert inside("run", "job.toml", "--store", "~/a.zarr", folder=folder).returncode == 0
+    assert (folder / "home" / "a.zarr" / "zarr.json").exists()
+    assert not (folder / "~").exists()
+
+
+def test_a_root_document_that_is_none_is_one_line(folder: Path, inside: Callable[..., Outcome]) -> None:
+    (folder / "a.zarr").mkdir()
+    (folder / "a.zarr" / "zarr.json").write_text("null")
+    refused = inside("status", "a.zarr", folder=folder)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_submitting_into_a_folder_of_one_s_own_overwrites_nothing(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    before = (folder / "job.toml").read_text()
+    submit = ("submit", "job.toml", "--to", "slurm", "--dry-run", "--folder")
+    refused = inside(*submit, ".", folder=folder)
+    assert refused.returncode == 2
+    assert "has job.toml already" in refused.stderr
+    assert (folder / "job.toml").read_text() == before
+    for _ in range(2):  # what it has written itself it may write again
+        assert inside(*submit, "new", folder=folder).returncode == 0
+
+
+def test_what_lies_about_in_a_shared_folder_is_let_lie(tmp_path: Path) -> None:
+    """A pipe of that name would be waited for; a link would lead elsewhere."""
+    os.mkfifo(tmp_path / "scratch-evil.lock")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "scratch-link.lock").symlink_to(tmp_path / "scratch-evil.lock")
+    with scratch_in(tmp_path) as own:
+        assert own.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "scratch-evil.lock",
+        "scratch-link.lock",
+        "precious",
+    }

@@ -19,13 +19,13 @@ from mdpext_dask.compare.answers import BOUND, Answers, Case, given_up, is_settl
 from mdpext_dask.compare.children import in_child
 from mdpext_dask.compare.methods import METHODS, OWN, chosen, own_method
 from mdpext_dask.compare.protocol import cases_of, compare
-from mdpext_dask.compare.scratch import scratch_in
 from mdpext_dask.compare.screen import show_tables
 from mdpext_dask.compare.summary import CaseSummary, summarise_case
 from mdpext_dask.compare.tables import as_json, bound_sentence, write_results
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import MdpextError, SpecError, StoreError
 from mdpext_dask.progress import Note
+from mdpext_dask.scratch import scratch_in
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import JobSpec, load_job, parse_job
 
@@ -228,7 +228,7 @@ def test_answers_of_two_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.
 
 def test_scratch_of_others_stays_unless_they_are_gone(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from mdpext_dask.compare.scratch import scratch_in\n"
+        "import os, sys; from pathlib import Path; from mdpext_dask.scratch import scratch_in\n"
         "with scratch_in(Path(sys.argv[1])): os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

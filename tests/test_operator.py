@@ -29,8 +29,8 @@ from mdpext_dask.run import build, finalise, init, partition
 from mdpext_dask.sections import ExtensionSection
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
+from tests.processes import write_toml
 from tests.reference import audited_epsilon, softmax, spread_over_orders
-from tests.test_run import write_toml
 
 PROJECT = Path(__file__).resolve().parents[1]
 Job = Callable[..., dict[str, dict[str, Any]]]

@@ -20,7 +20,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask import objects, receipts
+from mdpext_dask import receipts
 from mdpext_dask.audit.certificate import certify_cells
 from mdpext_dask.auditing import audit
 from mdpext_dask.blocks import extended_block
@@ -988,4 +988,4 @@ def test_the_problem_is_another_for_another_region(tmp_path: Path) -> None:
     before = MechanismStore.open(str(path)).problem_sha256
     init(parse_job(other), str(path), overwrite=True)
     assert MechanismStore.open(str(path)).problem_sha256 != before
-    objects.delete_everything(MechanismStore.open(str(path), mode="r+").objects, str(path))
+    MechanismStore.open(str(path), mode="r+").delete()

@@ -1,6 +1,7 @@
 """A whole job: the same bytes everywhere, resumable, refused when it does not hold."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from mdpext_dask import objects, receipts, tasks
+from mdpext_dask import objects, receipts, run, tasks
 from mdpext_dask.auditing import audit
 from mdpext_dask.blocks import extended_block
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
@@ -32,6 +33,8 @@ from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import JobSpec, parse_job
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.stored_loss import read_loss
+from mdpext_dask.submit.files import check_store
+from tests.processes import write_toml
 from tests.reference import audited_epsilon
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -296,14 +299,6 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, small_job: Job, finished: P
     assert np.array_equal(bytes_of(path), bytes_of(finished))
 
 
-def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
-    lines = []
-    for section, keys in job.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join(lines))
-
-
 # --- what must be refused -------------------------------------------------------------------------
 
 
@@ -467,6 +462,39 @@ def test_finalising_over_damaged_shards_refuses(tmp_path: Path, small_job: Job, 
     assert make(job, path)["state"] == "complete"
 
 
+def test_a_complete_store_that_has_lost_a_receipt_is_mended_in_pieces(finished: Path, small_job: Job) -> None:
+    receipt = finished / receipts.key_of(0)
+    receipt.unlink()
+    with pytest.raises(IncompleteStoreError, match=r"blocks are missing \(0\); run the job again"):
+        finalise(str(finished))
+    assert not check_store(parse_job(small_job()), str(finished), lambda _: None)
+    blocks = init(parse_job(small_job()), str(finished))["blocks"]
+    partition(str(finished), 0, blocks)
+    assert receipt.exists()
+    assert finalise(str(finished))["state"] == "complete"
+    open_mechanism(finished, verify=True)
+
+
+def test_what_is_finalised_is_the_store_that_is_there_when_its_lock_is_had(
+    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the one that was there before another job's took its place."""
+    url, at_work = str(tmp_path / "s.zarr"), run.at_work
+    init(parse_job(small_job()), url)
+    partition(url, 0, MechanismStore.open(url).plan.blocks)
+
+    def after_another(*arguments: Any) -> Any:
+        monkeypatch.setattr(run, "at_work", at_work)
+        blocks = init(parse_job(small_job(privacy={"epsilon_per_km": 0.5})), url, overwrite=True)["blocks"]
+        partition(url, 0, blocks)
+        return at_work(*arguments)
+
+    monkeypatch.setattr(run, "at_work", after_another)
+    assert finalise(url)["epsilon_per_km"] == 0.5
+    assert MechanismStore.open(url).attributes["epsilon_certified"] <= 0.5
+    open_mechanism(url, verify=True)
+
+
 def test_a_complete_store_is_not_rewritten_by_a_task(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes written after the certificate would be bytes without one."""
     partition(str(finished), 0, 1)  # intact: nothing to do
@@ -599,6 +627,40 @@ def test_attributes_that_make_no_sense_are_one_error(finished: Path, name: str, 
     objects.put_json(store_objects, "zarr.json", document)
     with pytest.raises(StoreError, match=f"not a mechanism store: {name} in its attributes is damaged"):
         audit(str(finished))
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
+def test_attributes_that_are_gone_when_they_are_to_be_changed_are_one_error(
+    finished: Path, content: str | None
+) -> None:
+    store = MechanismStore.open(str(finished), mode="r+")
+    (finished / "zarr.json").unlink()
+    if content is not None:
+        (finished / "zarr.json").write_text(content)
+    with pytest.raises(StoreError, match="is gone or damaged; has somebody deleted or replaced this store"):
+        store.update(state="extending")
+
+
+def test_what_a_file_system_refuses_is_one_error_that_names_the_place(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MechanismStore.open(str(finished), mode="r+").objects
+
+    async def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name in ("get", "set", "exists", "is_empty", "delete"):
+        monkeypatch.setattr(type(store), name, refuse)
+    for ask in (
+        lambda: objects.get_bytes(store, "a"),
+        lambda: objects.get_many_json(store, ["a"]),
+        lambda: objects.put_bytes(store, "a", b""),
+        lambda: objects.exists(store, "a"),
+        lambda: objects.is_empty(store),
+        lambda: objects.delete_keys(store, ["a"]),
+    ):
+        with pytest.raises(StoreError, match=r"small\.zarr: .* cannot be \w+: .*Input/output error$"):
+            ask()
 
 
 def test_an_array_that_somebody_has_taken_away(finished: Path) -> None:
