@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import yaml
 
 from mdpext_dask import build, load_job, open_mechanism
 from mdpext_dask.auditing import audit
-from mdpext_dask.cluster import DASK_CONFIG
 from mdpext_dask.costs import plan_job
+from mdpext_dask.dask_settings import nested
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -86,14 +88,14 @@ def test_rome_on_the_published_grid(
 
 
 def test_the_shipped_dask_settings_are_those_of_local_processes() -> None:
-    def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-        found: dict[str, object] = {}
-        for key, value in tree.items():
-            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        return found
+    assert yaml.safe_load((PROJECT / "deploy" / "dask.yaml").read_text()) == nested()
 
-    shipped = yaml.safe_load((PROJECT / "deploy" / "dask.yaml").read_text())
-    assert flat(shipped) == DASK_CONFIG
+
+def test_the_table_of_sizes_is_what_the_plans_say() -> None:
+    printed = subprocess.run(
+        [sys.executable, PROJECT / "workflows" / "sizing.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed in (PROJECT / "deploy" / "README.md").read_text()
 
 
 def test_readme_commands_are_one_line_each_and_made_for_a_bare_machine() -> None:
