@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import zarr
-from throughput import plain_write, timed
+from throughput import empty_copy, plain_write, timed
 
 from mdpext_dask import objects, receipts
 from mdpext_dask.cluster import open_executor
@@ -136,15 +136,7 @@ def against_plain_write(spec: JobSpec, url: str, folder: Path, workers: int) -> 
     for block in store.plan:
         pages[block.owned_x, block.owned_y] = store.read_probability(block.owned_x, block.owned_y)
     pages.flush()
-    zarr.create_array(
-        target,
-        shape=original.shape,
-        dtype=original.dtype,
-        chunks=original.chunks,
-        shards=original.shards,
-        compressors=original.compressors,
-        fill_value=np.nan,
-    )
+    empty_copy(url, target)
     blocks = range(store.plan.blocks)
     objects.delete_keys(store.objects, [receipts.key_of(index) for index in blocks])
     with open_executor(spec.cluster, workers) as executor:

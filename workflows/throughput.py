@@ -40,6 +40,20 @@ def plain_write(url: str, index: int, target: str, ready: str) -> None:
     array[block.owned_x, block.owned_y, :] = np.load(ready, mmap_mode="r")[block.owned_x, block.owned_y]
 
 
+def empty_copy(url: str, target: str) -> None:
+    """Create an array at `target` with the layout of the probabilities of the store at `url`."""
+    original = zarr.open_array(f"{url}/probability", mode="r")
+    zarr.create_array(
+        target,
+        shape=original.shape,
+        dtype=original.dtype,
+        chunks=original.chunks,
+        shards=original.shards,
+        compressors=original.compressors,
+        fill_value=np.nan,
+    )
+
+
 def plain_read(url: str, index: int) -> None:
     """Read one block and the row after it."""
     store = MechanismStore.open(url)
@@ -71,16 +85,7 @@ def main() -> None:
         store = MechanismStore.open(url, mode="r+")
         store.update(state=EXTENDING)  # a complete store would not let its blocks be written again
         np.save(ready, store.read("probability"))
-        original = zarr.open_array(f"{url}/probability", mode="r")
-        zarr.create_array(
-            target,
-            shape=original.shape,
-            dtype=original.dtype,
-            chunks=original.chunks,
-            shards=original.shards,
-            compressors=original.compressors,
-            fill_value=np.nan,
-        )
+        empty_copy(url, target)
         blocks = range(store.plan.blocks)
         keys = [receipts.key_of(index) for index in blocks]
         elements = store.plan.store_bytes // 4

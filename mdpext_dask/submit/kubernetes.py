@@ -58,9 +58,8 @@ def submit(
     Raises
     ------
     SpecError
-        If the job cannot run in pods, another one of its name is running, or Kubernetes refuses it.
-    ClusterError
-        If Kubernetes does not answer.
+        If the job cannot run in pods, another one of its name is running, or Kubernetes refuses it, or
+        does not answer: what is written can be submitted from elsewhere.
     IncompleteStoreError, GuaranteeViolation, SolverError
         If it ends badly.
     """
