@@ -44,7 +44,7 @@ ORDER = (
     "submit.command",
     "compare.methods", "compare.answers", "compare.children", "compare.attempt", "compare.summary",
     "compare.figure", "compare.tables", "compare.screen", "compare.protocol",
-    "console", "cli",
+    "console", "command_line.options", "command_line.making", "command_line.using", "cli",
 )  # fmt: skip
 # Library -> the modules that may import it.
 CONFINED = {
@@ -58,7 +58,7 @@ CONFINED = {
     "pyarrow": {"foreign_tables"},
     "shapely": {"region"},
     "matplotlib": {"pictures", "audit.figure", "evaluate.figure", "compare.figure"},
-    "typer": {"cli"},
+    "typer": {"command_line.options", "command_line.making", "command_line.using", "cli"},
     "rich": {"console", "compare.screen", "progress_bar"},
     "yaml": {"submit.manifests"},
 }

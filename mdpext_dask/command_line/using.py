@@ -1,0 +1,195 @@
+"""Commands that use stores; heavy modules are imported inside them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdpext_dask.command_line.options import (
+    JsonOption,
+    ProgressOption,
+    StoreArgument,
+    WorkersOption,
+    app,
+)
+from mdpext_dask.console import exponent, observed, range_of, sampling_of, show
+from mdpext_dask.errors import EXIT_GUARANTEE
+
+
+@app.command()
+def audit(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|ARRAY",
+            help="Path or URL of a store; or rows of any mechanism: .npy, .npz, CSV, Parquet, Zarr.",
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="certificate|exhaustive|sampled|boundary",
+            help="A proof in one pass (for stores, the default), every triple (for arrays), an "
+            "estimate, or rows that blocks share.",
+        ),
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option("--points", metavar="FILE", help="An array's records: columns x_km,y_km or lon,lat."),
+    ] = None,
+    epsilon_per_km: Annotated[
+        float | None, typer.Option("--epsilon-per-km", help="The promise, instead of the store's own.")
+    ] = None,
+    metric_p: Annotated[
+        str | None, typer.Option("--metric-p", metavar="P|inf", help="Exponent of the metric; of arrays, 2.")
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="What log ratios may exceed their bounds by; said what it hides."),
+    ] = 0.0,
+    pairs: Annotated[
+        int | None, typer.Option("--pairs", help="sampled: how many to draw; default: a million.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="sampled: when to stop.")] = None,
+    design: Annotated[
+        str | None,
+        typer.Option("--design", metavar="stratified|uniform", help="sampled: by distance, or all alike."),
+    ] = None,
+    random_seed: Annotated[
+        int | None, typer.Option("--random-seed", help="sampled: to draw the same pairs again.")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option("--confidence", help="sampled: of the interval; default 0.95.")
+    ] = None,
+    stop_at_first: Annotated[
+        bool, typer.Option("--stop-at-first", help="sampled: stop at the first violation.")
+    ] = False,
+    blocks: Annotated[
+        str | None, typer.Option("--blocks", metavar="A:B", help="boundary: blocks A to B - 1 only.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE.png", help="Draw the map and the ratios by distance as well."
+        ),
+    ] = None,
+    workers: WorkersOption = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="A Dask scheduler to use; never the store's own."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Audit a store, or anyone's mechanism, from its bytes; exit 1 if it does not keep its promise."""
+    from mdpext_dask.audit.words import sentence, table
+    from mdpext_dask.auditing import audit as audit_subject
+
+    sampling = sampling_of(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
+    with observed(progress) as observer:
+        report = audit_subject(
+            subject,
+            method,
+            points=points,
+            epsilon_per_km=epsilon_per_km,
+            metric_p=exponent(metric_p),
+            tolerance=tolerance,
+            sampling=sampling,
+            blocks=None if blocks is None else range_of("--blocks", blocks),
+            picture=picture,
+            workers=workers,
+            scheduler=scheduler,
+            observer=observer,
+        )
+    show(report.as_json() if as_json else dict(table(report)), as_json)
+    if not report.holds:
+        print(f"error: {sentence(report)}", file=sys.stderr)
+        raise typer.Exit(EXIT_GUARANTEE)
+
+
+@app.command()
+def evaluate(
+    store: StoreArgument,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE.png", help="Draw a map of the expected loss of every record."),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option("--records", metavar="FILE.npz", help="Write the expected loss of every record."),
+    ] = None,
+    bound_seconds: Annotated[
+        float,
+        typer.Option(
+            "--bound-seconds", metavar="S", help="About how long to bound any loss; 0 for no bound."
+        ),
+    ] = 60.0,
+    stride: Annotated[
+        int | None,
+        typer.Option("--stride", metavar="N", help="Bound on every Nth record, however long it takes."),
+    ] = None,
+    offsets: Annotated[
+        int | None,
+        typer.Option(
+            "--offsets", metavar="N", help="Estimate the bound from so many lattices of the stride."
+        ),
+    ] = None,
+    random_seed: Annotated[
+        int, typer.Option("--random-seed", min=0, metavar="N", help="Which lattices --offsets draws.")
+    ] = 0,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Compute what a finished store costs its users, from its bytes, and what no mechanism can beat."""
+    from mdpext_dask.evaluate.bound import BoundRequest
+    from mdpext_dask.evaluate.words import table
+    from mdpext_dask.evaluation import evaluate as evaluate_store
+
+    request = BoundRequest(bound_seconds, stride, offsets, random_seed)
+    with observed(progress) as observer:
+        result = evaluate_store(
+            store, picture=picture, records=records, bound=request, workers=workers, observer=observer
+        )
+    show(result if as_json else dict(table(result)), as_json)
+
+
+@app.command()
+def remap(
+    store: StoreArgument,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Find what to report instead of each output so that less is lost; same epsilon, kept in the store."""
+    from mdpext_dask.remapping import remap_store
+
+    with observed(progress) as observer:
+        result = remap_store(store, workers=workers, observer=observer)
+    show(result, as_json)
+
+
+@app.command()
+def sample(
+    store: StoreArgument,
+    points: Annotated[Path, typer.Argument(metavar="POINTS.csv", help="Columns lon,lat or x_km,y_km.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.csv", help="Where the reports go.")],
+    outside: Annotated[
+        str,
+        typer.Option(
+            "--outside",
+            metavar="nearest|drop|error",
+            help="Points outside grid or region: report from the nearest record, leave out, or refuse.",
+        ),
+    ] = "nearest",
+    remap: Annotated[bool, typer.Option("--remap", help="Apply what `remap` has left in the store.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Obfuscate locations: one exact, independent draw for every point."""
+    from mdpext_dask.batch import sample_file
+
+    show(sample_file(store, points, output, outside, remap=remap), as_json)
