@@ -101,6 +101,26 @@ class GuaranteeViolation(MdpextError):
         self.worst = dict(worst or {})
 
 
+class BudgetExceeded(MdpextError):
+    """A release would be one more than was promised for its user; nothing has been released or charged.
+
+    Like a :class:`GuaranteeViolation` it stands for a promise that would be broken, and not for bad input.
+
+    Parameters
+    ----------
+    message
+        One line for the user.
+    users
+        How many users would exceed the limit.
+    """
+
+    exit_code = EXIT_GUARANTEE
+
+    def __init__(self, message: str, users: int = 1) -> None:
+        super().__init__(message)
+        self.users = users
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its name where there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0]

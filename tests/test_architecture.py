@@ -11,8 +11,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "mdpext_dask"
 # Each module imports only from those before it.
 ORDER = (
-    "errors", "complaints", "sections", "spec", "grid", "projection", "region", "tables", "roads",
-    "problem_file", "loss", "frame", "domain", "budget", "record_metrics", "graph_checks", "graph",
+    "errors", "limits", "complaints", "sections", "spec", "grid", "longitudes",
+    "projection", "tables", "extras", "reference_systems", "vector_files",
+    "region",
+    "points", "point_tables", "point_features", "point_files", "roads",
+    "problem_file", "loss", "frame",
+    "domain", "budget", "record_metrics", "graph_checks", "graph",
     "seed.model", "seed.highs", "seed.block_tridiagonal", "seed.grid_rows", "seed.pair_rows",
     "seed.columns", "seed.interior_point", "seed.cuts", "seed.solve", "extend.lattice", "extend.normalise",
     "extend.operator", "extend.log_convex", "extend.mcshane_whitney", "extend.choose",
@@ -28,9 +32,13 @@ ORDER = (
     "baselines.em", "baselines.sectors", "baselines.laplace", "baselines.remap",
     "baselines.dense_rows", "baselines.pair_rows", "baselines.lp", "baselines.lp_coarse", "baselines.panda",
     "baselines.copt",
-    "evaluate.quantiles", "evaluate.loss", "evaluate.spread", "evaluate.words", "evaluate.figure",
+    "evaluate.quantiles", "evaluate.loss", "evaluate.spread", "evaluate.words",
+    "evaluate.figure",
     "evaluate.remap", "evaluate.lattice_program", "evaluate.lattices", "evaluate.seed_dual",
-    "sampler", "mechanism", "batch", "scratch", "steady_clock", "dask_settings", "submit.manifests",
+    "entropy", "sampler", "sticky", "releases",
+    "mechanism",
+    "batch",
+    "scratch", "steady_clock", "dask_settings", "submit.manifests",
     "workers", "cluster",
     "progress", "forecast", "progress_lines", "progress_bar", "slopes", "trials",
     "cells.small_matrices", "cells.programs", "cells.fallback",
@@ -53,15 +61,31 @@ CONFINED = {
     "dask": {"workers", "cluster"},
     "dask_jobqueue": {"workers"},
     "dask_kubernetes": {"workers"},
-    "osmnx": {"roads"},
+    # These by name only, in functions (see `extras`).
+    "osmnx": set(),
+    "osmium": set(),
+    "pyogrio": set(),
+    "platformdirs": set(),
+    "geopandas": set(),
     "highspy": {"seed.highs"},
-    "pyarrow": {"foreign_tables"},
-    "shapely": {"region"},
-    "matplotlib": {"pictures", "audit.figure", "evaluate.figure", "compare.figure"},
+    "pyarrow": {"foreign_tables", "point_tables", "report_files"},
+    "rasterio": {"raster"},
+    "ijson": {"point_features"},
+    "shapely": {
+        "region", "polygon_files", "vector_files", "downloads", "point_tables", "evaluate.districts",
+    },
+    "matplotlib": {
+        "pictures", "maps", "plots", "audit.figure", "evaluate.figure", "compare.figure", "report.rasters",
+        "reporting",
+    },
+    "PIL": {"report.rasters"},
+    "jinja2": {"report.page", "reporting"},
+    "tomli_w": {"report.making", "reporting"},
     "typer": {"command_line.options", "command_line.making", "command_line.using", "cli"},
     "rich": {"console", "compare.screen", "progress_bar"},
     "yaml": {"submit.manifests"},
-}
+    "cryptography": {"entropy"},
+}  # fmt: skip
 
 
 @cache
@@ -117,6 +141,9 @@ def test_help_does_not_wait_for_heavy_libraries() -> None:
 
 
 def test_workers_do_not_load_what_only_the_client_needs() -> None:
-    unwanted = "{'osmnx', 'matplotlib', 'geopandas', 'shapely', 'pandas'}"
+    unwanted = (
+        "{'osmnx', 'matplotlib', 'geopandas', 'shapely', 'pandas', 'pyarrow', 'rasterio', 'ijson', 'osmium', "
+        "'pyogrio', 'requests'}"
+    )
     code = f"import sys, mdpext_dask.run; assert not {unwanted} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
