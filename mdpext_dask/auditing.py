@@ -34,7 +34,7 @@ _SAME_STORE = "fingerprint", "chunk_hashes"
 
 
 def audit(
-    subject: str | Path | ArrayLike,
+    subject: objects.WhereStored | ArrayLike,
     method: str | None = None,
     *,
     points: str | Path | ArrayLike | None = None,
@@ -43,7 +43,7 @@ def audit(
     tolerance: float = 0.0,
     sampling: Sampling | None = None,
     blocks: tuple[int, int] | None = None,
-    picture: Path | None = None,
+    picture: str | Path | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     observer: Observer = silent,
@@ -53,8 +53,8 @@ def audit(
     Parameters
     ----------
     subject
-        Path or URL of a mechanism store of ours; or rows of any mechanism, (records × outputs): an array, or
-        a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
+        Path or URL of a mechanism store of ours, or a mechanism that is open; or rows of any mechanism,
+        (records × outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
     method
         ``"certificate"``: a proof over all pairs in one pass, for records on a lattice. ``"exhaustive"``:
         every triple. ``"sampled"``: an estimate. ``"boundary"``: rows that blocks of a store share
@@ -101,9 +101,12 @@ def audit(
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
+    picture = None if picture is None else Path(picture)
     work = _Work(method, sampling, blocks, picture, Stages(observer))
     if picture is not None:
         check_picture(picture)
+    if isinstance(subject, objects.Addressed):
+        subject = subject.url
     if not isinstance(subject, str | Path | np.ndarray):
         subject = _array(subject, "the mechanism")
     if points is not None and not isinstance(points, str | Path):

@@ -9,12 +9,12 @@ from mdpext_dask import rates
 from mdpext_dask.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.cluster import WINDOW, WINDOW_OF_WORKER
-from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.frame import FileFrame, Frame, build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.needs import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
+from mdpext_dask.outputs import check_counts, output_count
 from mdpext_dask.partition import FLOAT64, Plan
 from mdpext_dask.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.seeding import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES

@@ -1,22 +1,20 @@
 """From a job to numbers: outputs, prior, tasks and loss on the grid of a frame."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError
 from mdpext_dask.frame import FileFrame, Frame, build_frame
 from mdpext_dask.grid import Grid
+from mdpext_dask.job_points import STREAM_TASKS, generator_of, nearest_nodes, read_places, shares
 from mdpext_dask.loss import EuclideanLoss, TableLoss, TravelLoss
+from mdpext_dask.outputs import check_counts, choose_outputs, output_count
+from mdpext_dask.priors import in_region, make_prior
 from mdpext_dask.projection import Projection
-from mdpext_dask.roads import points_path
 from mdpext_dask.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
-from mdpext_dask.tables import Points, read_points
-
-# Independent streams for what is drawn, so that changing one number redraws one thing.
-_STREAM_OUTPUTS, _STREAM_TASKS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,8 @@ class Domain:
         The loss between records and outputs.
     notes
         What a user should know: parts of the network dropped, prior points outside.
+    downloads
+        SHA-256 of what was downloaded for it, by the key of the job that names the place.
     """
 
     projection: Projection | None
@@ -53,6 +53,7 @@ class Domain:
     prior: NDArray[np.float64]
     loss: TravelLoss | EuclideanLoss | TableLoss
     notes: tuple[str, ...]
+    downloads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:
@@ -79,12 +80,13 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
             f"{network.nodes_read} nodes"
         )
     check_counts(spec, frame)
-    output_xy, output_node = _choose_outputs(spec, frame)
-    check_min_probability(spec.privacy.min_probability, len(output_xy))
-    prior, dropped = _make_prior(spec, frame)
-    notes += _prior_note(dropped)
-    prior, outside = _in_region(prior, frame)
-    notes += outside
+    # Before the prior is made, which may take longer.
+    check_min_probability(spec.privacy.min_probability, output_count(spec, frame))
+    prior, found = make_prior(spec, frame)
+    prior, outside = in_region(prior, frame)
+    outputs = choose_outputs(spec, frame, prior)
+    notes += [*outputs.notes, *found, *outside]
+    output_xy = outputs.xy_km
     loss: TravelLoss | EuclideanLoss = EuclideanLoss(output_xy)
     if spec.loss.kind == "travel":
         task_node, task_weight = _choose_tasks(spec, frame)
@@ -92,7 +94,7 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
             node_xy_km=frame.node_xy_km,
             task_distance_km=network.distances_to(task_node, directed=spec.loss.directed),
             task_weight=task_weight,
-            output_node=output_node,
+            output_node=outputs.node,
         )
     return Domain(
         projection=frame.projection,
@@ -104,6 +106,7 @@ def build_domain(spec: JobSpec, frame: Frame | FileFrame | None = None) -> Domai
         prior=prior,
         loss=loss,
         notes=tuple(notes),
+        downloads=frame.downloads,
     )
 
 
@@ -113,9 +116,9 @@ def _domain_of_file(spec: JobSpec, frame: FileFrame) -> Domain:
     check_min_probability(spec.privacy.min_probability, len(outputs))
     prior, notes = problem.prior, problem.notes
     if spec.prior.kind != FROM_LOSS_FILE:
-        prior, dropped = _make_prior(spec, frame)
-        notes += _prior_note(dropped)
-    prior, outside = _in_region(prior, frame)
+        prior, found = make_prior(spec, frame)
+        notes += found
+    prior, outside = in_region(prior, frame)
     return Domain(
         projection=projection,
         distortion=frame.distortion,
@@ -126,159 +129,22 @@ def _domain_of_file(spec: JobSpec, frame: FileFrame) -> Domain:
         prior=prior,
         loss=TableLoss(frame.grid, problem.read_loss()),
         notes=(*frame.notes, *notes, *outside),
+        downloads=frame.downloads,
     )
-
-
-def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
-    """Return K without drawing anything.
-
-    Raises
-    ------
-    SpecError, DataError
-        If the outputs' file cannot be read.
-    """
-    if isinstance(frame, FileFrame):
-        return len(frame.problem.output_xy_km)
-    if spec.outputs.choose == "seeds":
-        return int(frame.corners_kept.sum())
-    if spec.outputs.choose == "file":
-        return len(_read_file(spec.outputs.file, "outputs.file", weights=False).coordinates)
-    assert spec.outputs.count is not None  # the job file's validation sees to it
-    return spec.outputs.count
-
-
-def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
-    """Refuse to draw more outputs or tasks than there are road nodes in the box, or the region.
-
-    With a loss file nothing is drawn.
-
-    Raises
-    ------
-    DataError
-        With both numbers.
-    """
-    if isinstance(frame, FileFrame):
-        return
-    available = len(frame.nodes_inside)
-    wanted = [("outputs.count", spec.outputs.count or 0)]
-    if spec.loss.kind == "travel" and spec.loss.tasks_file is None:
-        wanted.append(("loss.tasks", spec.loss.tasks))
-    for key, count in wanted:
-        if count > available:
-            place = "box" if spec.domain.region is None else "region"
-            raise DataError(f"{key}: {count} are wanted, but the {place} holds only {available} road nodes")
-
-
-def _generator(seed: int, stream: int) -> np.random.Generator:
-    return np.random.default_rng([seed, stream])
-
-
-def _choose_outputs(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Return the outputs, float64 of shape (K, 2) in km, and the nearest road node of each."""
-    if spec.outputs.choose == "road-nodes":
-        generator = _generator(spec.outputs.random_seed, _STREAM_OUTPUTS)
-        node = np.sort(generator.choice(frame.nodes_inside, size=spec.outputs.count, replace=False))
-        return frame.node_xy_km[node], node
-    if spec.outputs.choose == "seeds":
-        xy = frame.grid.seeds_xy_km()[frame.corners_kept.ravel()]
-    else:
-        points = _read_file(spec.outputs.file, "outputs.file", weights=False)
-        xy = _in_plane(points, frame.projection)
-        outside = ~frame.grid.box.contains(xy)
-        if outside.any():
-            row = int(np.argmax(outside))
-            raise DataError(
-                f"outputs.file: {spec.outputs.file}: {int(outside.sum())} of {len(xy)} outputs lie "
-                f"outside the grid, the first in row {row + 1} at x = {xy[row, 0]:.3f} km, "
-                f"y = {xy[row, 1]:.3f} km"
-            )
-        if len(np.unique(xy, axis=0)) < len(xy):
-            raise DataError(f"outputs.file: {spec.outputs.file}: two outputs are the same place")
-    return xy, _nearest_nodes(frame, xy)
 
 
 def _choose_tasks(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the tasks' road nodes, shape (Q,), and their weights, summing to 1."""
     if spec.loss.tasks_file is not None:
-        points = _read_file(spec.loss.tasks_file, "loss.tasks_file")
-        xy = _in_plane(points, frame.projection)
+        xy, weight = read_places(spec.loss.tasks_file, "loss.tasks_file", frame)
         outside = ~frame.grid.box.contains(xy)
         if outside.any():
             raise DataError(
                 f"loss.tasks_file: {spec.loss.tasks_file}: {int(outside.sum())} of {len(xy)} tasks lie "
                 "outside the grid"
             )
-        return _nearest_nodes(frame, xy), _shares(points.weight)
+        return nearest_nodes(frame, xy), shares(weight)
     count = spec.loss.tasks
-    generator = _generator(spec.loss.random_seed, _STREAM_TASKS)
+    generator = generator_of(spec.loss.random_seed, STREAM_TASKS)
     node = np.sort(generator.choice(frame.nodes_inside, size=count, replace=False))
     return node, np.full(count, 1 / count)
-
-
-def _shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return weights that add up to 1, however large they are."""
-    relative = weight / weight.max()
-    return np.asarray(relative / relative.sum())
-
-
-def _nearest_nodes(frame: Frame, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.asarray(KDTree(frame.node_xy_km).query(xy_km)[1], dtype=np.intp)
-
-
-def _prior_note(dropped: int) -> tuple[str, ...]:
-    return (f"{dropped} prior points lie outside the grid and were left out",) if dropped else ()
-
-
-def _make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.float64], int]:
-    """Return π on the fine lattice and the number of prior points outside the grid."""
-    grid = frame.grid
-    if spec.prior.kind == "uniform":
-        return np.full(grid.shape, 1 / grid.records), 0
-    if isinstance(frame, Frame) and spec.prior.kind == "road-nodes":
-        xy = frame.node_xy_km[frame.nodes_inside]
-        weight = np.ones(len(xy))
-    else:
-        points = _read_file(spec.prior.file, "prior.file")
-        if frame.projection is None and not points.planar:
-            raise DataError(
-                f"prior.file: {spec.prior.file}: has columns lon,lat, but the loss file has no centre to "
-                "place them by; use x_km,y_km"
-            )
-        xy, weight = _in_plane(points, frame.projection), _shares(points.weight)
-    i, j, inside = grid.nearest_records(xy)
-    if not weight[inside].any():
-        raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
-    # bincount adds in the order of the points, so the prior is the same on every machine.
-    record = i[inside] * grid.shape[1] + j[inside]
-    counted = np.bincount(record, weights=weight[inside], minlength=grid.records)
-    flat = np.asarray(counted, dtype=np.float64)  # which it is; the weights are
-    flat /= flat.sum()  # in place: of very many records one such array is much
-    return flat.reshape(grid.shape), int((~inside).sum())
-
-
-def _in_region(
-    prior: NDArray[np.float64], frame: Frame | FileFrame
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return π with nothing outside the region, summing to 1, and a note on how much that was."""
-    if frame.kept.all():
-        return prior, ()
-    kept = np.where(frame.grid.vertices_of(frame.kept), prior, 0.0)
-    total = float(kept.sum())
-    if total == 0:
-        raise DataError("domain.region: all of the prior lies outside the region")
-    dropped = max(1 - total / float(prior.sum()), 0.0)
-    note = (f"{dropped:.2%} of the prior lies outside the region and was left out",) if dropped > 0 else ()
-    kept /= total
-    return kept, note
-
-
-def _read_file(name: str | None, key: str, *, weights: bool = True) -> Points:
-    assert name is not None  # the job file's validation sees to it
-    return read_points(points_path(name, key), weights=weights)
-
-
-def _in_plane(points: Points, projection: Projection | None) -> NDArray[np.float64]:
-    if points.planar:
-        return points.coordinates
-    assert projection is not None  # who may have none has asked for points in the plane
-    return projection.to_plane(points.coordinates)

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 from zarr.storage import FsspecStore
 
-from mdpext_dask.errors import StoreError, first_line
+from mdpext_dask.errors import StoreAccessError, StoreError, first_line
 
 _S3, _PLAIN_HTTP = ("s3", "s3a"), ("http", "https")
 # Of the package, by protocol; which driver another protocol needs is for fsspec to say.
@@ -63,6 +63,8 @@ def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_se
     StoreError
         If the protocol is not known, its driver is not installed, it is to be written and cannot be, or there
         is a password in the URL.
+    StoreAccessError
+        If its driver connects at once, and nothing answers.
     """
     check_no_password(url)
     if is_plain_http(url) and not read_only:
@@ -82,6 +84,8 @@ def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_se
         raise StoreError(f"{url}: the driver is not installed: {first_line(error)}{hint}") from None
     except (ValueError, TypeError) as error:
         raise StoreError(f"{url}: cannot be opened: {first_line(error)}") from None
+    except OSError as error:  # some drivers connect at once
+        raise StoreAccessError(f"{url}: does not answer: {first_line(error)}", transient=True) from None
     if protocol in _S3:
         store.fs.retries = 1
     return store

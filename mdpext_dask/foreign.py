@@ -16,7 +16,8 @@ from mdpext_dask import objects
 from mdpext_dask.errors import DataError
 from mdpext_dask.foreign_arrays import read_npy, read_npz, read_zarr
 from mdpext_dask.foreign_rows import Places, reading
-from mdpext_dask.foreign_tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_csv, read_parquet, read_points
+from mdpext_dask.foreign_tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_csv, read_parquet
+from mdpext_dask.point_files import read_points
 
 _READERS = {
     ".npy": read_npy,
@@ -61,7 +62,7 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     path
         The file or folder, or the URL of a Zarr hierarchy.
     points
-        CSV or Parquet file with columns x_km,y_km or lon,lat, its rows in the order of the records; it
+        CSV, Parquet or GeoJSON file of points in km or degrees, its rows in the order of the records; it
         counts for more than coordinates beside the mechanism, which are then not read.
     folder
         Scratch folder of the caller, made if need be: what cannot be used where it lies is converted into a
@@ -80,7 +81,9 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     places = None
     check_exists(path)
     if points is not None:
-        places = read_points(points.expanduser())
+        points = points.expanduser()
+        there = read_points(points, weights=False)
+        places = Places(there.coordinates, there.planar, str(points))
     rows, found = _read(path, place, folder, places)
     return ForeignMechanism(
         rows=rows,

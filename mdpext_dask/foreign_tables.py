@@ -18,7 +18,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask import tables
 from mdpext_dask.errors import DataError
 from mdpext_dask.foreign_rows import (
     Places,
@@ -73,38 +72,6 @@ class _Piece:
     coordinates: NDArray[np.float64]
     record: NDArray[np.float64]
     lines: NDArray[np.int64]
-
-
-def read_points(path: Path) -> Places:
-    """Read where the records are from a CSV or Parquet file with columns x_km,y_km or lon,lat.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, has no such columns, or a coordinate is not a number or out of range.
-    """
-    name, source = path.name.lower(), str(path)
-    if not path.exists():
-        raise DataError(f"{path}: no such file")
-    if name.endswith(CSV_SUFFIXES):
-        points = tables.read_points(path, weights=False)
-        return Places(points.coordinates, points.planar, source)
-    if not name.endswith(PARQUET_SUFFIXES):
-        raise DataError(f"{path}: points are read from {', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}")
-    with reading(source, "Parquet file"), _parquet(path) as file:
-        names = list(map(str, file.schema_arrow.names))
-        pair = next((pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)), None)
-        if pair is None:
-            raise DataError(
-                f"{source}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names)}"
-            )
-        if sum(map(names.count, pair)) > 2:
-            raise DataError(f"{source}: two columns have the name {max(pair, key=names.count)}")
-        coordinates = [np.empty((0, 2))]
-        for batch in file.iter_batches(columns=list(pair)):
-            columns = [_column(batch.column(name), name, source) for name in pair]
-            coordinates.append(np.stack(columns, axis=-1).astype(np.float64))
-    return check_places(Places(np.concatenate(coordinates), pair == PLANAR, source))
 
 
 def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:

@@ -1,15 +1,18 @@
 """The cheap part of a problem: network or loss file, projection, region and grid."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.downloads import digests
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.grid import Box, Grid, least_rectangle_deg
+from mdpext_dask.longitudes import Degrees, between, east_of
 from mdpext_dask.problem_file import ProblemFile, read_problem
 from mdpext_dask.projection import Projection
-from mdpext_dask.region import Region, read_region
+from mdpext_dask.region import Region, outlined, read_region
 from mdpext_dask.roads import RoadNetwork, read_roads
 from mdpext_dask.spec import JobSpec
 
@@ -36,6 +39,8 @@ class Frame:
         Indices of the nodes inside the box that the job names and, with a region, in a kept source cell.
     notes
         What a user should know.
+    downloads
+        SHA-256 of what was downloaded for it, by the key of the job that names the place.
     """
 
     network: RoadNetwork
@@ -46,6 +51,7 @@ class Frame:
     node_xy_km: NDArray[np.float64]
     nodes_inside: NDArray[np.intp]
     notes: tuple[str, ...]
+    downloads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def corners_kept(self) -> NDArray[np.bool_]:
@@ -71,6 +77,8 @@ class FileFrame:
         Source cells that meet the region, bool of shape (cells_x, cells_y); all of them without a region.
     notes
         What a user should know.
+    downloads
+        SHA-256 of what was downloaded for it, by the key of the job that names the place.
     """
 
     problem: ProblemFile
@@ -79,6 +87,13 @@ class FileFrame:
     grid: Grid
     kept: NDArray[np.bool_]
     notes: tuple[str, ...]
+    downloads: Mapping[str, str] = field(default_factory=dict)
+
+
+def downloads_of(spec: JobSpec) -> dict[str, str]:
+    """Return the SHA-256 of what the cache holds of the places that a job names, by the key that does."""
+    domain = spec.domain
+    return digests(domain.place, outlined(domain.region, domain.place))
 
 
 def build_frame(spec: JobSpec) -> Frame | FileFrame:
@@ -94,7 +109,7 @@ def build_frame(spec: JobSpec) -> Frame | FileFrame:
     assert spec.domain.cell_km is not None  # the job file's validation sees to it
     network = _read_network(spec)
     bbox = spec.domain.bbox
-    region = None if spec.domain.region is None else read_region(spec.domain.region)
+    region = None if spec.domain.region is None else read_region(spec.domain.region, spec.domain.place)
     if region is not None and bbox is not None:
         region = region.within(bbox)
     within = _nodes_in_box(network, bbox)
@@ -125,7 +140,8 @@ def build_frame(spec: JobSpec) -> Frame | FileFrame:
         kept=kept,
         node_xy_km=node_xy,
         nodes_inside=within,
-        notes=() if region is None else region.notes,
+        notes=network.notes + (() if region is None else region.notes),
+        downloads=downloads_of(spec),
     )
 
 
@@ -163,12 +179,13 @@ def _file_frame(spec: JobSpec) -> FileFrame:
         grid=grid,
         kept=kept,
         notes=() if region is None else region.notes,
+        downloads=downloads_of(spec),
     )
 
 
 def _read_network(spec: JobSpec) -> RoadNetwork:
     directed = spec.loss.kind == "travel" and spec.loss.directed
-    network = read_roads(spec.domain.roads, spec.domain.place)
+    network = read_roads(spec.domain.roads, spec.domain.place, spec.domain.bbox)
     if directed and not network.directions_known:
         raise SpecError(
             f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
@@ -176,15 +193,13 @@ def _read_network(spec: JobSpec) -> RoadNetwork:
     return network.largest_connected_part(directed=directed)
 
 
-def _nodes_in_box(
-    network: RoadNetwork, degrees: tuple[float, float, float, float] | None
-) -> NDArray[np.intp]:
+def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.intp]:
     """Return the indices of the nodes in a box given in degrees; of all of them without one."""
     if degrees is None:
         return np.arange(network.nodes)
     lon, lat = network.lonlat.T
     west, south, east, north = degrees
-    inside = np.flatnonzero((lon >= west) & (lon <= east) & (lat >= south) & (lat <= north))
+    inside = np.flatnonzero(between(lon, west, east) & (lat >= south) & (lat <= north))
     if len(inside) == 0:
         raise DataError(
             f"domain.bbox: no road within reach: none of the {network.nodes} road nodes lies in "
@@ -211,9 +226,10 @@ def _kept_cells(region: Region | None, grid: Grid, projection: Projection | None
     return region.cells(grid, projection)
 
 
-def _projected_box(projection: Projection, degrees: tuple[float, float, float, float]) -> Box:
+def _projected_box(projection: Projection, degrees: Degrees) -> Box:
     """Return the box in the plane around a box in degrees; its curved sides are sampled."""
-    west, south, east, north = degrees
+    west, south, north = degrees[0], degrees[1], degrees[3]
+    east = east_of(west, degrees[2])
     along = np.linspace(0, 1, 65)
     lon, lat = west + along * (east - west), south + along * (north - south)
     border = np.concatenate(

@@ -6,15 +6,18 @@ Index order is x first everywhere: record ``(i, j)`` lies at ``(x[i], y[j])`` an
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import ConvexHull, QhullError
 
+from mdpext_dask.coarse import coarse_indices
 from mdpext_dask.errors import SpecError
 
 # A box whose side is a whole number of cells must not gain a cell through rounding ...
 _ROUNDING_CELLS = 1e-9
+# Seeds are listed, and solved for, one by one.
+_MOST_CELLS = 1e8
 # ... and a place on its border must not fall out of it: a millimetre is nothing to anybody.
 _BORDER_KM = 1e-6
 # Rectangles whose areas differ by no more than rounding are alike, and the least turned of them is taken.
@@ -53,7 +56,7 @@ class Box:
         high = np.array([self.east_km, self.north_km]) + _BORDER_KM
         return np.asarray(((xy_km >= low) & (xy_km <= high)).all(axis=1))
 
-    @property
+    @cached_property
     def radius_km(self) -> float:
         """Radius, in km, of the disc around the origin of the plane that holds the box."""
         return math.hypot(
@@ -91,12 +94,17 @@ class Grid:
         Raises
         ------
         SpecError
-            If a source cell is larger than the box.
+            If a source cell is larger than the box, or there would be so many that nobody could list them.
         """
         if cell_km > min(box.width_km, box.height_km) * (1 + _ROUNDING_CELLS):
             raise SpecError(
                 f"domain.cell_km: a source cell of {cell_km:g} km is larger than the box of "
                 f"{box.width_km:.3f} km x {box.height_km:.3f} km"
+            )
+        if not (cells := (box.width_km / cell_km) * (box.height_km / cell_km)) <= _MOST_CELLS:
+            raise SpecError(
+                f"domain.cell_km: source cells of {cell_km:g} km would be {cells:.1e} in a box of "
+                f"{box.width_km:.3f} km x {box.height_km:.3f} km; at most {_MOST_CELLS:.0e} can be"
             )
         return cls(
             west_km=box.west_km,
@@ -107,12 +115,12 @@ class Grid:
             refine=refine,
         )
 
-    @property
+    @cached_property
     def factor(self) -> int:
         """Refinement factor F: fine steps along one side of a source cell."""
         return math.prod(self.refine)
 
-    @property
+    @cached_property
     def spacing_km(self) -> float:
         """Fine spacing h = h_0 / F, in km."""
         return self.cell_km / self.factor
@@ -132,7 +140,7 @@ class Grid:
         """Number J of seeds."""
         return math.prod(self.seeds_shape)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """Records to the east and to the north."""
         return self.cells_x * self.factor + 1, self.cells_y * self.factor + 1
@@ -142,7 +150,7 @@ class Grid:
         """Number N of records."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def box(self) -> Box:
         """The closed rectangle that the grid covers."""
         return Box(
@@ -191,13 +199,38 @@ class Grid:
         inside
             Whether the point lies in the rectangle, bool of shape (n,).
         """
-        inside = self.box.contains(xy_km)
-        box = self.box
-        corner = np.array([box.west_km, box.south_km])
-        clamped = np.clip(xy_km, corner, (box.east_km, box.north_km))
-        steps = np.rint((clamped - corner) / self.spacing_km)
-        nearest = np.minimum(steps, np.array(self.shape) - 1).astype(np.intp)
-        return nearest[:, 0], nearest[:, 1], inside
+        i, j = self.coarse_records(xy_km, 1)
+        return i, j, self.box.contains(xy_km)
+
+    def coarse_records(
+        self, xy_km: NDArray[np.float64], steps: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the nearest record of each point, of only every so manyeth along both axes, and the last.
+
+        Parameters
+        ----------
+        xy_km
+            Points, float64 of shape (n, 2), in km; outside the rectangle they are clamped to it first.
+        steps
+            Of how many steps of the lattice; see :mod:`mdpext_dask.coarse`.
+        """
+        box, indices = self.box, []
+        sides = ((box.west_km, box.east_km), (box.south_km, box.north_km))
+        for axis, (first, last) in enumerate(sides):
+            position = (np.clip(xy_km[:, axis], first, last) - first) / self.spacing_km
+            indices.append(coarse_indices(position, steps, self.shape[axis] - 1))
+        return indices[0], indices[1]
+
+    def record_at(self, x_km: float, y_km: float, steps: int = 1) -> tuple[int, int]:
+        """Return what :meth:`coarse_records` does for one point, in less time."""
+        box, (rows, columns) = self.box, self.shape
+        across = (min(max(x_km, box.west_km), box.east_km) - box.west_km) / self.spacing_km
+        along = (min(max(y_km, box.south_km), box.north_km) - box.south_km) / self.spacing_km
+        # round() is np.rint(), to even.
+        return (
+            min(round(across / steps) * steps, rows - 1),
+            min(round(along / steps) * steps, columns - 1),
+        )
 
     def vertices_of(self, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which records are vertices, corners or fine ones, of some of the source cells.
@@ -275,6 +308,8 @@ def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:
     -------
     The direction of the side that is closest to the first axis, in [-45, 45).
     """
+    from scipy.spatial import ConvexHull, QhullError  # sampling needs a grid, and need not wait for this
+
     try:
         hull = xy_km[ConvexHull(xy_km).vertices]
     except (QhullError, ValueError):

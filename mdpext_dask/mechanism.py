@@ -1,24 +1,24 @@
 """A finished mechanism: look up rows, sample reported places."""
 
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from mdpext_dask import integrity, objects
-from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError
-from mdpext_dask.remap import merge_columns, read_remap
+from mdpext_dask.draws import RowCache, draw_many, require_same
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError
+from mdpext_dask.record_lookup import Places
+from mdpext_dask.remap import content_of, merge_columns, read_remap
+from mdpext_dask.reporter import Numbers, OutsideRule, Reporter
 from mdpext_dask.rows import rows_at
-from mdpext_dask.sampler import integer_weights, sample_outputs, sample_row
+from mdpext_dask.sampler import integer_weights
+from mdpext_dask.shown import card_of, column_of
 from mdpext_dask.store import COMPLETE, REFUSED, MechanismStore
-from mdpext_dask.tables import check_degrees
 
-# Probabilities that are looked up together; bounds the memory of a batch.
-_BATCH_ELEMENTS = 4_000_000
-# What a batch does with points outside the grid, or outside the region.
-OutsideRule = Literal["nearest", "drop", "error"]
+__all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
 
 def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False) -> "Mechanism":
@@ -74,7 +74,7 @@ def check_finished(store: MechanismStore) -> None:
         )
 
 
-class Mechanism:
+class Mechanism(Reporter):
     """A certified mechanism; made by :func:`open_mechanism`.
 
     A location is first moved to its nearest record, at most `max_quantisation_km` away. Locations outside
@@ -86,17 +86,30 @@ class Mechanism:
     With a remap, another output may be reported instead of one that is drawn. That is post-processing: the
     guarantee stays what it is, whatever the remap says.
 
+    A store that is replaced, refused or deleted while it is open gives no rows any more but those that have
+    been read; there is an error that says so.
+
+    Every draw is a release of its own, and n of them are n ε. Two things help those who report again and
+    again: with a key (`sticky`) a user's answer at a record is always the same (:mod:`mdpext_dask.sticky`),
+    and a ledger (`budget`) refuses what exceeds a number of releases (:mod:`mdpext_dask.releases`).
+
     A mechanism from a loss file that does not say where on Earth its plane lies is *planar*: places and
     reports are x and y in km, and so is the distance of the promise.
     """
 
     def __init__(self, store: MechanismStore, remap: NDArray[np.intp] | None = None) -> None:
-        self._store = store
-        self._grid, self._kept = store.grid, store.kept
-        self._projection = store.projection
-        self._remap = np.arange(store.outputs) if remap is None else remap
-        self._output_lonlat = np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1)
-        self._output_xy_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        self._store, self._rows = store, RowCache(store)
+        super().__init__(
+            Places(store.url, store.grid, store.kept, store.projection, store.metric_p),
+            np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1),
+            np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
+            remap,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the store is: its path or URL."""
+        return self._store.url
 
     @property
     def epsilon_per_km(self) -> float:
@@ -109,11 +122,6 @@ class Mechanism:
         return float(self._store.attributes["epsilon_certified"])
 
     @property
-    def metric_p(self) -> float:
-        """Exponent of the metric."""
-        return self._store.metric_p
-
-    @property
     def max_quantisation_km(self) -> float:
         """Largest distance ρ = ‖(h/2, h/2)‖_p, in km, from a location in the grid to its record.
 
@@ -121,20 +129,16 @@ class Mechanism:
         """
         return float(self._store.attributes["quantisation_km"])
 
-    @property
-    def output_lonlat(self) -> NDArray[np.float64]:
-        """Outputs, lon and lat in degrees, float64 of shape (K, 2); not-a-number where it is planar."""
-        return self._output_lonlat.copy()
+    @cached_property
+    def content_sha256(self) -> str:
+        """Digest of the certified bytes: what a sticky answer takes for the identity of the mechanism.
 
-    @property
-    def output_xy_km(self) -> NDArray[np.float64]:
-        """Outputs in the plane, x and y in km, float64 of shape (K, 2)."""
-        return self._output_xy_km.copy()
-
-    @property
-    def planar(self) -> bool:
-        """Whether places and reports are x and y in km, with no longitude and latitude."""
-        return self._projection is None
+        Raises
+        ------
+        StoreError
+            If the store does not say.
+        """
+        return content_of(self._store)
 
     @property
     def dataset(self) -> xr.Dataset:
@@ -167,10 +171,12 @@ class Mechanism:
         ------
         SpecError
             If the place is not given in one of these ways.
+        StoreError
+            If the row cannot be read, or the store is not the one any more that was opened.
         """
-        point = self._one_point(lon, lat, x_km, y_km)
-        i, j, _ = self._grid.nearest_records(point)
-        stored = rows_at(self._store, i, j)[0]
+        i, j = self._places.record(self._places.one(lon, lat, x_km, y_km), None)
+        stored = rows_at(self._store, np.array([i]), np.array([j]))[0]
+        require_same(self._store)
         # Whole numbers below 2^62, so that what becomes one output is added up exactly.
         weights = merge_columns(integer_weights(stored), self._remap).astype(np.float64)
         return xr.DataArray(
@@ -182,137 +188,44 @@ class Mechanism:
                 "output_lat": ("output", self._output_lonlat[:, 1]),
                 "output_x": ("output", self._output_xy_km[:, 0]),
                 "output_y": ("output", self._output_xy_km[:, 1]),
-                "x": float(self._grid.x_km()[i[0]]),
-                "y": float(self._grid.y_km()[j[0]]),
+                "x": float(self._places.grid.x_km()[i]),
+                "y": float(self._places.grid.y_km()[j]),
             },
             name="probability",
             attrs={"long_name": "probability of reporting the output", "units": "1"},
         )
 
-    def sample(
-        self,
-        *,
-        lon: float | None = None,
-        lat: float | None = None,
-        x_km: float | None = None,
-        y_km: float | None = None,
-        n: int = 1,
-    ) -> NDArray[np.float64]:
-        """Return `n` independent reported places for one true place, shape (n, 2).
+    def column(self, output: int, *, step: int = 1) -> xr.DataArray:
+        """Return M(y|·) of one output over the records, float64, as stored; not-a-number where none is.
 
-        They are lon and lat in degrees; of a planar mechanism, x and y in km. Every one of them is a
-        release of its own: n of them together are n ε, not ε.
-
-        Raises
-        ------
-        SpecError
-            If `n` is not a positive whole number, or the place is not given in one way.
-        """
-        if not isinstance(n, int) or n < 1:
-            raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
-        i, j, _ = self._grid.nearest_records(self._one_point(lon, lat, x_km, y_km))
-        reported = self._output_xy_km if self.planar else self._output_lonlat
-        return np.asarray(reported[self._remap[sample_row(rows_at(self._store, i, j)[0], n)]])
-
-    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
-        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
-        if self._projection is None or not (np.abs(coordinates) <= (180, 90)).all():
-            return False
-        return bool(self._grid.box.contains(self._projection.to_plane(coordinates)).all())
-
-    def sample_points(
-        self,
-        coordinates: NDArray[np.float64],
-        *,
-        planar: bool = False,
-        outside: OutsideRule = "nearest",
-    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Draw one output for each of many places.
+        The whole store is read. With a remap, it is how likely the output is reported in the end.
 
         Parameters
         ----------
-        coordinates
-            float64 of shape (n, 2): lon and lat in degrees, or x and y in km.
-        planar
-            Whether they are x and y.
-        outside
-            Rule for places outside the grid, or whose nearest record lies outside the region: ``"nearest"``
-            reports from the nearest record of the whole grid (the guarantee still holds), ``"drop"`` gives -1
-            (which reveals that the place is outside), ``"error"`` refuses the batch.
-
-        Returns
-        -------
-        outputs
-            Output numbers, shape (n,); -1 where dropped.
-        was_outside
-            Which places lie outside, bool of shape (n,).
+        output
+            Which output, from 0.
+        step
+            Leaves out all records but every `step`-th along both axes.
 
         Raises
         ------
-        DataError
-            If a place is outside and the rule is ``"error"``, or a coordinate is not finite.
         SpecError
-            If places are in degrees and the mechanism is planar.
+            If there is no such output, or `step` is less than 1.
         """
-        if not np.isfinite(coordinates).all():
-            raise DataError("points: coordinates must be finite numbers")
-        if not planar:
-            check_degrees(coordinates, "points")
-        xy = coordinates if planar else self._in_plane(coordinates)
-        i, j, inside = self._grid.nearest_records(xy)
-        inside &= self._grid.are_vertices_of(self._kept, i, j)
-        if outside == "error" and not inside.all():
-            place = "grid" if self._kept.all() else "region"
-            raise DataError(
-                f"points: {int((~inside).sum())} of {len(inside)} lie outside the {place}, the first in "
-                f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"
-            )
-        outputs = np.full(len(xy), -1, dtype=np.intp)
-        wanted = np.flatnonzero(inside) if outside == "drop" else np.arange(len(xy))
-        # In the order of the records, so that a chunk is read once and not once a point.
-        wanted = wanted[np.lexsort((j[wanted], i[wanted]))]
-        batch = max(_BATCH_ELEMENTS // len(self._output_lonlat), 1)
-        for first in range(0, len(wanted), batch):
-            part = wanted[first : first + batch]
-            outputs[part] = self._remap[sample_outputs(rows_at(self._store, i[part], j[part]))]
-        return outputs, ~inside
+        return column_of(self._store, self._remap, output, step)
 
-    def _in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
+    def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
+        return self._rows.cumulative(i, j)
 
-        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
-        charged; for other p they are those of the plane.
-        """
-        if self._projection is None:
-            raise SpecError(
-                f"lon, lat: {self._store.url} is planar, its loss file has no centre_lon, centre_lat; give "
-                "x_km, y_km"
-            )
-        if self.metric_p == 2:
-            return self._projection.to_disc(lonlat, self._grid.box.radius_km)
-        xy = self._projection.to_plane(lonlat)
-        if not np.isfinite(xy).all():
-            raise DataError("points: a place on the other side of the Earth has no place in the plane")
-        return xy
+    def _draw_many(self, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
+        return draw_many(self._store, records, numbers)
 
-    def _one_point(
-        self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
-    ) -> NDArray[np.float64]:
-        degrees, plane = (lon, lat), (x_km, y_km)
-        if plane == (None, None) and None not in degrees:
-            point = np.array([degrees], dtype=np.float64)
-            if not (np.abs(point) <= (180, 90)).all():
-                raise SpecError(f"lon, lat: must be degrees, got {lon}, {lat}")
-            return self._in_plane(point)
-        if degrees == (None, None) and None not in plane:
-            point = np.array([plane], dtype=np.float64)
-            if not np.isfinite(point).all():
-                raise SpecError(f"x_km, y_km: must be finite, got {x_km}, {y_km}")
-            return point
-        raise SpecError("a place is given either by lon and lat or by x_km and y_km")
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the promise, the proof, the size; prior and outputs on a map."""
+        return card_of(self._store)
 
     def __repr__(self) -> str:
-        rows, columns = self._grid.shape
+        rows, columns = self._places.grid.shape
         return (
             f"<Mechanism {self._store.url}: {rows} x {columns} records, {len(self._output_lonlat)} "
             f"outputs, epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})>"

@@ -3,9 +3,9 @@
 import psutil
 
 from mdpext_dask.dask_settings import PAUSE
-from mdpext_dask.domain import output_count
 from mdpext_dask.errors import SpecError
 from mdpext_dask.frame import FileFrame, Frame
+from mdpext_dask.outputs import output_count
 from mdpext_dask.partition import FLOAT32, FLOAT64, Plan
 from mdpext_dask.spec import JobSpec
 from mdpext_dask.stored_loss import CACHE_BYTES

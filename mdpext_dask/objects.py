@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import zarr
 from zarr.abc.store import Store
@@ -32,6 +32,24 @@ LOCK = "lock.json"
 _REQUESTS_AT_ONCE = 64
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+@runtime_checkable
+class Addressed(Protocol):
+    """What knows where its store is, such as a mechanism that is open."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the store."""
+
+
+# How functions for users take a store.
+WhereStored = str | Path | Addressed
+
+
+def address_of(store: WhereStored) -> str:
+    """Return the path or URL of a store."""
+    return store.url if isinstance(store, Addressed) else str(store)
 
 
 def is_remote(url: str) -> bool:
@@ -56,6 +74,8 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
     ------
     StoreError
         If the URL's protocol is not known, its driver is not installed, or it cannot be written.
+    StoreAccessError
+        If its driver connects at once, and nothing answers.
     """
     if is_remote(url):
         return open_remote(url, read_only=read_only)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
+from mdpext_dask.longitudes import FULL_TURN, HALF_TURN, east_of
 
 # Beyond this, "planar distance" no longer says much about the ground.
 LARGEST_DISTORTION = 0.02
@@ -49,8 +50,9 @@ class Projection:
 
     @classmethod
     def centred_on(cls, west: float, south: float, east: float, north: float) -> "Projection":
-        """Return the projection centred on a box given in degrees."""
-        return cls(float(west + east) / 2, float(south + north) / 2)
+        """Return the projection centred on a box given in degrees, west > east across the antimeridian."""
+        lon = float(west + east_of(west, east)) / 2
+        return cls(lon - FULL_TURN if lon > HALF_TURN else lon, float(south + north) / 2)
 
     @property
     def definition(self) -> str:
@@ -70,6 +72,15 @@ class Projection:
         """Project points of shape (n, 2), lon and lat in degrees, to x and y in km."""
         x, y = self._proj(lonlat[:, 0], lonlat[:, 1])
         return self._turned(np.stack([x, y], axis=-1), -self.rotation_deg)
+
+    def point_to_plane(self, lon: float, lat: float) -> tuple[float, float]:
+        """Project one point, lon and lat in degrees: the same numbers as :meth:`to_plane`, in less time."""
+        x, y = self._proj(lon, lat)
+        if self.rotation_deg == 0:
+            return x, y
+        angle = math.radians(-self.rotation_deg)
+        cosine, sine = math.cos(angle), math.sin(angle)
+        return cosine * x - sine * y, sine * x + cosine * y
 
     def to_degrees(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return lon and lat in degrees of points of shape (n, 2) in km."""

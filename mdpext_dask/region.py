@@ -1,26 +1,32 @@
-"""A region: polygons of a GeoJSON file, and the source cells that meet them.
+"""A region: polygons of a file or of a place, and the source cells that meet them.
 
 A region says which records are kept. It does not change what is certified: the seed program and the
 certificate cover the whole rectangle around it, which is convex (PROOF.md, section 2).
 
 Sides of polygons are straight in longitude and latitude, as GeoJSON has it (RFC 7946); they are cut into
-short pieces before they are projected, so that they are in the right place in the plane as well.
+short pieces before they are projected, so that they are in the right place in the plane as well. Polygons
+across the antimeridian are cut there, as RFC 7946 (section 3.1.9) wants it; here the parts are put together
+again, with longitudes that go on beyond 180.
 """
 
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.downloads import outline_of_place
 from mdpext_dask.errors import DataError, first_line
 from mdpext_dask.grid import Box, Grid
+from mdpext_dask.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of
+from mdpext_dask.polygon_files import SUFFIXES, read_polygons
 from mdpext_dask.projection import LARGEST_RADIUS_KM, Projection
-from mdpext_dask.spec import BUILTIN_PREFIX
+from mdpext_dask.spec import BUILTIN_PREFIX, PLACE, PLACE_PREFIX
 
 # About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
 _PIECE_DEGREES = 0.01
@@ -40,9 +46,9 @@ class Region:
     Parameters
     ----------
     path
-        The file they come from.
+        The file they come from, or the place.
     shape
-        The polygons, as one Shapely geometry in degrees.
+        The polygons, as one Shapely geometry in degrees; across the antimeridian longitudes exceed 180.
     notes
         What a user should know.
     """
@@ -52,12 +58,12 @@ class Region:
     notes: tuple[str, ...]
 
     @property
-    def box_degrees(self) -> tuple[float, float, float, float]:
-        """West, south, east, north of the region, in degrees."""
+    def box_degrees(self) -> Degrees:
+        """West, south, east, north of the region, in degrees; west > east across the antimeridian."""
         west, south, east, north = map(float, self.shape.bounds)
-        return west, south, east, north
+        return west, south, east - FULL_TURN if east > HALF_TURN else east, north
 
-    def within(self, box: tuple[float, float, float, float]) -> "Region":
+    def within(self, box: Degrees) -> "Region":
         """Return the part of the region in a box: west, south, east, north in degrees.
 
         Raises
@@ -67,7 +73,14 @@ class Region:
         """
         import shapely
 
-        part = shapely.intersection(self.shape, shapely.box(*box))
+        west, south, east, north = box[0], box[1], east_of(box[0], box[2]), box[3]
+        # Both may go on beyond 180 degrees, or only one of them.
+        turns = [shapely.box(west + turn, south, east + turn, north) for turn in (0.0, FULL_TURN, -FULL_TURN)]
+        reached = [turn for turn in turns if shapely.box(*self.shape.bounds).intersects(turn)] or turns[:1]
+        part = shapely.intersection(self.shape, shapely.union_all(reached) if reached[1:] else reached[0])
+        if reached[1:]:
+            parts = shapely.get_parts(part)
+            part = _joined([polygon for polygon in parts if polygon.area > 0])
         if part.area == 0:
             raise DataError(
                 f"domain.region: {self.path}: lies outside domain.bbox {list(box)}; the region spans "
@@ -148,24 +161,31 @@ class Region:
         return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
 
 
-def read_region(name: str) -> Region:
-    """Read the polygons of a GeoJSON file; points and lines in it do not count.
+def read_region(name: str, place: str | None = None) -> Region:
+    """Read polygons from a GeoJSON file, a shapefile or a GeoPackage; points and lines do not count.
 
     Parameters
     ----------
     name
-        Path of the file.
+        Path of the file; ``"place"`` for the outline of `place`, ``"place:NAME"`` for that of another one.
+    place
+        The job's place, if it has one.
 
     Raises
     ------
     DataError
-        If it cannot be read, is not GeoJSON, holds no polygon, or one that is broken.
+        If it cannot be read, holds no polygon, or one that is broken.
+    SpecError
+        If it needs an extra that is not installed.
     """
-    import shapely
-
-    path = Path(name)
     if name.startswith(BUILTIN_PREFIX):
         raise DataError(f"domain.region: {name}: there are no built-in regions; give a path")
+    path = Path(name)
+    if (of := outlined(name, place)) is not None:
+        path, name = outline_of_place(of, "domain.region"), of
+    elif name.lower().endswith(SUFFIXES):
+        polygons, skipped = read_polygons(path)
+        return _region(name, polygons, skipped)
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=float)
     except FileNotFoundError:
@@ -182,11 +202,38 @@ def read_region(name: str) -> Region:
         raise DataError(
             f"domain.region: {path}: not a GeoJSON file: objects in objects without end"
         ) from None
+    return _region(name, polygons, reader.skipped)
+
+
+def outlined(name: str | None, place: str | None) -> str | None:
+    """Return the place whose outline a region is; None of a file, and without a region."""
+    if name == PLACE:
+        return place
+    return name.removeprefix(PLACE_PREFIX) if name is not None and name.startswith(PLACE_PREFIX) else None
+
+
+def _region(name: str, polygons: list[Any], skipped: int) -> Region:
     if not polygons:
-        raise DataError(f"domain.region: {path}: holds no polygons")
-    skipped = reader.skipped
-    notes = (f"{path}: points and lines do not count; {skipped} left out",) if skipped else ()
-    return Region(str(path), shapely.union_all(polygons), notes)
+        raise DataError(f"domain.region: {name}: holds no polygons")
+    notes = (f"{name}: points and lines do not count; {skipped} left out",) if skipped else ()
+    return Region(name, _joined(polygons), notes)
+
+
+def _joined(polygons: list[Any]) -> Any:
+    """Return one geometry of polygons in degrees, those beyond the antimeridian put where it goes on."""
+    import shapely
+
+    if polygons:
+        bounds = shapely.bounds(polygons)
+        west, east = arc(bounds[:, 0], bounds[:, 2])
+        if west > east:
+            turn = np.array([FULL_TURN, 0.0])
+            beyond = bounds[:, 0] < west
+            polygons = [
+                shapely.transform(polygon, lambda lonlat: lonlat + turn) if over else polygon
+                for polygon, over in zip(polygons, beyond, strict=True)
+            ]
+    return shapely.union_all(polygons)
 
 
 class _Reader:
@@ -249,6 +296,13 @@ class _Reader:
             raise self._bad(
                 f"a ring is not closed: it begins at {list(places[0])} and ends at {list(places[-1])}"
             )
+        for (lon, _), (to, _) in pairwise(places):
+            # Of what goes all the way round, sides may lie along the poles.
+            if abs(to - lon) > HALF_TURN and abs(lon) + abs(to) < FULL_TURN:
+                raise self._bad(
+                    f"a side goes from longitude {lon:g} to {to:g}, more than half-way round the Earth; "
+                    "polygons across the antimeridian must be cut there (RFC 7946, section 3.1.9)"
+                )
         return places
 
     def _place(self, position: Any) -> tuple[float, float]:

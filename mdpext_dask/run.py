@@ -4,6 +4,7 @@ Every function leaves the store in a state from which the next call goes on. Not
 before the certificate has passed on the bytes read back from the store.
 """
 
+from pathlib import Path
 from typing import Any
 
 from mdpext_dask import budget, locks, objects, receipts
@@ -13,15 +14,16 @@ from mdpext_dask.blocks import extension_of_store
 from mdpext_dask.boundary import BoundaryReport, check_boundaries
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.costs import ORDER, JobCosts
-from mdpext_dask.domain import Domain, build_domain, check_counts, output_count
+from mdpext_dask.domain import Domain, build_domain
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.evaluate.loss import expected_loss_block, finite
 from mdpext_dask.extend.choose import check_operator, is_own, operator_of
 from mdpext_dask.forecast import TOTAL
-from mdpext_dask.frame import build_frame
+from mdpext_dask.frame import build_frame, downloads_of
 from mdpext_dask.grid import Grid
 from mdpext_dask.integrity import CERTIFICATE, require_all_blocks
 from mdpext_dask.needs import check_memory, check_workers
+from mdpext_dask.outputs import check_counts, output_count
 from mdpext_dask.partition import Plan
 from mdpext_dask.progress import JobFinished, Note, Observer, Planned, TaskDone, silent
 from mdpext_dask.sections import LOG_CONVEX
@@ -38,7 +40,7 @@ STAGES = ("domain", "loss", "seed", "extend", "boundary", "audit", "evaluate")
 
 def build(
     spec: JobSpec,
-    url: str,
+    url: str | Path,
     *,
     overwrite: bool = False,
     workers: int | None = None,
@@ -46,14 +48,34 @@ def build(
 ) -> dict[str, Any]:
     """Do a whole job, or what is left of it, and return its summary.
 
+    Local processes start by importing the main module: in a script, keep the call under
+    ``if __name__ == "__main__":``. Notebooks need nothing of the kind.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    url
+        Where the store goes: a path, or a URL. A store of the same job is gone on with, or returned as it is.
+    overwrite
+        Whether another job's store in the same place is replaced.
+    workers
+        How many local processes, instead of the job's.
+    observer
+        Is told of progress; see :class:`mdpext_dask.progress_lines.PlainLines`.
+
+    Returns
+    -------
+    What ``mdpext run --json`` prints: state, sizes, ε promised and certified, expected loss, seconds.
+
     Raises
     ------
     MdpextError
         Bad input and an occupied store before any long work; :class:`GuaranteeViolation` if the
         finished store does not hold.
     """
-    spec = _on_workers(spec, workers, observer)
-    finished = _finished(spec, url, overwrite=overwrite)
+    url, spec = str(url), _on_workers(spec, workers, observer)
+    finished = _finished(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
@@ -93,7 +115,7 @@ def init(
 ) -> dict[str, Any]:
     """Create a store and solve its seed, so that :func:`partition` can begin."""
     spec = _on_workers(spec, workers, observer)
-    finished = _finished(spec, url, overwrite=overwrite)
+    finished = _finished(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
@@ -163,7 +185,7 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
     return summarise(store)
 
 
-def _finished(spec: JobSpec, url: str, *, overwrite: bool) -> MechanismStore | None:
+def _finished(spec: JobSpec, url: str, observer: Observer, *, overwrite: bool) -> MechanismStore | None:
     """Return the job's store if there is nothing left to do, so that it need not be written to.
 
     Raises
@@ -177,7 +199,19 @@ def _finished(spec: JobSpec, url: str, *, overwrite: bool) -> MechanismStore | N
         MechanismStore.check_room(url)
         return None
     found = MechanismStore.find(url, spec)
-    return found if found is not None and found.is_finished() else None
+    if found is None:
+        return None
+    # Places enter a job's identity by name. Its tables are in the store, so nothing is mixed, but it is told.
+    made_with = found.attributes.get("downloads", {})
+    for key, digest in downloads_of(spec).items():
+        if made_with.get(key, digest) != digest:
+            observer(
+                Note(
+                    f"{key}: {found.url} was made with another download than the cache now holds, and stays "
+                    "with it; --overwrite makes it anew"
+                )
+            )
+    return found if found.is_finished() else None
 
 
 # --- stages ---------------------------------------------------------------------------------------

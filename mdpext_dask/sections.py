@@ -6,17 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-# Probabilities are stored as float32; from 2^-36 upwards each is an integer multiple of 2^-60, which
-# is what makes exact integer sampling weights possible.
-SMALLEST_PROBABILITY = 2.0**-36
+from mdpext_dask.limits import SMALLEST_PROBABILITY
+
 # How seed rows may be extended, besides by an operator of the user's own.
 MCSHANE_WHITNEY = "mcshane-whitney"
 LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
 METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS)
 # The method that fits the seeds; a job that is read says which that is.
 FITTING = "auto"
-# A row's weights, in units of 2^-60, must add up within 64 bits; a normalised row's total is 1.
-LARGEST_TOTAL = 2.0
 # Half a turn either way is every direction twice.
 LARGEST_ROTATION_DEG = 180
 
@@ -50,7 +47,13 @@ class Section(BaseModel):
 
 
 class JobSection(Section):
-    """``[job]``: what the job is called; the default store is ``NAME.zarr``."""
+    """``[job]``: what the job is called.
+
+    Parameters
+    ----------
+    name
+        Letters, digits, dots, dashes and underscores; the default store is ``NAME.zarr``.
+    """
 
     name: str = Field(default="mechanism", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -64,14 +67,17 @@ class DomainSection(Section):
     Parameters
     ----------
     roads
-        ``builtin:manhattan``, a folder with ``nodes.csv.gz`` and ``edges.csv.gz``, or a GraphML file
+        ``builtin:manhattan``, a folder with ``nodes.csv.gz`` and ``edges.csv.gz``, an extract of
+        OpenStreetMap (``.osm.pbf``, ``.osm``, ``.osm.bz2``, ``.osm.gz``), or a GraphML file or GeoPackage
         saved by osmnx.
     place
-        Instead of `roads`: a place name that osmnx downloads.
+        Instead of `roads`: a place name that osmnx downloads, once.
     bbox
-        West, south, east, north in degrees; default: the box of the region, or else of the network's nodes.
+        West, south, east, north in degrees, west > east across the antimeridian; default: the box of the
+        region, or else of the network's nodes.
     region
-        GeoJSON file with the polygons that matter; default: all of the box.
+        Polygons that matter: a GeoJSON file, a shapefile or a GeoPackage, ``"place"`` for the outline of
+        `place`, or ``"place:NAME"`` for that of another one; default: all of the box.
     rotation_deg
         How far the grid is turned, counter-clockwise, in degrees; ``"auto"``: as far as the rectangle of
         least area around the region, or else around the road nodes.
@@ -105,9 +111,14 @@ class DomainSection(Section):
         if value is None:
             return None
         west, south, east, north = value
-        if not (-180 <= west < east <= 180 and -90 < south < north < 90):
+        if not (abs(west) <= 180 and abs(east) <= 180 and west != east and -90 < south < north < 90):
             raise ValueError(
                 "must be [west, south, east, north] in degrees with west < east and south < north"
+            )
+        if west > east and east + 360 - west > 180:
+            raise ValueError(
+                "must be [west, south, east, north] in degrees with west < east; west > east is for boxes "
+                f"across the antimeridian, where this one would be {east + 360 - west:g} degrees wide"
             )
         return value
 
@@ -115,11 +126,32 @@ class DomainSection(Section):
     def _one_source_of_roads(self) -> "DomainSection":
         if self.roads is not None and self.place is not None:
             raise ValueError("give exactly one of roads and place")
+        if self.region == "place" and self.place is None:
+            raise ValueError(
+                'region = "place" is the outline of place, which is not given; name one, as "place:NAME"'
+            )
+        if (
+            self.region is not None
+            and self.region.startswith("place:")
+            and not self.region.removeprefix("place:").strip()
+        ):
+            raise ValueError('region = "place:NAME" must name a place')
         return self
 
 
 class PrivacySection(Section):
-    """``[privacy]``: the promise. `epsilon_per_km` is in 1/km, for ground distance."""
+    """``[privacy]``: the promise.
+
+    Parameters
+    ----------
+    epsilon_per_km
+        ε in 1/km, for distance on the ground; without a place on Earth, in the plane.
+    budget
+        How much of ε the seed may use: ``"half"`` as published; ``"bound"`` as much as a closed formula
+        allows; ``"certified"`` all that the certificate leaves, found by solving again.
+    min_probability
+        Of every output at every seed, at least.
+    """
 
     epsilon_per_km: Positive
     budget: Literal["half", "bound", "certified"] = "certified"
@@ -127,46 +159,93 @@ class PrivacySection(Section):
 
 
 class OutputsSection(Section):
-    """``[outputs]``: the places that may be reported; with a loss file, those of the file."""
+    """``[outputs]``: the places that may be reported; with a loss file, those of the file.
 
-    choose: Literal["road-nodes", "seeds", "file", "loss-file"] = "road-nodes"
+    Parameters
+    ----------
+    choose
+        ``"road-nodes"``: `count` road nodes, drawn; ``"all-road-nodes"``: all of them; ``"seeds"``: the
+        corners of the source cells; ``"prior"``: `count` centres of a k-means of the prior; ``"file"``: the
+        points of `file`. Road nodes are those in the box or the region.
+    count
+        How many.
+    random_seed
+        Of what is drawn, and of where k-means begins.
+    file
+        Points in CSV, Parquet or GeoJSON; see :mod:`mdpext_dask.point_files`.
+    outside
+        What becomes of points of the file outside the grid: ``"error"`` or ``"drop"``.
+    limit
+        How many there may be of all road nodes; default: 2000.
+    """
+
+    choose: Literal["road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = "road-nodes"
     count: Annotated[int, Field(ge=1)] | None = None
     random_seed: Annotated[int, Field(ge=0)] = 0
     file: Named | None = None
+    outside: Literal["error", "drop"] = "error"
+    limit: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "OutputsSection":
         if (self.choose == "file") != (self.file is not None):
             raise ValueError('file goes with choose = "file", and only with it')
-        if self.choose == "road-nodes" and self.count is None:
-            raise ValueError('choose = "road-nodes" needs count')
-        if self.choose != "road-nodes" and self.count is not None:
+        if self.choose != "file" and self.outside != "error":
+            raise ValueError(f'outside = "{self.outside}" goes with choose = "file" only')
+        if self.choose != "all-road-nodes" and self.limit is not None:
+            raise ValueError('limit goes with choose = "all-road-nodes" only')
+        if self.choose in ("road-nodes", "prior"):
+            if self.count is None:
+                raise ValueError(f'choose = "{self.choose}" needs count')
+        elif self.count is not None:
             raise ValueError(f'count does not go with choose = "{self.choose}"')
         return self
 
 
 class PriorSection(Section):
-    """``[prior]``: how likely each record is; a file has columns lon, lat and, if wanted, weight.
+    """``[prior]``: how likely each record is.
 
-    With a loss file, ``"loss-file"`` is its own prior, uniform where it has none.
+    A file of points has columns lon, lat and, if wanted, weight (CSV, Parquet or GeoJSON; see
+    :mod:`mdpext_dask.point_files`); with ``"raster"``, the file is a GeoTIFF of population (see
+    :mod:`mdpext_dask.raster`). With a loss file, ``"loss-file"`` is its own prior, uniform where it has none.
+
+    Parameters
+    ----------
+    kind
+        ``"road-nodes"``: how many road nodes are nearest to each; ``"uniform"``: all alike; ``"file"`` and
+        ``"raster"``: what `file` says.
+    file
+        Points, or a GeoTIFF; or ``builtin:manhattan-trips``.
     """
 
-    kind: Literal["road-nodes", "uniform", "file", "loss-file"] = "road-nodes"
+    kind: Literal["road-nodes", "uniform", "file", "raster", "loss-file"] = "road-nodes"
     file: Named | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "PriorSection":
-        if (self.kind == "file") != (self.file is not None):
-            raise ValueError('file goes with kind = "file", and only with it')
+        if (self.kind in ("file", "raster")) != (self.file is not None):
+            raise ValueError('file goes with kind = "file" or "raster", and only with them')
         return self
 
 
 class LossSection(Section):
     """``[loss]``: what a wrong report costs, in km.
 
-    `tasks` road nodes are drawn as places to travel to (or read from `tasks_file`); `directed` makes
-    travel follow one-way streets. `file` is an ``.npz`` with a loss matrix, its grid, outputs and prior;
-    see :mod:`mdpext_dask.problem_file`.
+    Parameters
+    ----------
+    kind
+        ``"travel"``: mean error in road distance to tasks; ``"euclidean"``: distance from record to report;
+        ``"file"``: a table.
+    file
+        An ``.npz`` with the table, its grid, outputs and prior; see :mod:`mdpext_dask.problem_file`.
+    tasks
+        How many road nodes are drawn as places to travel to.
+    tasks_file
+        Points to travel to instead, with weights if wanted.
+    random_seed
+        Of the tasks that are drawn.
+    directed
+        Whether travel follows one-way streets.
     """
 
     kind: Literal["travel", "euclidean", "file"] = "travel"
@@ -243,7 +322,13 @@ class ExtensionSection(Section):
 
 
 class StoreSection(Section):
-    """``[store]``: the layout. A block of `block_cells` source cells is one task and one shard."""
+    """``[store]``: the layout.
+
+    Parameters
+    ----------
+    block_cells
+        Source cells to the east and to the north that are one task and one shard; default: chosen.
+    """
 
     block_cells: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
 

@@ -11,6 +11,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ BUILTIN_PREFIX = "builtin:"
 # ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
 # lose a tenth less than interpolating, which loses more than planar Laplace noise (Rome, at 2.4 to 7.2).
 COARSE_SEEDS = 2.0
+# A region that is the outline of the job's own place, or of another one.
+PLACE, PLACE_PREFIX = "place", "place:"
 # What the folder of a road network holds: nodes (id, lon, lat), edges (u, v, length_m, oneway).
 ROAD_FILES = ("nodes.csv.gz", "edges.csv.gz")
 
@@ -55,22 +58,31 @@ _PATH_KEYS = (
 # Sections that do not decide the bytes of a store.
 _NOT_IDENTITY = ("job", "cluster", "compare")
 _DIGEST_PREFIX = "sha256:"
+# Of a shapefile, the file that says where on Earth it is.
+_BESIDE = {".shp": ".prj"}
 # Given as an override, this key replaces that one ...
 _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
-# ... and this choice makes those keys of its section meaningless, unless the choice is as stated.
-_DEPENDENTS = {
-    ("outputs", "choose"): {"count": "road-nodes", "file": "file"},
-    ("prior", "kind"): {"file": "file"},
-    ("loss", "kind"): {"file": "file", "tasks": "travel", "tasks_file": "travel", "directed": "travel"},
-    ("cluster", "kind"): {"address": "address"},
-}
+# ... and this choice makes those keys of its section meaningless, unless the choice is one of those stated.
+_DEPENDENTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("outputs", "choose"): {
+        "count": ("road-nodes", "prior"),
+        "file": ("file",),
+        "outside": ("file",),
+        "limit": ("all-road-nodes",),
+    },
+    ("prior", "kind"): {"file": ("file", "raster")},
+    ("loss", "kind"): {
+        "file": ("file",), "tasks": ("travel",), "tasks_file": ("travel",), "directed": ("travel",)
+    },
+    ("cluster", "kind"): {"address": ("address",)},
+}  # fmt: skip
 # A loss file brings grid, outputs and prior. Where the job may say so, and what it says then.
 FROM_LOSS_FILE = "loss-file"
 _FROM_LOSS_FILE_KEYS = (("outputs", "choose"), ("prior", "kind"))
 # An override that turns to a loss file drops these, whose place the file takes.
 _REPLACED_BY_LOSS_FILE = {
     "domain": ("roads", "place", "bbox", "region", "rotation_deg", "cell_km"),
-    "outputs": ("choose", "count", "file", "random_seed"),
+    "outputs": ("choose", "count", "file", "random_seed", "outside", "limit"),
     "prior": ("kind", "file"),
 }
 
@@ -89,6 +101,59 @@ class JobSpec(Section):
     store: StoreSection = StoreSection()
     cluster: ClusterSection = ClusterSection()
     compare: CompareSection = CompareSection()
+
+    @classmethod
+    def of(cls, **sections: Mapping[str, Any] | Section) -> "JobSpec":
+        """Return a job from Python values, as from a job file: one line of error, paths made absolute.
+
+        Parameters
+        ----------
+        sections
+            Each section of a job file by its name, as keys and values. Relative paths are taken from the
+            working folder.
+
+        Raises
+        ------
+        SpecError
+            With one line that names the first offending key, its value and what is allowed.
+
+        Examples
+        --------
+        >>> from mdpext_dask import JobSpec
+        >>> spec = JobSpec.of(
+        ...     domain={"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
+        ...     privacy={"epsilon_per_km": 1.0},
+        ...     outputs={"count": 8},
+        ... )
+        >>> spec.replace(privacy={"epsilon_per_km": 2}).privacy.epsilon_per_km
+        2.0
+        """
+        document = {name: _keys_of(name, section) for name, section in sections.items()}
+        _resolve_paths(document, Path.cwd())
+        return parse_job(document)
+
+    def replace(self, **sections: Mapping[str, Any] | Section) -> "JobSpec":
+        """Return another job in which some keys have other values; what is not named stays.
+
+        What the job has chosen for itself, it chooses again; a choice that makes other keys meaningless, such
+        as `roads` instead of `place`, drops them, as ``--set`` does.
+
+        Parameters
+        ----------
+        sections
+            See :meth:`of`.
+
+        Raises
+        ------
+        SpecError
+            If that is no job.
+        """
+        changes = [
+            (name, key, value)
+            for name, section in sections.items()
+            for key, value in _keys_of(name, section).items()
+        ]
+        return _changed(self, changes)
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +235,7 @@ class JobSpec(Section):
     def identity(self) -> dict[str, Any]:
         """Return what decides the bytes of the store: input files by content, no paths of theirs.
 
-        A place that is downloaded, and built-in data, enter by name.
+        A place that is downloaded, and built-in data, enter by name; a store says what it was made with.
 
         Raises
         ------
@@ -182,7 +247,7 @@ class JobSpec(Section):
             del plain[section]
         for section, key in _PATH_KEYS:
             value = plain[section][key]
-            if value is not None and not value.startswith(BUILTIN_PREFIX):
+            if value is not None and _is_path(value, key):
                 plain[section][key] = _DIGEST_PREFIX + _content_digest(Path(value), f"{section}.{key}")
         return plain
 
@@ -195,7 +260,7 @@ def files_of(spec: JobSpec) -> dict[str, str]:
     """Return the files and folders of the user's that a job names, by ``section.key``."""
     named = {f"{section}.{key}": getattr(getattr(spec, section), key) for section, key in _PATH_KEYS}
     return {
-        key: path for key, path in named.items() if path is not None and not path.startswith(BUILTIN_PREFIX)
+        key: path for key, path in named.items() if path is not None and _is_path(path, key.partition(".")[2])
     }
 
 
@@ -210,7 +275,7 @@ def is_job_of(identity: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
     alike = {name: dict(section) for name, section in job.items() if name not in _NOT_IDENTITY}
     for section, key in _PATH_KEYS:
         path, digest = (table.get(section, {}).get(key) for table in (alike, identity))
-        by_content = isinstance(path, str) and not path.startswith(BUILTIN_PREFIX)
+        by_content = isinstance(path, str) and _is_path(path, key)
         if by_content and isinstance(digest, str) and digest.startswith(_DIGEST_PREFIX):
             alike[section][key] = digest
     return alike == identity
@@ -266,7 +331,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     _resolve_paths(document, path.resolve().parent)
     for override in overrides:
-        _apply_override(document, override)
+        _set(document, *_parsed(override))
     return parse_job(document, source=str(path))
 
 
@@ -294,23 +359,63 @@ def with_overrides(spec: JobSpec, overrides: Iterable[str]) -> JobSpec:
     SpecError
         If that is no job.
     """
+    return _changed(spec, map(_parsed, overrides))
+
+
+def _changed(spec: JobSpec, changes: Iterable[tuple[str, str, Any]]) -> JobSpec:
+    """Return a job in which keys, each given as section, key and value, have other values."""
     document = spec.canonical()
     if "method" not in spec.extension.model_fields_set:
         document["extension"]["method"] = FITTING
-    for override in overrides:
-        _apply_override(document, override)
+    for section, key, value in changes:
+        _set(document, section, key, value)
     return parse_job(document, source=spec.job.name)
+
+
+def _keys_of(name: str, section: object) -> dict[str, Any]:
+    """Return a section that is given in Python as what a job file would hold.
+
+    Raises
+    ------
+    SpecError
+        If it is no section.
+    """
+    if isinstance(section, Section):
+        return section.model_dump(exclude_unset=True)
+    if not isinstance(section, Mapping):
+        raise SpecError(f"job: {name}: must be keys and values, got {section!r}")
+    return {str(key): _as_in_a_file(value) for key, value in section.items()}
+
+
+def _as_in_a_file(value: Any) -> Any:
+    """Return a Python value as TOML would give it; NumPy's numbers as Python's."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _as_in_a_file(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_as_in_a_file(item) for item in value]
+    if isinstance(value, Integral | Real) and not isinstance(value, bool | int | float):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
 
 
 def _resolve_paths(document: dict[str, Any], folder: Path) -> None:
     for section, key in _PATH_KEYS:
         table = document.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = _resolved(table[key], folder)
+            table[key] = _resolved(table[key], key, folder)
 
 
-def _resolved(value: str, folder: Path) -> str:
-    if value.startswith(BUILTIN_PREFIX) or not value.strip():
+def _is_path(value: str, key: str) -> bool:
+    """Whether what a job says under a key of paths is one, and not the name of something else."""
+    if key == "region" and (value == PLACE or value.startswith(PLACE_PREFIX)):
+        return False
+    return not value.startswith(BUILTIN_PREFIX)
+
+
+def _resolved(value: str, key: str, folder: Path) -> str:
+    if not _is_path(value, key) or not value.strip():
         return value
     try:
         return str((folder / Path(value).expanduser()).resolve())
@@ -318,7 +423,8 @@ def _resolved(value: str, folder: Path) -> str:
         raise SpecError(f"{value!r}: not a path: {error}") from None
 
 
-def _apply_override(document: dict[str, Any], override: str) -> None:
+def _parsed(override: str) -> tuple[str, str, Any]:
+    """Return section, key and value of ``section.key=value``; a value that is no TOML is a text."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -328,20 +434,25 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
         value = parsed["value"] if len(parsed) == 1 else text
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    return section, key, value
+
+
+def _set(document: dict[str, Any], section: str, key: str, value: Any) -> None:
+    """Give a key of a job another value, and drop what that makes meaningless."""
     table = document.setdefault(section, {})
     if not isinstance(table, dict):
-        raise SpecError(f"--set {override}: {section} is not a section")
+        raise SpecError(f"{section}.{key}: {section} is not a section")
     if (section, key, value) == ("loss", "kind", "file") and table.get(key) != value:
         for replaced, names in _REPLACED_BY_LOSS_FILE.items():
             if isinstance(there := document.get(replaced), dict):
                 document[replaced] = {name: v for name, v in there.items() if name not in names}
     table[key] = value
     table.pop(_ALTERNATIVES.get((section, key), ""), None)
-    for dependent, choice in _DEPENDENTS.get((section, key), {}).items():
-        if value != choice:
+    for dependent, choices in _DEPENDENTS.get((section, key), {}).items():
+        if value not in choices:
             table.pop(dependent, None)
     if (section, key) in _PATH_KEYS and isinstance(value, str):
-        table[key] = _resolved(value, Path.cwd())
+        table[key] = _resolved(value, key, Path.cwd())
 
 
 def _plain(value: Any) -> Any:
@@ -353,16 +464,30 @@ def _plain(value: Any) -> Any:
 
 
 def _content_digest(path: Path, key: str) -> str:
-    """Return the SHA-256 of a file, or of the two files of a road network's folder."""
+    """Return the SHA-256 of a file, with a shapefile's projection, or of a road network's two files."""
     if not path.exists():
         raise SpecError(f"{key}: {path} does not exist")
     digest = hashlib.sha256()
     try:
         if path.is_dir():
             for name in ROAD_FILES:
-                digest.update(hashlib.sha256((path / name).read_bytes()).digest())
+                digest.update(_sha256_of(path / name))
+        elif beside := _beside(path):
+            digest.update(b"".join(map(_sha256_of, [path, *beside])))
         else:
-            digest.update(path.read_bytes())
+            return _sha256_of(path).hex()
     except OSError as error:
         raise SpecError(f"{key}: {path} cannot be read: {error}") from None
     return digest.hexdigest()
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the files beside a file that say something of it; capitals do not matter, as to their reader."""
+    suffix = _BESIDE.get(path.suffix.lower())
+    named = path.parent.iterdir() if suffix is not None else ()
+    return sorted(other for other in named if other.stem == path.stem and other.suffix.lower() == suffix)
+
+
+def _sha256_of(path: Path) -> bytes:
+    with path.open("rb") as file:  # an extract may be larger than the memory
+        return hashlib.file_digest(file, "sha256").digest()

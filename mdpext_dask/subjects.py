@@ -24,13 +24,13 @@ from mdpext_dask.foreign import ForeignMechanism, read_foreign
 from mdpext_dask.foreign_rows import writing
 from mdpext_dask.hierarchy import ROOT_KEY
 from mdpext_dask.integrity import FINISHED, inconsistencies
+from mdpext_dask.longitudes import arc
 from mdpext_dask.projection import Projection
 from mdpext_dask.scratch import scratch_in
 from mdpext_dask.shards import ShardDamage, extra_shards
 from mdpext_dask.store import MechanismStore
 from mdpext_dask.stored_loss import is_problem_of
 
-_FULL_TURN = 360.0
 _LARGEST_KM = 1e9
 
 
@@ -258,9 +258,8 @@ def _points_file(points: NDArray[np.float64], folder: Path) -> Path:
 
 def _projection_of(found: ForeignMechanism) -> Projection:
     lon, lat = found.coordinates.T
-    if np.ptp(lon) > _FULL_TURN / 2:  # on both sides of the antimeridian
-        lon = lon % _FULL_TURN
-    return Projection.centred_on(float(lon.min()), float(lat.min()), float(lon.max()), float(lat.max()))
+    west, east = arc(lon, lon)
+    return Projection.centred_on(west, float(lat.min()), east, float(lat.max()))
 
 
 def _distortion_of(projection: Projection, xy_km: NDArray[np.float64], source: str) -> float:

@@ -3,7 +3,6 @@
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,25 +17,6 @@ if TYPE_CHECKING:
 LONLAT = ("lon", "lat")
 PLANAR = ("x_km", "y_km")
 _FIRST_LINE = 2  # line 1 is the header
-
-
-@dataclass(frozen=True)
-class Points:
-    """Points of a file.
-
-    Parameters
-    ----------
-    coordinates
-        float64 of shape (n, 2): lon and lat in degrees, or x and y in km.
-    planar
-        Whether the coordinates are x and y in km.
-    weight
-        float64 of shape (n,), ≥ 0, not all zero; ones where the file has no weights.
-    """
-
-    coordinates: NDArray[np.float64]
-    planar: bool
-    weight: NDArray[np.float64]
 
 
 def read_csv(path: Path, required: Sequence[str] = ()) -> "pd.DataFrame":
@@ -105,35 +85,6 @@ def integers(table: "pd.DataFrame", column: str, path: Path) -> NDArray[np.int64
     whole = text.str.fullmatch(r"[+-]?[0-9]{1,18}").to_numpy(bool)
     complain_where(~whole, table, column, path, "is not a whole number of at most 18 digits")
     return text.to_numpy(str).astype(np.int64)
-
-
-def read_points(path: Path, *, weights: bool = True) -> Points:
-    """Read points from a CSV file with columns lon,lat or x_km,y_km and, if wanted, weight.
-
-    Raises
-    ------
-    DataError
-        If columns are missing, a cell is not a number, a coordinate is out of range, or the weights
-        are negative or all zero.
-    """
-    table = read_csv(path)
-    planar = all(name in table.columns for name in PLANAR)
-    if not planar and not all(name in table.columns for name in LONLAT):
-        raise DataError(
-            f"{path}: needs columns lon,lat (degrees) or x_km,y_km; "
-            f"found {', '.join(map(str, table.columns))}"
-        )
-    first, second = PLANAR if planar else LONLAT
-    coordinates = np.stack([numbers(table, first, path), numbers(table, second, path)], axis=-1)
-    if not planar:
-        check_degrees(coordinates, path, lines=table.index.to_numpy() + _FIRST_LINE)
-    weight = np.ones(len(table))
-    if weights and "weight" in table.columns:
-        weight = numbers(table, "weight", path)
-        complain_where(weight < 0, table, "weight", path, "is negative")
-        if not weight.any():
-            raise DataError(f"{path}: all weights are zero")
-    return Points(coordinates=coordinates, planar=planar, weight=weight)
 
 
 def check_degrees(

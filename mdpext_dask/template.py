@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.codecs import BloscCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
 
 from mdpext_dask.budget import vector_norm
 from mdpext_dask.domain import Domain
@@ -40,7 +40,9 @@ REQUIRED = (
     "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
 )  # fmt: skip
 # Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
-_COMPRESSOR = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+# With a checksum of every chunk, so that whoever reads rows, also without comparing whole shards with their
+# receipts, is told if a disk or a network has changed them.
+_COMPRESSORS = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec())
 _PLANE_CHUNK_BYTES = 2**20
 # Chunks that hold the fill value are written all the same: behind a URL, who may not list is not told what is
 # not there from what he may not see.
@@ -92,6 +94,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
             (domain.output_xy_km, domain.prior, domain.kept, *loss_tables(domain.loss)),
         ),
         "notes": list(domain.notes),
+        "downloads": dict(domain.downloads),
         "software": software_versions(),
         **_attribution(spec),
         **facts,
@@ -122,7 +125,7 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         shards=plan.shard_shape,
         # Not 0: an all-zero chunk would not be stored and would look unwritten.
         fill_value=np.nan,
-        compressors=_COMPRESSOR,
+        compressors=_COMPRESSORS,
         dimension_names=("x", "y", "output"),
         attributes={
             "long_name": "probability of reporting an output from a record",

@@ -103,10 +103,24 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
             )
         )
     except (OSError, RuntimeError, TimeoutError) as error:
-        raise ClusterError(f"cluster: the local workers could not be started: {first_line(error)}") from None
+        raise ClusterError(
+            f"cluster: the local workers could not be started: {first_line(error)}{_unguarded()}"
+        ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return local, "no local worker came", CONNECT_SECONDS
+
+
+def _unguarded() -> str:
+    """Return what else may be wrong where a script is run: processes start by importing it."""
+    main = sys.modules.get("__main__")
+    # Run as a module or by the command line it has a specification, or is guarded.
+    if getattr(main, "__spec__", None) is not None or not getattr(main, "__file__", None):
+        return ""
+    return (
+        '; a script needs if __name__ == "__main__": around what it calls, since every process begins by '
+        "importing it"
+    )
 
 
 def _start_tracker() -> None:

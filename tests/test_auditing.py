@@ -719,7 +719,7 @@ def test_progress_is_told_by_stage(built: Path) -> None:
 )
 def test_tasks_need_the_memory_that_is_predicted(outputs: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    records = 2_000_000 // outputs
+    records = 1_000_000 // outputs
     points = rng.uniform(0, 30, size=(records, 2))
     centres = rng.uniform(0, 30, size=(outputs, 2))
     rows = softmax(-np.linalg.norm(points[:, None] - centres, axis=-1) / 2).astype(np.float32)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdpext_dask.domain import Domain, build_domain, output_count
+from mdpext_dask.domain import Domain, build_domain
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Grid
 from mdpext_dask.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.outputs import output_count
 from mdpext_dask.projection import Projection
 from mdpext_dask.roads import read_roads
 from mdpext_dask.spec import parse_job

@@ -28,7 +28,7 @@ from mdpext_dask import foreign, foreign_rows
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError
 from mdpext_dask.foreign import ForeignMechanism, lattice_of, read_foreign
-from mdpext_dask.foreign_tables import read_points
+from mdpext_dask.point_files import read_points
 from mdpext_dask.spec import JobSpec
 from mdpext_dask.store import MechanismStore
 
@@ -747,7 +747,8 @@ def test_points_of_every_kind(tmp_path: Path, suffix: str, names: tuple[str, str
     [
         ({"x_km": [1.0]}, "needs columns"), ({"x_km": ["a"], "y_km": [1]}, "x_km holds string"),
         ({"lon": [1.0, 2.0], "lat": [0, 99]}, "row 2: lon 2, lat 99"),
-        ({"x_km": [1.0, None], "y_km": [0, 99]}, "row 2: x_km nan"), ({"x_km": [None], "y_km": [1]}, "null"),
+        ({"x_km": [1.0, None], "y_km": [0, 99]}, "row 2: x_km is missing"),
+        ({"x_km": [None], "y_km": [1]}, "null"),
     ],
 )  # fmt: skip
 def test_points_in_parquet_that_cannot_be(tmp_path: Path, table: dict[str, list[Any]], words: str) -> None:
@@ -755,8 +756,25 @@ def test_points_in_parquet_that_cannot_be(tmp_path: Path, table: dict[str, list[
     assert words in refusal(save_npy(tmp_path, ROWS), tmp_path / "p.parquet")
 
 
+def test_points_may_be_features(tmp_path: Path) -> None:
+    lines = [
+        f'{{"type": "Feature", "properties": null, "geometry": {{"type": "Point", "coordinates": {place}}}}}'
+        for place in PLACES.tolist()
+    ]
+    for name, text in (
+        ("p.geojson", f'{{"type": "FeatureCollection", "features": [{",".join(lines)}]}}'),
+        ("p.geojsonl", "\n".join(lines)),
+    ):
+        found = read(save_npy(tmp_path, ROWS), write(tmp_path / name, text))
+        assert not found.planar
+        np.testing.assert_array_equal(found.coordinates, PLACES)
+
+
 def test_points_of_an_unknown_kind(tmp_path: Path) -> None:
-    assert ".parquet" in refusal(save_npy(tmp_path, ROWS), write(tmp_path / "p.geojson", "{}"))
+    message = refusal(save_npy(tmp_path, ROWS), write(tmp_path / "p.geojson", '{"type": "Feature"}'))
+    assert "FeatureCollection" in message
+    # Whatever else a file is called, it is taken for CSV.
+    assert "lon,lat" in refusal(save_npy(tmp_path, ROWS), write(tmp_path / "p.txt", "{}"))
 
 
 @pytest.mark.parametrize(
@@ -835,7 +853,7 @@ def test_large_files_are_never_held(
         path = save(tmp_path, rows)
     read_foreign(str(path), points, tmp_path / "warm")  # imports are not what is measured
     places = read_points(points)
-    monkeypatch.setattr(foreign, "read_points", lambda _: places)
+    monkeypatch.setattr(foreign, "read_points", lambda *_, **__: places)
     tracemalloc.start()
     try:
         found = read(path, points)

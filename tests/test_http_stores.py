@@ -206,3 +206,9 @@ for url in ("s3://bucket/a.zarr", "https://host/a.zarr"):
         assert line.endswith(f"; pip install 'mdpext-dask[{extra}]'")
     with pytest.raises(StoreError, match=r"^teapot://a/b: cannot be opened: Protocol not known: teapot"):
         open_mechanism("teapot://a/b")
+
+
+def test_a_driver_that_connects_at_once_finds_nobody() -> None:
+    with pytest.raises(StoreAccessError, match=r"^ftp://127.0.0.1:1/a: does not answer: .*refused") as caught:
+        open_mechanism("ftp://127.0.0.1:1/a")
+    assert caught.value.exit_code == 3

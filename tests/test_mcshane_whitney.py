@@ -358,7 +358,7 @@ def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cells=shapes, refine=levels, one_stage=st.booleans(), alpha=st.floats(0.01, 3), seed=random_seeds)
 def test_tempering_multiplies_scores(
     cells: tuple[int, int], refine: tuple[int, ...], one_stage: bool, alpha: float, seed: int

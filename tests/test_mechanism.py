@@ -1,5 +1,6 @@
 """Using a finished mechanism from Python, and on a file."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mdpext_dask.batch import sample_file
 from mdpext_dask.errors import DataError, SpecError, StoreError
 from mdpext_dask.rows import rows_at
 from mdpext_dask.spec import parse_job
+from mdpext_dask.store import MechanismStore
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,18 @@ def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
         mechanism.sample_points(points, outside="error")
 
 
+@pytest.mark.parametrize("rule", ["Error", "raise", "", None])
+def test_a_rule_that_is_not_known_is_not_taken_for_another(mechanism: Mechanism, rule: Any) -> None:
+    with pytest.raises(SpecError, match="outside: must be nearest, drop, error"):
+        mechanism.sample_points(np.array([[12.5, 41.9]]), outside=rule)
+
+
+def test_how_many_may_be_any_whole_number(mechanism: Mechanism) -> None:
+    assert mechanism.sample(lon=-73.98, lat=40.75, n=np.int64(3)).shape == (3, 2)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="n: "):
+        mechanism.sample(lon=-73.98, lat=40.75, n=True)
+
+
 def test_what_is_reported_about_it(mechanism: Mechanism) -> None:
     assert mechanism.epsilon_certified < mechanism.epsilon_per_km == 1.0
     assert mechanism.metric_p == 2.0
@@ -132,7 +146,7 @@ def test_nothing_but_the_report_leaves(store: str, tmp_path: Path) -> None:
         ("lon,lat\n-7398,40.7\n", "out of range"),
         ("a,b\n1,2\n", "needs columns lon,lat"),
         ("lon,lat\n", "holds no rows"),
-        ("", "not a readable CSV"),
+        ("", "is empty"),
     ],
 )
 def test_bad_points_are_named_and_nothing_is_written(
@@ -150,6 +164,25 @@ def test_an_output_that_cannot_be_written_is_one_error(store: str, tmp_path: Pat
     points.write_text("lon,lat\n-73.98,40.75\n")
     with pytest.raises(DataError, match="cannot be written"):
         sample_file(store, points, tmp_path / "missing" / "o.csv")
+
+
+def test_a_changed_bit_is_noticed_by_whoever_reads_the_row(store: str, tmp_path: Path) -> None:
+    """Without holding whole shards against their receipts: every chunk has a checksum."""
+    copy = Path(shutil.copytree(store, tmp_path / "copy.zarr"))
+    shards = sorted(path for path in (copy / "probability" / "c").rglob("*") if path.is_file())
+    grid = MechanismStore.open(store).grid
+    x, y = (axis.ravel() for axis in np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"))
+    records = np.stack([x, y], axis=-1)
+    rng = np.random.default_rng(3)
+    for shard in shards[:4]:
+        content = shard.read_bytes()
+        for position in rng.integers(0, len(content), 3).tolist():
+            changed = bytearray(content)
+            changed[position] ^= 1 << int(rng.integers(8))
+            shard.write_bytes(changed)
+            with pytest.raises(StoreError, match="probability cannot be read"):
+                open_mechanism(copy).sample_points(records, planar=True)
+        shard.write_bytes(content)
 
 
 def test_what_is_not_a_store_is_refused(tmp_path: Path) -> None:

@@ -379,6 +379,7 @@ def test_nothing_is_called_damaged_for_a_server_that_does_not_answer(
         assert MechanismStore.open(url).state == "complete"
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_one_line_where_the_server_has_gone_and_goes_on_later(
     proxy: servers.Proxy,
     bucket: str,

@@ -54,6 +54,7 @@ def test_cases_are_the_published_grids(city: tuple[str, JobSpec]) -> None:
     assert max(grid.spacing_km for grid in seeds.values()) < 1.001 * min(g.spacing_km for g in seeds.values())
 
 
+@pytest.mark.slow
 def test_all_methods_are_compared(tmp_path: Path) -> None:
     small = ["domain.refine=[2]", "outputs.count=6", "loss.tasks=5", "domain.cell_km=6.3"]
     spec = load_job(PAPER / "new-york.toml", small)

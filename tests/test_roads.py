@@ -3,10 +3,8 @@
 import gzip
 import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from pyproj import Geod
 from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.frame import build_frame
+from mdpext_dask.road_files.graphs import network_of
 from mdpext_dask.roads import RoadNetwork, points_path, read_roads
 from mdpext_dask.spec import parse_job
 
@@ -350,14 +349,6 @@ def _assert_is_the_osm_graph(network: RoadNetwork) -> None:
     np.testing.assert_allclose(network.distances_to(np.arange(3), directed=True), expected, rtol=1e-6)
 
 
-@pytest.fixture
-def fake_osmnx(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Put an empty stand-in where osmnx would be, so that nothing is downloaded or installed."""
-    fake = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "osmnx", fake)
-    return fake
-
-
 def test_graphml_file_of_osmnx_is_read(tmp_path: Path) -> None:
     osmnx = pytest.importorskip("osmnx")
     path = tmp_path / "city.graphml"
@@ -375,34 +366,6 @@ def test_file_that_is_no_graphml_is_refused(tmp_path: Path, content: str) -> Non
     assert str(path) in _refusal(DataError, lambda: read_roads(str(path), None))
 
 
-def test_place_is_downloaded_as_a_drive_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    osmnx = pytest.importorskip("osmnx")
-    asked = []
-
-    def download(place: str, *, network_type: str) -> Any:
-        asked.append((place, network_type))
-        return _osm_graph()
-
-    monkeypatch.setattr(osmnx, "graph_from_place", download)
-    network = read_roads(None, "Rome, Italy")
-    assert asked == [("Rome, Italy", "drive")]
-    _assert_is_the_osm_graph(network)
-    assert network.source == "Rome, Italy"
-
-
-@pytest.mark.parametrize(
-    "failure", [ConnectionError("no route\nto host"), KeyError("x"), RuntimeError(), TimeoutError("slow")]
-)
-def test_failed_download_is_one_line_with_a_way_out(fake_osmnx: SimpleNamespace, failure: Exception) -> None:
-    def download(*_: Any, **__: Any) -> Any:
-        raise failure
-
-    fake_osmnx.graph_from_place = download
-    message = _refusal(DataError, lambda: read_roads(None, "Rome, Italy"))
-    for part in ("domain.place", "Rome, Italy", "domain.roads"):
-        assert part in message
-
-
 @pytest.mark.parametrize(
     ("last_node", "named"),
     [
@@ -411,36 +374,29 @@ def test_failed_download_is_one_line_with_a_way_out(fake_osmnx: SimpleNamespace,
         ({"x": "east"}, "osmnx"),
     ],
 )
-def test_graph_with_a_bad_node_is_refused(
-    fake_osmnx: SimpleNamespace, last_node: dict[str, Any], named: str
-) -> None:
-    fake_osmnx.graph_from_place = lambda *_, **__: _osm_graph(**last_node)
-    message = _refusal(DataError, lambda: read_roads(None, "Rome, Italy"))
+def test_graph_with_a_bad_node_is_refused(last_node: dict[str, Any], named: str) -> None:
+    message = _refusal(DataError, lambda: network_of(_osm_graph(**last_node), "Rome, Italy"))
     assert named in message
     assert "Rome, Italy" in message
 
 
-@pytest.mark.parametrize("length", [None, math.nan, -5.0, math.inf, "long"])
-def test_graph_with_an_edge_without_a_length_is_refused(fake_osmnx: SimpleNamespace, length: Any) -> None:
+@pytest.mark.parametrize("length", [-5.0, math.inf, "long"])
+def test_graph_with_an_edge_of_no_possible_length_is_refused(length: Any) -> None:
     graph = _osm_graph()
-    if length is None:
-        del graph.edges[102, 103, 0]["length"]
-    else:
-        graph.edges[102, 103, 0]["length"] = length
-    fake_osmnx.graph_from_place = lambda *_, **__: graph
-    assert "Rome, Italy" in _refusal(DataError, lambda: read_roads(None, "Rome, Italy"))
+    graph.edges[102, 103, 0]["length"] = length
+    assert "Rome, Italy" in _refusal(DataError, lambda: network_of(graph, "Rome, Italy"))
 
 
-def test_graph_without_streets_is_refused(fake_osmnx: SimpleNamespace) -> None:
+def test_graph_without_streets_is_refused() -> None:
     networkx = pytest.importorskip("networkx")
-    fake_osmnx.graph_from_place = lambda *_, **__: networkx.MultiDiGraph()
-    assert "empty" in _refusal(DataError, lambda: read_roads(None, "Rome, Italy"))
+    assert "empty" in _refusal(DataError, lambda: network_of(networkx.MultiDiGraph(), "Rome, Italy"))
 
 
 @pytest.mark.parametrize("source", ["graphml", "place"])
 def test_missing_osmnx_is_named_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
+    monkeypatch.setenv("MDPEXT_CACHE", str(tmp_path / "cache"))
     real = importlib.import_module
 
     def without_osmnx(name: str, package: str | None = None) -> Any:

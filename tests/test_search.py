@@ -172,7 +172,7 @@ def test_refining_gains_and_can_be_left_out(tmp_path: Path, small_job: Job) -> N
     assert reaches == sorted(reaches, reverse=True)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, "inf"])
+@pytest.mark.parametrize("p", [1.0, pytest.param(2.0, marks=pytest.mark.slow), "inf"])
 def test_more_refining_is_never_less_than_other_budgets(
     tmp_path: Path, small_job: Job, p: float | str
 ) -> None:

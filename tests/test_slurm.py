@@ -130,6 +130,7 @@ def test_one_job_from_beginning_to_end(folder: Path, undisturbed: dict[str, byte
     assert "nothing to submit" in err
 
 
+@pytest.mark.slow
 def test_an_array_from_beginning_to_end(folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]) -> None:
     # With one worker, so that there are few tasks.
     document, _ = submitted("--array", "--set", "cluster.workers=1")

@@ -47,6 +47,8 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
     "outputs.count": (["outputs.count=9"], 9),
     "outputs.random_seed": (["outputs.random_seed=1"], 1),
     "outputs.file": (["outputs.choose=file", "outputs.file=points.csv"], "{folder}/points.csv"),
+    "outputs.outside": (["outputs.choose=file", "outputs.file=points.csv", "outputs.outside=drop"], "drop"),
+    "outputs.limit": (["outputs.choose=all-road-nodes", "outputs.limit=9"], 9),
     "prior.kind": (["prior.kind=uniform"], "uniform"),
     "prior.file": (["prior.kind=file", "prior.file=points.csv"], "{folder}/points.csv"),
     "loss.kind": (["loss.kind=euclidean"], "euclidean"),
@@ -634,3 +636,8 @@ def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -
     # What was asked for by name stays.
     named = parse_job(coarse.canonical())
     assert with_overrides(named, ["privacy.epsilon_per_km=0.5"]).extension.method == "cell-lp"
+
+
+def test_a_region_of_a_place_without_a_name_is_refused(small_job: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(SpecError, match="must name a place"):
+        parse_job(small_job(domain={"region": "place: "}))

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.tables import check_degrees, integers, numbers, read_csv, read_points
+from mdpext_dask.point_files import read_points
+from mdpext_dask.tables import check_degrees, integers, numbers, read_csv
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.foreign_rows import writing
+from mdpext_dask.limits import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.partition import FLOAT32, FLOAT64
 from mdpext_dask.rows import rows_at, rows_of
-from mdpext_dask.sections import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store import MechanismStore
 
 # Of a part, in float64, and records: what a task holds a few times over, and tables of pairs of its tiles.

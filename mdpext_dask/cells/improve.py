@@ -47,9 +47,9 @@ from mdpext_dask.cells.tasks import (
 )
 from mdpext_dask.cluster import Executor
 from mdpext_dask.errors import SolverError, StoreError
+from mdpext_dask.limits import SMALLEST_PROBABILITY
 from mdpext_dask.partition import FLOAT32
 from mdpext_dask.progress import Note, Observer
-from mdpext_dask.sections import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.spec import json_number
 from mdpext_dask.store import MechanismStore

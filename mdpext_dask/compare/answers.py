@@ -57,9 +57,11 @@ class Case:
 
     @property
     def draws(self) -> bool:
-        """Whether repetitions differ in anything."""
+        """Whether repetitions differ in anything; k-means of the prior begins elsewhere in each."""
         outputs, loss = self.spec.outputs, self.spec.loss
-        return outputs.choose == "road-nodes" or (loss.kind == "travel" and loss.tasks_file is None)
+        return outputs.choose in ("road-nodes", "prior") or (
+            loss.kind == "travel" and loss.tasks_file is None
+        )
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

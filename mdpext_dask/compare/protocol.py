@@ -19,10 +19,10 @@ from mdpext_dask.compare.attempt import Request
 from mdpext_dask.compare.methods import OWN, chosen, own_method
 from mdpext_dask.compare.summary import CaseSummary, summarise_case
 from mdpext_dask.complaints import first_complaint
-from mdpext_dask.domain import check_counts, output_count
 from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
 from mdpext_dask.frame import build_frame
 from mdpext_dask.needs import check_memory
+from mdpext_dask.outputs import check_counts, output_count
 from mdpext_dask.progress import Note, Observer, silent
 from mdpext_dask.scratch import scratch_in
 from mdpext_dask.sections import CompareSection
