@@ -1,17 +1,21 @@
 """What a finished mechanism costs: one call, from the stored bytes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mdpext_dask.attacking import measure_attacks, prepare
 from mdpext_dask.cluster import Executor, open_executor
 from mdpext_dask.errors import SpecError
+from mdpext_dask.evaluate.attackers import AttackRequest
 from mdpext_dask.evaluate.bound import BoundRequest, bound_facts
 from mdpext_dask.evaluate.figure import LossMap, loss_map_of
 from mdpext_dask.evaluate.quantiles import weighted_quantiles
 from mdpext_dask.evaluate.spread import SHARES, Spread, add_up, spread_block
 from mdpext_dask.integrity import require_all_blocks
+from mdpext_dask.objects import WhereStored, address_of
 from mdpext_dask.pictures import check_file, check_picture, rendered, write_whole
 from mdpext_dask.progress import Observer, silent
 from mdpext_dask.seeding import job_of
@@ -22,14 +26,16 @@ from mdpext_dask.store import MechanismStore
 # taken from tallies.
 MOST_SORTED = 10_000_000
 RECORDS_SUFFIX = ".npz"
+EVERY_ATTACK = AttackRequest()
 
 
 def evaluate(
-    url: str,
+    url: WhereStored,
     *,
-    picture: Path | None = None,
-    records: Path | None = None,
+    picture: str | Path | None = None,
+    records: str | Path | None = None,
     bound: BoundRequest | None = None,
+    attacks: AttackRequest | None = EVERY_ATTACK,
     workers: int | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def evaluate(
     Parameters
     ----------
     url
-        The store.
+        The store, or a mechanism that is open.
     picture
         File for a map of the expected loss of every record (``.png``, ``.pdf`` or ``.svg``).
     records
@@ -46,6 +52,8 @@ def evaluate(
         not-a-number where there is no prior, and `prior`.
     bound
         What to spend on the lower bound; by default what :class:`BoundRequest` says.
+    attacks
+        What to measure of attackers; None for nothing.
     workers
         Number of local processes, instead of the job's.
     observer
@@ -53,6 +61,9 @@ def evaluate(
 
     Returns
     -------
+    - `state`: of the store; one that is "refused" keeps no promise, whatever it costs;
+    - `content_sha256`: the store's own digest of its bytes, None where it has none; whether they still are
+      those, :func:`mdpext_dask.auditing.audit` says, not this;
     - `loss_km`: the expected loss UL(M);
     - `loss_quantiles_km`: quantiles of ℓ(x) = Σ_y M(y|x) c(x, y) over records under their prior, and
       `loss_quantiles_resolution_km`: by how much they may be too large, 0 up to ten million records;
@@ -61,12 +72,16 @@ def evaluate(
     - `distance_km`: how far from the record a report is expected to be, ‖x − y‖₂ in the plane;
     - `by_distance`: by bands of that distance, the least included: probability, and mean loss given the band;
     - `records_with_prior`: how many records that is about. Others are nobody's, and not worked out;
-    - `lower_bound_km` and what belongs to it, `gap` = loss / bound − 1: see :func:`bound_facts`.
+    - `lower_bound_km` and what belongs to it, `gap` = loss / bound − 1: see :func:`bound_facts`;
+    - `adversary`: what attackers learn, see :func:`mdpext_dask.attacking.measure_attacks`; None for no
+      attacks.
 
     Raises
     ------
     SpecError
-        If a file that is asked for cannot be written.
+        If a file that is asked for cannot be written, or what is asked of attackers does not fit the store.
+    DataError
+        If a file for attackers cannot be read.
     IncompleteStoreError
         If blocks are missing.
     StoreError
@@ -74,6 +89,8 @@ def evaluate(
     GuaranteeViolation
         If the loss is less than that of any mechanism which keeps the promise.
     """
+    url = address_of(url)
+    picture, records = (None if path is None else Path(path) for path in (picture, records))
     for option, path in (("--map", picture), ("--records", records)):
         if path is not None and Path(url).resolve() in path.resolve().parents:
             raise SpecError(f"{option}: {path}: lies inside the store")
@@ -83,19 +100,18 @@ def evaluate(
         check_file(records, "--records", (RECORDS_SUFFIX,))
     store = MechanismStore.open(url)
     require_all_blocks(store)
+    attack = None if attacks is None else prepare(store, attacks)
     stages = Stages(observer)
-    keep = picture is not None or records is not None
+    keep = picture is not None or records is not None or (attack is not None and attack.keeps_records)
     with open_executor(job_of(store).cluster, workers) as executor:
         spread = measure_spread(store, executor, stages, keep_records=keep)
         bounded = bound_facts(store, executor, stages, spread.loss_km, bound or BoundRequest())
+        adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
     result = {
-        "loss_km": spread.loss_km,
-        **_quantiles(store, spread),
-        "distance_km": spread.distance_km,
-        "by_distance": spread.bands(),
-        "records_with_prior": spread.records,
+        "state": store.state,
+        **spread_facts(store, spread),
         **bounded,
-        "adversary": None,
+        "adversary": adversary,
     }
     if records is not None:
         _write_records(store, spread, records)
@@ -112,6 +128,19 @@ def measure_spread(
     blocks = [(store.url, index, keep) for index in range(store.plan.blocks)]
     with stages.stage("evaluate", len(blocks), "blocks"):
         return add_up(store, stages.in_order(executor, "evaluate", spread_block, blocks), keep)
+
+
+def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
+    """Return what :func:`evaluate` says of how the loss is spread, and of which bytes it says so."""
+    hashes = store.attributes.get("chunk_hashes")
+    return {
+        "content_sha256": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+        "loss_km": spread.loss_km,
+        **_quantiles(store, spread),
+        "distance_km": spread.distance_km,
+        "by_distance": spread.bands(),
+        "records_with_prior": spread.records,
+    }
 
 
 def _quantiles(store: MechanismStore, spread: Spread) -> dict[str, Any]:
@@ -146,9 +175,18 @@ def _write_records(store: MechanismStore, spread: Spread, path: Path) -> None:
     write_whole(path, write, "--records")
 
 
-def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
+def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
+    """Return what the map of a store's loss shows.
+
+    Parameters
+    ----------
+    store
+        The store.
+    spread
+        Its losses, those of all records kept.
+    """
     assert spread.expected_km is not None  # kept for the map
-    shown = LossMap(
+    return LossMap(
         name=store.url,
         grid=store.grid,
         expected_km=spread.expected_km,
@@ -157,5 +195,8 @@ def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
         output_xy_km=np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
         attribution=str(store.attributes.get("attribution", "")),
     )
-    content = rendered(lambda: loss_map_of(shown), path.suffix.lower())
+
+
+def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
+    content = rendered(lambda: loss_map_of(loss_map(store, spread)), path.suffix.lower())
     write_whole(path, lambda partial: partial.write_bytes(content), "--map")

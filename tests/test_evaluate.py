@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,14 +18,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask import evaluation, open_mechanism
+from mdpext_dask.auditing import audit
 from mdpext_dask.cli import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluate.bound import BoundRequest
-from mdpext_dask.evaluate.figure import averaged
 from mdpext_dask.evaluate.quantiles import BINS_PER_OCTAVE, Tally, exact_sum, weighted_quantiles
 from mdpext_dask.evaluate.spread import SHARES, band_edges_km
 from mdpext_dask.evaluate.words import table
 from mdpext_dask.grid import Grid
+from mdpext_dask.maps import averaged
 from mdpext_dask.run import build
 from mdpext_dask.sections import ClusterSection
 from mdpext_dask.spec import parse_job
@@ -35,8 +37,8 @@ from tests.test_loss_file import write as write_problem
 from tests.test_region import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
-# What this is about needs no bound; the tests of bounds are about that.
-evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0))
+# What this is about needs no bound and no attackers; other tests are about those.
+evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0), attacks=None)
 KINDS = ("travel", "euclidean", "file", "region")
 # What depends on the machine and not on the store.
 Array = NDArray[np.float64]
@@ -335,7 +337,15 @@ def test_the_command_line(
     stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = str(stores("travel"))
-    files = ["--bound-seconds", "0", "--map", str(tmp_path / "m.png"), "--records", str(tmp_path / "r.npz")]
+    files = [
+        "--bound-seconds",
+        "0",
+        "--no-attacks",
+        "--map",
+        str(tmp_path / "m.png"),
+        "--records",
+        str(tmp_path / "r.npz"),
+    ]
     with pytest.raises(SystemExit):
         main(["evaluate", store, "--json", "--progress", "none", *files])
     answer = json.loads(capfd.readouterr().out)
@@ -343,7 +353,7 @@ def test_the_command_line(
     assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
     with pytest.raises(SystemExit) as caught:
-        main(["evaluate", store, "--progress", "none", "--bound-seconds", "0"])
+        main(["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"])
     assert caught.value.code == 0
     text = capfd.readouterr().out
     assert f"{answer['loss_km']:.6g} km" in text
@@ -352,7 +362,7 @@ def test_the_command_line(
 
 
 def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
-    found = evaluation.evaluate(str(stores("file")), bound=BoundRequest(stride=2))
+    found = evaluation.evaluate(str(stores("file")), bound=BoundRequest(stride=2), attacks=None)
     text = dict(table(found))["no mechanism"]
     assert text == f"loses less than {found['lower_bound_km']:.6g} km; this one loses {found['gap']:.1%} more"
     assert found["gap"] > 0
@@ -404,3 +414,19 @@ def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
         evaluate(str(tmp_path / "nothing.zarr"))
     with pytest.raises(SpecError, match="--records"):
         evaluate(str(tmp_path / "nothing.zarr"), records=tmp_path / "a.txt")
+
+
+def test_an_evaluation_says_that_a_store_is_refused(stores: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "refused.zarr"
+    shutil.copytree(stores("file"), path)
+    store = MechanismStore.open(str(path))
+    with (path / store.shard_keys(store.plan[0])[0]).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    assert not audit(str(path)).holds
+    found = evaluate(str(stores("file")), bound=BoundRequest(0), attacks=None)
+    assert found["state"] == "complete"
+    assert table(found)[0][0] == "expected loss"
+    assert table({**found, "state": MechanismStore.open(str(path)).state})[0][0] == "refused"

@@ -227,7 +227,7 @@ def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbe
     assert audit(str(scene.store)).holds
 
 
-@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "partition", "scheduler"))
+@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "partition"))
 def test_killed_while_blocks_are_written(
     tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
 ) -> None:
@@ -791,7 +791,7 @@ def test_the_oldest_store_is_read(oldest: Path, small_job: Job) -> None:
     summary = summarise(MechanismStore.open(str(oldest)))
     assert (summary["state"], summary["blocks_done"], summary["records"]) == (COMPLETE, 6, 49)
     assert summary["records_inside"] == 49
-    assert summary["loss_km"] == evaluate(str(oldest))["loss_km"] == 0.7582520068327583
+    assert summary["loss_km"] == evaluate(str(oldest), attacks=None)["loss_km"] == 0.7582520068327583
     for method in ("certificate", "exhaustive", "boundary"):
         report = audit(str(oldest), method)
         assert report.holds

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from mdpext_dask.evaluate.attack_words import attack_rows
+
 # Bands with less than this share of reports are told together.
 _LEAST_SHARE = 5e-4
 # Of a normal distribution: two-sided, 95 %.
@@ -12,7 +14,9 @@ def table(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what :func:`mdpext_dask.evaluation.evaluate` answers as labels and texts, loss first."""
     of_record = _quantiles(result["loss_quantiles_km"], result["loss_quantiles_resolution_km"])
     of_report = _quantiles(result["report_loss_quantiles_km"], result["report_loss_resolution_km"])
+    refused = [("refused", "its audit failed: what follows is about a mechanism that keeps no promise")]
     rows = [
+        *(refused if result.get("state") == "refused" else []),
         ("expected loss", f"{result['loss_km']:.6g} km"),
         ("of a record", of_record),
         ("of one report", of_report),
@@ -21,6 +25,7 @@ def table(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows += _bands(result["by_distance"])
     rows.append(("records", f"{result['records_with_prior']:,} with a prior"))
     rows += _bound(result)
+    rows += attack_rows(result["adversary"])
     return rows
 
 
