@@ -49,7 +49,7 @@ ORDER = (
     "evaluate.release_curve",
     "seeding", "rates", "needs", "costs", "subjects",
     "audit_picture", "auditors",
-    "auditing", "attacking", "evaluation",
+    "auditing", "attacking", "evaluation", "plots",
     "run", "remapping",
     "submit.files", "submit.follow", "submit.slurm_scripts", "submit.slurm", "submit.kubernetes",
     "submit.command",

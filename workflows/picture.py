@@ -6,24 +6,9 @@ python workflows/picture.py manhattan.zarr manhattan.png [--lon -73.9855 --lat 4
 
 import argparse
 
-import matplotlib as mpl
-import numpy as np
-import xarray as xr
+from matplotlib.figure import Figure
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-
-from mdpext_dask import open_mechanism
-
-
-def frame(axes: Axes, dataset: xr.Dataset, title: str) -> None:
-    """Set up one map in kilometres."""
-    axes.set_title(title, fontsize=10)
-    axes.set_aspect("equal")
-    axes.set_xlim(float(dataset.x[0]), float(dataset.x[-1]))
-    axes.set_ylim(float(dataset.y[0]), float(dataset.y[-1]))
-    axes.set_xlabel("east (km)")
+from mdpext_dask import open_mechanism, plots
 
 
 def main() -> None:
@@ -36,47 +21,16 @@ def main() -> None:
     options = parser.parse_args()
 
     mechanism = open_mechanism(options.store)
-    dataset = mechanism.dataset
     row = mechanism.row(lon=options.lon, lat=options.lat)
-    place = float(row.x), float(row.y)
-    output = int(np.argmax(row.values))
-    nodes = xr.open_zarr(options.store, group="problem", consolidated=False).node_xy.values
-
-    figure, maps = plt.subplots(1, 3, figsize=(11, 7), sharey=True, layout="constrained")
-    frame(maps[0], dataset, "prior, roads and outputs")
-    maps[0].set_ylabel("north (km)")
-    maps[0].scatter(*nodes.T, s=0.5, color="0.75", linewidths=0)
-    prior = np.argwhere(dataset.prior.values > 0)
-    weight = dataset.prior.values[tuple(prior.T)]
-    maps[0].scatter(
-        dataset.x.values[prior[:, 0]],
-        dataset.y.values[prior[:, 1]],
-        s=2e4 * weight,
-        color="tab:blue",
-        alpha=0.5,
-        linewidths=0,
-    )
-    maps[0].scatter(dataset.output_x, dataset.output_y, s=14, marker="^", color="tab:orange")
-
-    frame(maps[1], dataset, "what a person at ✕ reports")
-    maps[1].scatter(*nodes.T, s=0.5, color="0.85", linewidths=0)
-    bubbles = maps[1].scatter(
-        dataset.output_x, dataset.output_y, s=2500 * row.values, c=100 * row.values, cmap="viridis_r"
-    )
-    maps[1].plot(*place, "x", color="tab:red", markersize=9, markeredgewidth=2)
-    figure.colorbar(bubbles, ax=maps[1], shrink=0.5, label="probability (%)")
-
-    frame(maps[2], dataset, "how likely each place is to report ▲")
-    field = 100 * dataset.probability.sel(output=output).T
-    mesh = maps[2].pcolormesh(dataset.x, dataset.y, field, cmap="viridis", shading="nearest")
-    maps[2].plot(dataset.output_x[output], dataset.output_y[output], "^", color="tab:orange")
-    figure.colorbar(mesh, ax=maps[2], shrink=0.5, label="probability (%)")
-
-    rows, columns, outputs = dataset.probability.shape
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    maps = figure.subplots(1, 3, sharey=True)
+    plots.plot_domain(mechanism, maps[0])
+    plots.plot_row(mechanism, lon=options.lon, lat=options.lat, ax=maps[1])
+    plots.plot_output(mechanism, int(row.values.argmax()), maps[2])
+    for axes in maps[1:]:
+        axes.set_ylabel("")
     figure.suptitle(
-        f"{rows * columns:,} records x {outputs} outputs, {mechanism.epsilon_per_km:g}/km promised, "
-        f"{mechanism.epsilon_certified:.3f}/km certified over all pairs\n"
-        "map data © OpenStreetMap contributors (ODbL)",
+        f"{mechanism.epsilon_per_km:g}/km promised, {mechanism.epsilon_certified:.3f} certified, all pairs",
         fontsize=10,
     )
     figure.savefig(options.picture, dpi=110)

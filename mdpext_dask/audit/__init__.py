@@ -4,9 +4,9 @@
 The parts are modules of this package.
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from mdpext_dask.namesake import make_callable
 
 if TYPE_CHECKING:
     from mdpext_dask.auditing import audit
@@ -23,14 +23,4 @@ def __getattr__(name: str) -> Any:
     return audit
 
 
-class _CallablePackage(ModuleType):
-    """The package under whose name users expect the function."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Audit a mechanism; see :func:`mdpext_dask.auditing.audit`."""
-        from mdpext_dask.auditing import audit
-
-        return audit(*arguments, **named)
-
-
-sys.modules[__name__].__class__ = _CallablePackage
+make_callable(__name__, "mdpext_dask.auditing")

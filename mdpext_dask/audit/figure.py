@@ -17,20 +17,18 @@ from numpy.typing import NDArray
 from mdpext_dask.audit.report import BOUNDARY, SAMPLED, VIOLATED, AuditReport
 from mdpext_dask.audit.words import sentence, table
 from mdpext_dask.grid import Box
+from mdpext_dask.maps import MANY_POINTS, SEQUENTIAL, SIGNAL, colour_bar, draw_outputs, frame, limits_of
 from mdpext_dask.objects import is_remote
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PatchCollection, QuadMesh
-    from matplotlib.colorbar import Colorbar
+    from matplotlib.collections import PatchCollection
     from matplotlib.figure import Figure
 
 # Of the figure, in inches and dots per inch: 1320 x 792 pixels.
 SIZE_INCHES, DOTS_PER_INCH = (12.0, 7.2), 110
 # Of a map: as high as there is room, so wide with what is beside it, and no narrower or wider, in inches.
 _HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES = 5.0, 1.5, (3.6, 6.2)
-# Vermilion is told from the sequential map in all common kinds of colour blindness.
-_SIGNAL, _SEQUENTIAL = "#d55e00", "viridis_r"
 # Where ratios beyond 1 are drawn, whatever they are: apart from those that keep the promise.
 _BEYOND = (1.06, 1.20)
 _TOP, _LABEL_INCHES = 1.27, 0.42
@@ -42,11 +40,8 @@ _FIRST_BAND = (2.0, 4.0)
 _CLOSEST_TICKS, _CLOSEST_VALUES = 0.075, 0.065
 _LEAST_SHARE = 1e-9
 _TITLE_POINTS, _TITLE_WIDTH, _TITLE_LINES, _SUBJECT_WIDTH = 10.0, 155, 4, 90
-# Of a map: margin as a share of its longer side, and its shorter side at least, in the same unit.
-_MARGIN, _SLIMMEST = 0.04, 0.5
 # Of the worst pairs, in points: where ends are closer, a ring tells where to look.
 _RING_POINTS = 15.0
-_MANY_POINTS = 2_000
 
 
 @dataclass(frozen=True)
@@ -103,12 +98,12 @@ def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figu
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    west, east, south, north = _limits(places.box)
+    west, east, south, north = limits_of(places.box)
     width = _HEIGHT_INCHES * (east - west) / (north - south) + _BESIDE_INCHES
     width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
     left, right = figure.subplots(1, 2, width_ratios=(SIZE_INCHES[0] - width, width))
-    _draw_ratios(left, report, drawn)
-    _draw_map(right, report, places)
+    draw_ratios(left, report, drawn)
+    draw_map(right, report, places)
     handles: dict[str, Any] = {}
     for axes in (left, right):
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -144,7 +139,18 @@ def band_shares(drawn: AuditReport) -> NDArray[np.float64]:
     return np.asarray(counts / np.maximum(triples, 1)[:, None])
 
 
-def _draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
+def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
+    """Draw |log ratio| / (ε d) of pairs that were drawn at random, by distance, and the worst triple.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    report
+        The audit, whose worst triple is marked.
+    drawn
+        A sampled audit of the same, whose pairs are shown.
+    """
     from matplotlib.colors import LogNorm
     from matplotlib.transforms import ScaledTranslation
 
@@ -155,7 +161,7 @@ def _draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
     highest = math.ceil(math.log10(float(shares.max(initial=_LEAST_SHARE))))
     lowest = min(math.floor(math.log10(max(least, _LEAST_SHARE))), highest - 1)
     colours: dict[str, Any] = {
-        "cmap": _SEQUENTIAL,
+        "cmap": SEQUENTIAL,
         "norm": LogNorm(10.0**lowest, 10.0**highest),
         "edgecolors": "white",
         "linewidth": 0.4,
@@ -164,7 +170,7 @@ def _draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
     mesh = axes.pcolormesh(edges, drawn.details["ratio_edges"], kept, gid="kept", **colours)
     beyond = np.ma.masked_equal(shares[:, -1:].T, 0)
     axes.pcolormesh(edges, _BEYOND, beyond, gid="beyond", **colours)
-    _colour_bar(axes, mesh, "share of the band's triples")
+    colour_bar(axes, mesh, "share of the band's triples")
     axes.axhline(1, color="black", linewidth=2.5, label="the promise: |log ratio| = ε d", gid="promise")
     axes.fill_between(
         [edges[0], edges[-1]], *_BEYOND, facecolor="none", edgecolor="black", linewidth=0.8, linestyle=":"
@@ -194,7 +200,7 @@ def _draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         # A white rim, so that it is seen on dark shares, in grey as well.
         axes.plot(x, _height(ratio), "D", color="white", markersize=12, clip_on=False, zorder=6)
         axes.plot(
-            x, _height(ratio), "D", color=_SIGNAL if ratio > 1 else "white", markersize=8,
+            x, _height(ratio), "D", color=SIGNAL if ratio > 1 else "white", markersize=8,
             markeredgecolor="black", markeredgewidth=1.4, clip_on=False, zorder=6, gid="worst ratio",
             label=f"worst triple: {_in_few_digits(ratio)} of its bound", linestyle="none",
         )  # fmt: skip
@@ -296,7 +302,18 @@ def _in_few_digits(ratio: float) -> str:
 # --- the map --------------------------------------------------------------------------------------
 
 
-def _draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
+def draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
+    """Draw what an audit found, where: certified ε of blocks, shared rows that differ, the worst pairs.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    report
+        The audit.
+    places
+        What the map shows beside its answer.
+    """
     blocks = report.details.get("epsilon_by_block")
     if places.borders_km is not None and blocks and isinstance(blocks[0], list):
         _draw_blocks(axes, report, places.borders_km, blocks)
@@ -320,34 +337,27 @@ def _draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
         axes.scatter(
             places.points_km[:, 0], places.points_km[:, 1],
             s=min(max(4000 / shown, 1.0), 16.0), color="0.6", linewidths=0,
-            rasterized=shown > _MANY_POINTS, gid="records",
+            rasterized=shown > MANY_POINTS, gid="records",
         )  # fmt: skip
         # Of a size that can be seen in the legend.
         axes.scatter([], [], s=14, color="0.6", linewidths=0, label=of)
     if len(places.outputs_km):
-        size = min(max(2000 / len(places.outputs_km), 3.0), 14.0)
-        axes.scatter(
-            places.outputs_km[:, 0], places.outputs_km[:, 1],
-            s=size, color="white", edgecolors="black", linewidths=0.7,
-            rasterized=len(places.outputs_km) > _MANY_POINTS, zorder=3, label="output", gid="outputs",
-        )  # fmt: skip
+        draw_outputs(axes, places.outputs_km)
     if len(places.mismatches_km):
         axes.scatter(
             places.mismatches_km[:, 0], places.mismatches_km[:, 1],
-            s=22, marker="X", color=_SIGNAL, edgecolors="black", linewidths=0.6,
-            rasterized=len(places.mismatches_km) > _MANY_POINTS, zorder=4, label="record that differs",
+            s=22, marker="X", color=SIGNAL, edgecolors="black", linewidths=0.6,
+            rasterized=len(places.mismatches_km) > MANY_POINTS, zorder=4, label="record that differs",
             gid="mismatches",
         )  # fmt: skip
-    west, east, south, north = _limits(places.box)
-    axes.set_xlim(west, east)
-    axes.set_ylim(south, north)
-    axes.set_aspect("equal")
-    axes.set_xlabel(f"{places.axes[0]} (km)")
-    axes.set_ylabel(f"{places.axes[1]} (km)")
+    limits = limits_of(places.box)
+    frame(axes, limits, places.axes)
     axes.set_title(title, fontsize=10)
     worst = report.details.get("worst_triples") or ([report.worst] if report.worst else [])
     for rank, triple in reversed(list(enumerate(worst))):
-        _draw_pair(axes, triple, report, first=rank == 0, points_a_km=_HEIGHT_INCHES * 72 / (north - south))
+        _draw_pair(
+            axes, triple, report, first=rank == 0, points_a_km=_HEIGHT_INCHES * 72 / (limits[3] - limits[2])
+        )
 
 
 def _draw_blocks(
@@ -364,14 +374,14 @@ def _draw_blocks(
     least = float(ratios[finite].min(initial=1.0))
     step = 0.01 if least > 0.9 else 0.1
     lowest = min(math.floor(least / step) * step, 1 - step)
-    colours = mpl.colormaps[_SEQUENTIAL].with_extremes(over=_SIGNAL)
+    colours = mpl.colormaps[SEQUENTIAL].with_extremes(over=SIGNAL)
     x, y = borders_km
     mesh = axes.pcolormesh(
         x, y, np.ma.masked_where(~finite, ratios).T, cmap=colours, vmin=lowest, vmax=1.0,
         edgecolors="white", linewidth=0.3, gid="blocks",
     )  # fmt: skip
     above = finite & (ratios > 1)
-    bar = _colour_bar(
+    bar = colour_bar(
         axes,
         mesh,
         f"certified ε / limit of {report.limit_per_km:.7g} per km",
@@ -400,7 +410,7 @@ def _outlined(
         Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for i, j in np.argwhere(chosen).tolist()
     ]
     return PatchCollection(
-        patches, facecolor=_SIGNAL, edgecolor="black", linewidth=1.4, hatch=hatch, label=label, zorder=2
+        patches, facecolor=SIGNAL, edgecolor="black", linewidth=1.4, hatch=hatch, label=label, zorder=2
     )
 
 
@@ -428,19 +438,6 @@ def _pair_name(report: AuditReport, *, first: bool) -> str:
     if not first:
         return "next worst triples"
     return "worst triple drawn: its pair" if report.method == SAMPLED else "worst triple: its pair"
-
-
-def _limits(box: Box) -> tuple[float, float, float, float]:
-    """Return west, east, south and north of a map, in km: not too slim, and with a margin."""
-    sides = box.width_km, box.height_km
-    longer = max(sides) or 1.0
-    half_x, half_y = (max(side, _SLIMMEST * longer) / 2 + _MARGIN * longer for side in sides)
-    x, y = (box.west_km + box.east_km) / 2, (box.south_km + box.north_km) / 2
-    return x - half_x, x + half_x, y - half_y, y + half_y
-
-
-def _colour_bar(axes: "Axes", mesh: "QuadMesh", label: str, **options: Any) -> "Colorbar":
-    return axes.figure.colorbar(mesh, ax=axes, label=label, pad=0.02, aspect=35, **options)
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What is wrong with single rows, before any two are compared."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,12 @@ class Finding:
         """Return plain JSON values; not-a-number as null."""
         extreme = None if np.isnan(self.extreme) else json_number(self.extreme)
         return {**self.__dict__, "extreme": extreme}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Finding":
+        """Return the finding that :meth:`as_json` has made these values of."""
+        extreme = values["extreme"]
+        return cls(**{**values, "extreme": np.nan if extreme is None else float(extreme)})
 
 
 def inspect_rows(

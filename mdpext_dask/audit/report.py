@@ -1,6 +1,7 @@
 """What an audit answers, as values."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,8 @@ from mdpext_dask.audit.findings import Finding
 from mdpext_dask.audit.pairs import Triple
 from mdpext_dask.audit.promise import Promise, ground_distance_km
 from mdpext_dask.audit.source import Source
+from mdpext_dask.card import card
+from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.record_metrics import PlanarMetric
 from mdpext_dask.spec import json_number
 
@@ -20,6 +23,18 @@ CERTIFICATE, EXHAUSTIVE, SAMPLED, BOUNDARY = METHODS = ("certificate", "exhausti
 HOLDS, VIOLATED = "holds", "violated"
 NOT_PROVED, NO_VIOLATION_FOUND = "not proved", "no violation found"
 CHANGED, NO_MECHANISM = "changed since it was written", "not a mechanism"
+# What ε is called: certified, or audited over pairs themselves.
+_EPSILON = {
+    CERTIFICATE: "epsilon_certified",
+    **dict.fromkeys((EXHAUSTIVE, SAMPLED, BOUNDARY), "epsilon_audited"),
+}
+# Of the JSON form: lists, and what is there as it is.
+_LISTS = ("changed", "missing", "extra", "blocks_at_fault")
+_PLAIN = (
+    "subject", "method", "verdict", "epsilon_per_km", "epsilon_planar_per_km", "limit_per_km", "tolerance",
+    "records", "outputs", "triples_checked", "violations", "violation_ratio", "recomputed", "worst",
+    "seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,33 @@ class AuditReport:
     @property
     def epsilon_name(self) -> str:
         """What ε is called: certified, or audited over pairs themselves."""
-        return "epsilon_certified" if self.method == CERTIFICATE else "epsilon_audited"
+        return _EPSILON[self.method]
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the verdict, ε against its limit, and the worst triple."""
+        rows = [
+            ("audited", f"{self.subject}: {self.records:,} records, {self.outputs:,} outputs"),
+            ("method", self.method),
+            ("promised", f"ε = {self.epsilon_per_km:g} per km, metric p = {self.metric_p:g}"),
+        ]
+        if self.method != BOUNDARY:
+            found = self.epsilon_name.removeprefix("epsilon_")
+            rows.append((found, f"ε = {self.epsilon:.6g} per km, limit {self.limit_per_km:.6g}"))
+        rows.append(("violations", f"{self.violations:,}, {self.triples_checked:,} triples covered"))
+        if self.worst:
+            log_ratio, bound = self.worst["log_ratio"], self.worst["bound"]
+            rows.append(
+                (
+                    "worst triple",
+                    f"records {self.worst['record']} and {self.worst['record_prime']}, "
+                    f"{self.worst['distance_km']:.4g} km apart, output {self.worst['output']}: "
+                    f"log ratio {float(log_ratio):.6g} against a bound of {bound:.6g}",
+                )
+            )
+        rows += [("rows", f"{finding.kind}: {finding.count:,}") for finding in self.findings]
+        damage = {"changed": self.changed, "missing": self.missing, "belong to nothing": self.extra}
+        rows += [(name, f"{len(keys):,} parts") for name, keys in damage.items() if keys]
+        return card(f"Audit: {self.verdict}", rows)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; infinity as ``"inf"``."""
@@ -121,9 +162,32 @@ class AuditReport:
             **epsilon,
             "metric_p": json_number(self.metric_p),
             "findings": [finding.as_json() for finding in self.findings],
-            **{name: list(values[name]) for name in ("changed", "missing", "extra", "blocks_at_fault")},
+            **{name: list(values[name]) for name in _LISTS},
             **self.details,
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "AuditReport":
+        """Return the report that :meth:`as_json` has made these values of.
+
+        Raises
+        ------
+        StoreError
+            If they are no report.
+        """
+        try:
+            epsilon = math.nan if values["method"] == BOUNDARY else float(values[_EPSILON[values["method"]]])
+            own: dict[str, Any] = {
+                **{name: values[name] for name in _PLAIN},
+                **{name: tuple(values[name]) for name in _LISTS},
+                "epsilon": epsilon,
+                "metric_p": float(values["metric_p"]),
+                "findings": tuple(Finding.from_json(finding) for finding in values["findings"]),
+            }
+            known = {*own, "holds", *_EPSILON.values()}
+            return cls(**own, details={name: value for name, value in values.items() if name not in known})
+        except (LookupError, TypeError, ValueError) as error:
+            raise StoreError(f"not an audit report: {first_line(error)}") from None
 
 
 def verdict_on_rows(findings: tuple[Finding, ...]) -> str | None:
