@@ -6,11 +6,18 @@ Heavy modules are imported inside the commands, so that ``mdpext --help`` answer
 import sys
 from typing import Annotated
 
-import typer
+from mdpext_dask.errors import SpecError, first_line
 
-from mdpext_dask.command_line import making, using
-from mdpext_dask.command_line.options import app
-from mdpext_dask.console import answer, ending_politely
+try:
+    import typer
+
+    from mdpext_dask.command_line import making, using
+    from mdpext_dask.command_line.options import app
+    from mdpext_dask.console import answer, ending_politely
+except ModuleNotFoundError as _missing:  # with numpy alone there is mdpext_dask.runtime, and no command
+    _needs = "needs more than mdpext_dask.runtime does: pip install mdpext-dask"
+    print(f"error: mdpext: {_needs} ({first_line(_missing)})", file=sys.stderr)
+    sys.exit(SpecError.exit_code)
 
 # Importing a module of commands puts them into the application, in this order.
 COMMANDS = (making, using)

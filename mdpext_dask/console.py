@@ -25,8 +25,11 @@ from mdpext_dask.errors import (
     StoreError,
     first_line,
 )
+from mdpext_dask.whole_file import is_standard_output
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mdpext_dask.auditors import Sampling
     from mdpext_dask.progress import Observer
 
@@ -34,8 +37,30 @@ STYLES = ("auto", "plain", "json", "none")
 _DUMB_TERMINALS = ("dumb", "unknown")
 
 
-def show(values: dict[str, Any], as_json: bool) -> None:
-    """Print values on standard output: one JSON document, or a table."""
+def keep_apart(output: "Path", as_json: bool) -> None:
+    """Refuse a document on standard output where a file goes there too.
+
+    Raises
+    ------
+    SpecError
+        If it does.
+    """
+    if as_json and is_standard_output(output):
+        raise SpecError(f"--json: standard output is where {output} goes; write that into a file")
+
+
+def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) -> None:
+    """Print values on standard output: one JSON document, or a table.
+
+    Parameters
+    ----------
+    values
+        What to print.
+    as_json
+        Whether as JSON.
+    beside
+        A file that was written. If it went to standard output, the table goes to standard error.
+    """
     if as_json:
         text = json.dumps(values, sort_keys=True, allow_nan=False)
         with _writing():
@@ -50,7 +75,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         # As it is: a path may look like markup.
         table.add_row(Text(name), Text(_readable(value)))
     with _writing():
-        Console().print(table)
+        Console(stderr=beside is not None and is_standard_output(beside)).print(table)
 
 
 def _readable(value: Any) -> str:

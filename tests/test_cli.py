@@ -191,6 +191,8 @@ BAD = {
     "domain.refine=[1.5]": "refine",
     "domain.metric_p=0.9": "metric_p",
     "domain.cell_km=50": "larger than the box",
+    "domain.cell_km=1e-9": "at most 1e+08",
+    "domain.cell_km=1e-300": "at most 1e+08",
     "domain.bbox=[12.0, 41.0, 12.5, 41.5]": "no road within reach",
     "domain.roads=nowhere": "does not exist",
     "domain.roads=builtin:atlantis": "not built in",
@@ -338,11 +340,11 @@ def test_a_crash_is_told_from_a_failed_guarantee(
     assert "ZeroDivisionError" in failed.stderr
 
 
-@pytest.mark.parametrize("kind", ["inline", "local"])
+@pytest.mark.parametrize("kind", [pytest.param("inline", marks=pytest.mark.slow), "local"])
 def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
     """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
     # A seed in a moment, and then some seconds of blocks.
-    job = JOB.replace("refine = [2, 2]", "refine = [250]").replace("inline", kind)
+    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
     (folder / "job.toml").write_text(job)
     command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
     process = subprocess.Popen(
@@ -514,3 +516,13 @@ def test_what_lies_about_in_a_shared_folder_is_let_lie(tmp_path: Path) -> None:
         "scratch-link.lock",
         "precious",
     }
+
+
+def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
+    script = "import sys; sys.modules['typer'] = None; from mdpext_dask.cli import main; main(['--help'])"
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "pip install mdpext-dask" in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -13,8 +13,8 @@ from mdpext_dask.command_line.options import (
     WorkersOption,
     app,
 )
-from mdpext_dask.console import exponent, observed, range_of, sampling_of, show
-from mdpext_dask.errors import EXIT_GUARANTEE
+from mdpext_dask.console import exponent, keep_apart, observed, range_of, sampling_of, show
+from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
 
 @app.command()
@@ -37,7 +37,7 @@ def audit(
     ] = None,
     points: Annotated[
         Path | None,
-        typer.Option("--points", metavar="FILE", help="An array's records: columns x_km,y_km or lon,lat."),
+        typer.Option("--points", metavar="FILE", help="An array's records: CSV, Parquet or GeoJSON."),
     ] = None,
     epsilon_per_km: Annotated[
         float | None, typer.Option("--epsilon-per-km", help="The promise, instead of the store's own.")
@@ -139,21 +139,65 @@ def evaluate(
         ),
     ] = None,
     random_seed: Annotated[
-        int, typer.Option("--random-seed", min=0, metavar="N", help="Which lattices --offsets draws.")
+        int,
+        typer.Option(
+            "--random-seed",
+            min=0,
+            metavar="N",
+            help="Which lattices --offsets draws, and which people --releases looks at.",
+        ),
     ] = 0,
+    attacks: Annotated[
+        bool, typer.Option("--attacks/--no-attacks", help="Whether to measure what attackers learn.")
+    ] = True,
+    districts: Annotated[
+        Path | None,
+        typer.Option(
+            "--districts",
+            metavar="FILE",
+            help="Polygons to tell of one by one: GeoJSON, or a shapefile; default: 4 x 4 rectangles.",
+        ),
+    ] = None,
+    attacker_prior: Annotated[
+        Path | None,
+        typer.Option(
+            "--attacker-prior",
+            metavar="POINTS",
+            help="Where an attacker believes that people are; columns as of prior.file.",
+        ),
+    ] = None,
+    releases: Annotated[
+        int,
+        typer.Option(
+            "--releases",
+            min=0,
+            metavar="N",
+            help="Independent releases of one place, up to so many; 0: none.",
+        ),
+    ] = 100,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
     progress: ProgressOption = "auto",
 ) -> None:
-    """Compute what a finished store costs its users, from its bytes, and what no mechanism can beat."""
+    """Compute what a finished store costs, what no mechanism can beat, and what attackers learn from it."""
+    from mdpext_dask.evaluate.attackers import AttackRequest
     from mdpext_dask.evaluate.bound import BoundRequest
     from mdpext_dask.evaluate.words import table
     from mdpext_dask.evaluation import evaluate as evaluate_store
 
     request = BoundRequest(bound_seconds, stride, offsets, random_seed)
+    asked = AttackRequest(districts, attacker_prior, releases, random_seed=random_seed)
+    if not attacks and (districts or attacker_prior):
+        raise SpecError("--no-attacks: leaves nothing to do for --districts and --attacker-prior")
     with observed(progress) as observer:
         result = evaluate_store(
-            store, picture=picture, records=records, bound=request, workers=workers, observer=observer
+            store,
+            picture=picture,
+            records=records,
+            bound=request,
+            attacks=asked if attacks else None,
+            workers=workers,
+            observer=observer,
         )
     show(result if as_json else dict(table(result)), as_json)
 
@@ -176,8 +220,14 @@ def remap(
 @app.command()
 def sample(
     store: StoreArgument,
-    points: Annotated[Path, typer.Argument(metavar="POINTS.csv", help="Columns lon,lat or x_km,y_km.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.csv", help="Where the reports go.")],
+    points: Annotated[
+        Path,
+        typer.Argument(metavar="POINTS", help="CSV, Parquet or GeoJSON, with lon,lat or x_km,y_km."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="OUT", help="Where the reports go; CSV, Parquet or GeoJSON."),
+    ],
     outside: Annotated[
         str,
         typer.Option(
@@ -187,9 +237,113 @@ def sample(
         ),
     ] = "nearest",
     remap: Annotated[bool, typer.Option("--remap", help="Apply what `remap` has left in the store.")] = False,
+    user_column: Annotated[
+        str | None,
+        typer.Option("--user-column", metavar="NAME", help="Column or property that says whose a point is."),
+    ] = None,
+    keep_users: Annotated[
+        bool, typer.Option("--keep-users", help="Write whose each report is; without, nothing tells.")
+    ] = False,
+    sticky_key: Annotated[
+        Path | None,
+        typer.Option("--sticky-key", metavar="FILE", help="Give a user at a place the same answer, always."),
+    ] = None,
+    place_km: Annotated[
+        float | None,
+        typer.Option("--place-km", help="Move points to coarse places of this width first, in km."),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Count every user's releases in this file."),
+    ] = None,
+    release_limit: Annotated[
+        int | None,
+        typer.Option("--release-limit", metavar="N", help="Refuse more releases than this for any user."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Obfuscate locations: one exact, independent draw for every point."""
-    from mdpext_dask.batch import sample_file
+    """Obfuscate locations: one exact draw for every point, independent unless there is a sticky key."""
+    from mdpext_dask.batch import Users, sample_file
 
-    show(sample_file(store, points, output, outside, remap=remap), as_json)
+    keep_apart(output, as_json)
+    users = Users(user_column, keep_users, sticky_key, ledger, release_limit)
+    result = sample_file(store, points, output, outside, remap=remap, users=users, place_km=place_km)
+    show(result, as_json, output)
+
+
+@app.command("sticky-key")
+def sticky_key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key goes; must not exist.")],
+    epoch: Annotated[
+        str, typer.Option("--epoch", help="Any short text; answers of different epochs are independent.")
+    ] = "1",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a secret key for sticky answers, in a file that its owner alone can read."""
+    from mdpext_dask.sticky import new_key_file
+
+    show(new_key_file(path, epoch), as_json)
+
+
+@app.command()
+def export(
+    store: StoreArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="CITY.mdp", help="Where the file goes.")],
+    packing: Annotated[
+        str,
+        typer.Option(
+            "--packing",
+            metavar="auto|seed|rows",
+            help="Write the seed, where it gives the rows to the last bit, or all rows.",
+        ),
+    ] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a finished store as one small file, to sample from with numpy alone."""
+    from mdpext_dask.export import export_city
+
+    keep_apart(output, as_json)
+    show(export_city(store, output, packing), as_json, output)
+
+
+@app.command()
+def report(
+    store: StoreArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE.html", help="Where it goes; default: STORE-report.html here."
+        ),
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluation",
+            metavar="FILE.json",
+            help="Take the bound and the attackers' measures that `evaluate --json` has found.",
+        ),
+    ] = None,
+    bound_seconds: Annotated[
+        float,
+        typer.Option("--bound-seconds", metavar="S", help="About how long to bound any loss; 0: not at all."),
+    ] = 2.0,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Write a report for people: one HTML file with proof, maps and figures; exit 1 if it does not hold."""
+    from mdpext_dask.reporting import report as report_on
+
+    with observed(progress) as observer:
+        result = report_on(
+            store,
+            output,
+            evaluation=evaluation,
+            bound_seconds=bound_seconds,
+            workers=workers,
+            observer=observer,
+        )
+    show(result, as_json)
+    if not result["holds"]:
+        print(f"error: {result['store']}: {result['verdict']}", file=sys.stderr)
+        raise typer.Exit(EXIT_GUARANTEE)
