@@ -12,11 +12,6 @@ HALF_TURN = FULL_TURN / 2
 Degrees = tuple[float, float, float, float]
 
 
-def wrapped(lon: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return longitudes in [-180, 180]; those that are there already keep their bits."""
-    return np.where(np.abs(lon) <= HALF_TURN, lon, (lon + HALF_TURN) % FULL_TURN - HALF_TURN)
-
-
 def east_of(west: float, east: float) -> float:
     """Return the longitude of the east side of a box, counted on from its west side: at most west + 360."""
     return east if east >= west else east + FULL_TURN

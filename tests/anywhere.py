@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mdpext_dask.longitudes import wrapped
+from mdpext_dask.longitudes import FULL_TURN, HALF_TURN
 from mdpext_dask.projection import Projection
 from mdpext_dask.road_files.folder import write_folder
 from mdpext_dask.road_files.network import RoadNetwork, ground_km
+
+
+def wrapped(lon: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return longitudes in [-180, 180]; those that are there already keep their bits."""
+    return np.where(np.abs(lon) <= HALF_TURN, lon, (lon + HALF_TURN) % FULL_TURN - HALF_TURN)
 
 
 def lattice(lon: float, lat: float, nodes: int = 9, step_km: float = 1.0) -> RoadNetwork:

@@ -21,7 +21,7 @@ from mdpext_dask.domain import build_domain
 from mdpext_dask.errors import DataError, MdpextError, SpecError
 from mdpext_dask.frame import build_frame
 from mdpext_dask.grid import Box
-from mdpext_dask.longitudes import arc, wrapped
+from mdpext_dask.longitudes import arc
 from mdpext_dask.mechanism import open_mechanism
 from mdpext_dask.projection import Projection
 from mdpext_dask.region import read_region
@@ -29,7 +29,7 @@ from mdpext_dask.rows import rows_of
 from mdpext_dask.run import build
 from mdpext_dask.spec import parse_job
 from mdpext_dask.store import MechanismStore
-from tests.anywhere import lattice, lattice_folder
+from tests.anywhere import lattice, lattice_folder, wrapped
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 _GEOD = Geod(ellps="WGS84")

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mdpext_dask.longitudes import arc, between, east_of, wrapped
+from mdpext_dask.longitudes import arc, between, east_of
 from mdpext_dask.projection import Projection
+from tests.anywhere import wrapped
 
 _lon = st.integers(-180, 179).map(float)
 
