@@ -20,10 +20,10 @@ OTHERS = "ALL-OTHER-PAGES"
 # Page -> what it is a copy of.
 COPIES = {
     "readme.md": "README.md",
-    "proof.md": "mdpext_dask/PROOF.md",
-    "extension-graphs.md": "mdpext_dask/GRAPH.md",
+    "proof.md": "mdpext_dask/auditors/PROOF.md",
+    "extension-graphs.md": "mdpext_dask/extend/GRAPH.md",
     "seed.md": "mdpext_dask/seed/README.md",
-    "cells.md": "mdpext_dask/cells/README.md",
+    "cells.md": "mdpext_dask/pipeline/cells/README.md",
     "deploy.md": "deploy/README.md",
     "published.md": "workflows/paper/README.md",
     "changelog.md": "CHANGELOG.md",
@@ -120,7 +120,7 @@ def command_line() -> str:
     import typer
     from typer.main import get_command
 
-    from mdpext_dask.cli import app
+    from mdpext_dask.cli.main import app
 
     text = [
         "# Command line",
@@ -142,7 +142,7 @@ def command_line() -> str:
 
 def job_file() -> str:
     """Return the reference of the job file, from the sections that read it."""
-    from mdpext_dask.spec import JobSpec
+    from mdpext_dask.job.spec import JobSpec
 
     text = [
         "# Job file",

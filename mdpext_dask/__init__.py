@@ -9,67 +9,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mdpext_dask import plots
-    from mdpext_dask.audit.report import AuditReport
-    from mdpext_dask.auditing import audit
-    from mdpext_dask.auditors import Sampling
-    from mdpext_dask.evaluate.attackers import AttackRequest
-    from mdpext_dask.evaluate.bound import BoundRequest
-    from mdpext_dask.evaluation import evaluate
-    from mdpext_dask.mechanism import Mechanism, open_mechanism
-    from mdpext_dask.progress_lines import PlainLines
-    from mdpext_dask.releases import ReleaseBudget
-    from mdpext_dask.reporting import report
-    from mdpext_dask.run import build
-    from mdpext_dask.spec import JobSpec, load_job
-    from mdpext_dask.sticky import StickyKey
+    from mdpext_dask.auditors.audit import audit as audit
+    from mdpext_dask.auditors.methods import Sampling as Sampling
+    from mdpext_dask.auditors.result import AuditReport as AuditReport
+    from mdpext_dask.cli.progress_lines import PlainLines as PlainLines
+    from mdpext_dask.evaluation.attackers.requests import AttackRequest as AttackRequest
+    from mdpext_dask.evaluation.bound.lower_bound import BoundRequest as BoundRequest
+    from mdpext_dask.evaluation.evaluate import evaluate as evaluate
+    from mdpext_dask.extend import graph as graph
+    from mdpext_dask.job.spec import JobSpec as JobSpec
+    from mdpext_dask.job.spec import load_job as load_job
+    from mdpext_dask.pipeline.run import build as build
+    from mdpext_dask.reports import plots as plots
+    from mdpext_dask.reports.report import report as report
+    from mdpext_dask.runtime.ledger import ReleaseBudget as ReleaseBudget
+    from mdpext_dask.runtime.sticky import StickyKey as StickyKey
+    from mdpext_dask.sampling.mechanism import Mechanism as Mechanism
+    from mdpext_dask.sampling.mechanism import open_mechanism as open_mechanism
 
-__all__ = [
-    "AttackRequest",
-    "AuditReport",
-    "BoundRequest",
-    "JobSpec",
-    "Mechanism",
-    "PlainLines",
-    "ReleaseBudget",
-    "Sampling",
-    "StickyKey",
-    "audit",
-    "build",
-    "evaluate",
-    "load_job",
-    "open_mechanism",
-    "plots",
-    "report",
-]
 __version__ = "0.1.0"
 
+# Where public names live. They are imported on first use: the help of the command line must not wait for
+# NumPy.
 _HOME = {
-    "AttackRequest": "mdpext_dask.evaluate.attackers",
-    "AuditReport": "mdpext_dask.audit.report",
-    "BoundRequest": "mdpext_dask.evaluate.bound",
-    "JobSpec": "mdpext_dask.spec",
-    "Mechanism": "mdpext_dask.mechanism",
-    "PlainLines": "mdpext_dask.progress_lines",
-    "ReleaseBudget": "mdpext_dask.releases",
-    "Sampling": "mdpext_dask.auditors",
-    "StickyKey": "mdpext_dask.sticky",
-    "audit": "mdpext_dask.auditing",
-    "build": "mdpext_dask.run",
-    "evaluate": "mdpext_dask.evaluation",
-    "load_job": "mdpext_dask.spec",
-    "open_mechanism": "mdpext_dask.mechanism",
-    "report": "mdpext_dask.reporting",
+    "AttackRequest": "evaluation.attackers.requests",
+    "AuditReport": "auditors.result",
+    "BoundRequest": "evaluation.bound.lower_bound",
+    "JobSpec": "job.spec",
+    "Mechanism": "sampling.mechanism",
+    "PlainLines": "cli.progress_lines",
+    "ReleaseBudget": "runtime.ledger",
+    "Sampling": "auditors.methods",
+    "StickyKey": "runtime.sticky",
+    "audit": "auditors.audit",
+    "build": "pipeline.run",
+    "evaluate": "evaluation.evaluate",
+    "graph": "extend",
+    "load_job": "job.spec",
+    "open_mechanism": "sampling.mechanism",
+    "plots": "reports",
+    "report": "reports.report",
 }
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: the command line's help must not wait for numpy and zarr.
-    if name == "plots":
-        return import_module("mdpext_dask.plots")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    home = f"{__name__}.{_HOME[name]}"
+    if name in ("graph", "plots"):  # public modules
+        return import_module(f"{home}.{name}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

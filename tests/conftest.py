@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mdpext_dask.sections import ClusterSection
+from mdpext_dask.job.sections import ClusterSection
 
 # How long an example takes says something of the machine, not of what is tested.
 settings.register_profile("no deadline", deadline=None)

@@ -12,13 +12,13 @@ import resource
 import sys
 import time
 
-from mdpext_dask.attacking import measure_attacks, prepare
-from mdpext_dask.cluster import InlineExecutor
-from mdpext_dask.evaluate.attackers import AttackRequest
-from mdpext_dask.evaluation import measure_spread
-from mdpext_dask.progress import Event, StageFinished
-from mdpext_dask.stages import Stages
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.compute.executor import InlineExecutor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
+from mdpext_dask.evaluation.attackers.requests import AttackRequest
+from mdpext_dask.evaluation.evaluate import measure_spread
+from mdpext_dask.events import Event, StageFinished
+from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Of getrusage: kilobytes on Linux, bytes on macOS.
 _RSS_BYTES = 1 if sys.platform == "darwin" else 1024

@@ -22,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.audit.pairs import largest_of
-from mdpext_dask.audit.report import AuditReport
-from mdpext_dask.audit.tiles import TILE
-from mdpext_dask.auditors import Sampling, certify, compare_all, sample_pairs
-from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.progress import silent
-from mdpext_dask.run import build
-from mdpext_dask.sections import ClusterSection
-from mdpext_dask.spec import load_job
-from mdpext_dask.stages import Stages
-from mdpext_dask.store import MechanismStore
-from mdpext_dask.subjects import Subject, store_subject
+from mdpext_dask.auditors.methods import Sampling, certify, compare_all, sample_pairs
+from mdpext_dask.auditors.pairs.compare import largest_of
+from mdpext_dask.auditors.pairs.tiles import TILE
+from mdpext_dask.auditors.result import AuditReport
+from mdpext_dask.auditors.subject import Subject, store_subject
+from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.events import silent
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.store.mechanism_store import MechanismStore
 
 HERE = Path(__file__).resolve().parent
 # Source cells of the published experiments.

@@ -15,7 +15,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.colors import LogNorm
 
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.store.mechanism_store import MechanismStore
 
 PICTURE = Path(__file__).resolve().parent / "images" / "between_seeds.png"
 # How far around the output, in source cells.

@@ -12,13 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from mdpext_dask.cluster import open_executor
-from mdpext_dask.evaluate.bound import lower_bound
-from mdpext_dask.progress import silent
-from mdpext_dask.run import create, find_or_prepare
-from mdpext_dask.sections import ClusterSection
-from mdpext_dask.spec import load_job
-from mdpext_dask.stages import Stages
+from mdpext_dask.compute.executor import open_executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.evaluation.bound.lower_bound import lower_bound
+from mdpext_dask.events import silent
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.pipeline.run import create, find_or_prepare
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy.spatial import KDTree
 
-from mdpext_dask.projection import Projection
+from mdpext_dask.problem.projection import Projection
 
 SCENARIO = "nrel/hive/resources/scenarios/manhattan"
 TARGET = Path(__file__).resolve().parent.parent / "mdpext_dask" / "data" / "manhattan"

@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.domain import build_domain
-from mdpext_dask.integrity import require_all_blocks
-from mdpext_dask.progress import silent
-from mdpext_dask.run import build, create, extend, finish, summarise
-from mdpext_dask.sections import ClusterSection
+from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.events import silent
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import JobSpec, parse_job
+from mdpext_dask.pipeline.run import build, create, extend, finish, summarise
+from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed.model import SeedMechanism
-from mdpext_dask.spec import JobSpec, parse_job
-from mdpext_dask.stages import Stages
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store.mechanism_store import MechanismStore
 
 SETTINGS = Path(__file__).resolve().parents[1] / "deploy" / "dask.yaml"
 MIB = 2**20

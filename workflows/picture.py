@@ -8,7 +8,8 @@ import argparse
 
 from matplotlib.figure import Figure
 
-from mdpext_dask import open_mechanism, plots
+from mdpext_dask import open_mechanism
+from mdpext_dask.reports import plots
 
 
 def main() -> None:

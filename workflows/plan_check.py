@@ -16,8 +16,8 @@ from typing import Any
 
 from scale import Meter
 
-from mdpext_dask.run import build
-from mdpext_dask.spec import load_job
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.pipeline.run import build
 
 HERE = Path(__file__).resolve().parent
 _MANHATTAN, _ROME = HERE / "manhattan.toml", HERE / "rome.toml"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from mdpext_dask.point_files import point_chunks
+from mdpext_dask.readers.point_files import point_chunks
 
 FORMATS = ("csv", "csv.gz", "parquet", "geojson", "geojsonl")
 # Read before the clock starts, so that imports are not what is measured.

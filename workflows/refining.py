@@ -16,7 +16,7 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.store.mechanism_store import MechanismStore
 
 PICTURE = Path(__file__).resolve().parent / "images" / "refining.png"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.road_files.osm import read_osm
+from mdpext_dask.readers.roads.openstreetmap import read_osm
 
 _STREET = 8  # nodes of a street between two junctions
 _HOUSES = 7  # nodes of houses for each node of a street

@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.export import export_city
-from mdpext_dask.mechanism import Mechanism, open_mechanism
-from mdpext_dask.reporter import Reporter
 from mdpext_dask.runtime import open_city
+from mdpext_dask.runtime.location_sampler import Reporter
+from mdpext_dask.sampling.export import export_city
+from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
 
 _CALLS = 20_000
 # Of the half-width of the grid.

@@ -29,13 +29,13 @@ import psutil
 import zarr
 from throughput import empty_copy, plain_write, timed
 
-from mdpext_dask import objects, receipts
-from mdpext_dask.cluster import open_executor
-from mdpext_dask.progress import Event, StageFinished, StageStarted
-from mdpext_dask.run import build, init
-from mdpext_dask.spec import JobSpec, load_job
-from mdpext_dask.store import EXTENDING, MechanismStore
-from mdpext_dask.tasks import extend_block
+from mdpext_dask.compute.executor import open_executor
+from mdpext_dask.events import Event, StageFinished, StageStarted
+from mdpext_dask.job.spec import JobSpec, load_job
+from mdpext_dask.pipeline.run import build, init
+from mdpext_dask.pipeline.tasks import extend_block
+from mdpext_dask.store import objects, receipts
+from mdpext_dask.store.mechanism_store import EXTENDING, MechanismStore
 
 JOB = Path(__file__).resolve().parent / "scale.toml"
 _SAMPLES_PER_SECOND = 20

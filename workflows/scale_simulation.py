@@ -5,9 +5,9 @@
 
 A discrete-event model. A worker that is free asks for a task; client and scheduler hand tasks out one after
 the other, each taking them `--dispatch-ms`. The worker computes as long as the cost model says
-(``mdpext_dask/rates.py``, measured), and then moves the task's bytes, over its own connection and through a
-store that serves the transfers in the order in which they come. The seed program is solved on one worker, and
-the client reads the problem before and the receipts after, one thing after another.
+(``mdpext_dask/pipeline/measured_rates.py``, measured), and then moves the task's bytes, over its own
+connection and through a store that serves the transfers in the order in which they come. The seed program is
+solved on one worker, and the client reads the problem before and the receipts after, one thing after another.
 
 It leaves out what could only make things better (workers fetch a task while they compute another, and move
 bytes while they compute) and what could only make them worse (workers that die or are slow, other users of
@@ -19,10 +19,10 @@ import heapq
 from dataclasses import dataclass
 from pathlib import Path
 
-from mdpext_dask.costs import JobCosts
-from mdpext_dask.grid import Grid
-from mdpext_dask.partition import FLOAT32, Plan
-from mdpext_dask.spec import parse_job
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.cost_model import JobCosts
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.blocks import FLOAT32, Plan
 
 PICTURE = Path(__file__).resolve().parent / "images" / "scaling.png"
 WORKERS = tuple(2**power for power in range(13))

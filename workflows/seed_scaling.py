@@ -22,16 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mdpext_dask.budget import even_split, half_budgets
-from mdpext_dask.cluster import processors
-from mdpext_dask.domain import build_domain
-from mdpext_dask.loss import assemble_seed_cost, corner_costs
-from mdpext_dask.roads import read_roads
+from mdpext_dask.compute.executor import processors
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
+from mdpext_dask.readers.roads.read_network import read_roads
+from mdpext_dask.seed.budget import even_split, half_budgets
 from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.interior_point import solve_interior_point
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import one_blas_thread
-from mdpext_dask.spec import parse_job
 
 PICTURE = Path(__file__).resolve().parent / "images" / "seed_scaling.png"
 SIDE_KM, EPSILON, FLOOR, TASKS = 20.0, 1.0, 1e-6, 20

@@ -6,8 +6,8 @@ python workflows/sizing.py
 from pathlib import Path
 from typing import Any
 
-from mdpext_dask.costs import plan_job
-from mdpext_dask.spec import load_job
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.pipeline.cost_model import plan_job
 
 FOLDER = Path(__file__).resolve().parent
 # Jobs that need nothing but the package, and what to set in them.

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.entropy import system_words
-from mdpext_dask.mechanism import Mechanism, check_finished
-from mdpext_dask.releases import ReleaseBudget
-from mdpext_dask.rows import rows_at
-from mdpext_dask.sampler import cumulative_weights, pick
-from mdpext_dask.sticky import StickyKey, sticky_below
-from mdpext_dask.store import MechanismStore
+from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick
+from mdpext_dask.runtime.ledger import ReleaseBudget
+from mdpext_dask.runtime.random_bits import system_words
+from mdpext_dask.runtime.sticky import StickyKey, sticky_below
+from mdpext_dask.sampling.mechanism import Mechanism, check_finished
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_at
 
 USERS, KEYS, NEAR_KM = 50_000, 40, 1.0
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from mdpext_dask import objects, receipts
-from mdpext_dask.audit.certificate import certify_block
-from mdpext_dask.cluster import Executor, open_executor
-from mdpext_dask.run import build
-from mdpext_dask.spec import load_job
-from mdpext_dask.store import EXTENDING, MechanismStore
-from mdpext_dask.tasks import extend_block
+from mdpext_dask.auditors.certificate import certify_block
+from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.pipeline.tasks import extend_block
+from mdpext_dask.store import objects, receipts
+from mdpext_dask.store.mechanism_store import EXTENDING, MechanismStore
 
 DEMO = Path(__file__).resolve().parent / "manhattan.toml"
 

@@ -34,12 +34,12 @@ from mdpext_dask import (
     build,
     evaluate,
     open_mechanism,
-    plots,
     report,
 )
 from mdpext_dask.errors import BudgetExceeded
-from mdpext_dask.export import export_city
+from mdpext_dask.reports import plots
 from mdpext_dask.runtime import open_city
+from mdpext_dask.sampling.export import export_city
 
 folder = Path("tutorial")
 folder.mkdir(exist_ok=True)

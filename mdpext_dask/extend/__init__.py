@@ -1,1 +1,6 @@
-"""Extension operators: seed rows in, fine rows out, one block of source cells at a time."""
+"""Extension operators, from the rows of corners to the rows of records, and the extension graph.
+
+Imports seed budgets and the grid; nothing here reads or writes a store. A new operator is a subclass of
+:class:`~mdpext_dask.extend.operator.Operator`, in a module of its own, named in
+:mod:`~mdpext_dask.extend.choose`.
+"""

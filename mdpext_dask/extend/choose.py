@@ -6,14 +6,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.budget import AxisBudgets, bound_budgets, candidate_splits, even_split
 from mdpext_dask.errors import MdpextError, SpecError, first_line
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
 from mdpext_dask.extend.normalise import exponential, logarithm
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.grid import Grid
-from mdpext_dask.sections import MCSHANE_WHITNEY, ExtensionSection
+from mdpext_dask.job.sections import MCSHANE_WHITNEY, ExtensionSection
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.seed.budget import AxisBudgets, bound_budgets, candidate_splits, even_split
 
 # `half` gives half of ε to scores, so it needs a promise of no more than this.
 _HALF = 2.0

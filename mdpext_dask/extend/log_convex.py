@@ -17,10 +17,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.budget import log_convex_steepening
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.seed.budget import log_convex_steepening
 
 
 class LogConvex(Operator):

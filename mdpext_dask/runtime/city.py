@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, StoreError
-from mdpext_dask.record_lookup import Places
-from mdpext_dask.reporter import Numbers, Reporter
 from mdpext_dask.runtime.city_file import CityFile
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM
-from mdpext_dask.sampler import cumulative_weights, pick_rows
+from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
+from mdpext_dask.runtime.location_sampler import Numbers, Reporter
+from mdpext_dask.runtime.nearest_record import Places
 
 # Of cumulative weights, twice the bytes of the rows; a city of 63,865 records and 100 outputs is 51 MB.
 _CACHE_BYTES = 2**28
@@ -43,9 +43,9 @@ def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACH
 class City(Reporter):
     """A certified mechanism from a file; made by :func:`open_city`.
 
-    It samples as :class:`mdpext_dask.mechanism.Mechanism` does, from the same bits by the same code; see
-    there for what happens to places outside, and what n draws add up to. Threads may share it, and so may
-    processes after a fork.
+    It samples as :class:`mdpext_dask.sampling.mechanism.Mechanism` does, from the same bits by the same
+    code; see there for what happens to places outside, and what n draws add up to. Threads may share it, and
+    so may processes after a fork.
     """
 
     def __init__(self, content: CityFile, *, remap: bool, cache_bytes: int) -> None:

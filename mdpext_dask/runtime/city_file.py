@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
-from mdpext_dask.grid import Grid
-from mdpext_dask.runtime import layout
-from mdpext_dask.runtime.fit import PlaneFit
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.geodesic import PlainProjection
+from mdpext_dask.runtime.plane_fit import PlaneFit
 
 # What is large, and says nothing to people.
 _BULKY = {"grid", "plane_fit", "kept", "outputs", "remap", "sections", "rows_sha256"}
@@ -43,7 +43,7 @@ class CityFile:
             raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._handle)
         try:
-            self.header, self._start = layout.read_header(self._handle, path)
+            self.header, self._start = city_layout.read_header(self._handle, path)
             self._check_length()
             self._parse()
         except OSError as error:
@@ -79,8 +79,8 @@ class CityFile:
         self.output_lonlat, self.output_xy_km = np.stack(columns[:2], -1), np.stack(columns[2:], -1)
         self.outputs = len(self.output_xy_km)
         self.remap = None if header["remap"] is None else np.array(header["remap"], dtype=np.intp)
-        self.tiles = layout.Tiles(self.grid, tuple(header["tile_cells"]))
-        sections = 1 if header["packing"] == layout.SEED else len(self.tiles)
+        self.tiles = city_layout.Tiles(self.grid, tuple(header["tile_cells"]))
+        sections = 1 if header["packing"] == city_layout.SEED else len(self.tiles)
         if len(header["sections"]) != sections or len(header["rows_sha256"]) != len(self.tiles):
             raise ValueError("another number of sections")
         sizes = [0, *(size for size, _ in header["sections"])]
@@ -98,7 +98,7 @@ class CityFile:
         StoreError
             If they are not what was exported.
         """
-        if self.header["packing"] == layout.SEED:
+        if self.header["packing"] == city_layout.SEED:
             across, along = self._tiles_cells(tile)
             x, y = self.tiles.records(tile)
             rows = extend_log_convex(self._scores[across, along], self.grid.factor)
@@ -107,10 +107,10 @@ class CityFile:
             x, y = self.tiles.records(tile)
             packed = self._section(tile)
             try:
-                rows = layout.unpack_rows(packed, (x.stop - x.start, y.stop - y.start, self.outputs))
+                rows = city_layout.unpack_rows(packed, (x.stop - x.start, y.stop - y.start, self.outputs))
             except ValueError:
                 raise StoreError(f"{self.path}: tile {tile} is damaged; export it again") from None
-        if layout.rows_sha256(rows) != self.header["rows_sha256"][tile]:
+        if city_layout.rows_sha256(rows) != self.header["rows_sha256"][tile]:
             raise StoreError(
                 f"{self.path}: tile {tile} does not give the rows that were certified: it is damaged, or "
                 "this processor computes otherwise; export it again, with --packing rows"
@@ -127,7 +127,7 @@ class CityFile:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
         shape = (*self.grid.seeds_shape, self.outputs)
         try:
-            return layout.unpack_scores(self._section(0), shape)
+            return city_layout.unpack_scores(self._section(0), shape)
         except ValueError:
             raise StoreError(f"{self.path}: the seed's scores are damaged; export it again") from None
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.projection import Projection
-from mdpext_dask.runtime.fit import PlaneFit
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.runtime.plane_fit import PlaneFit
 
 # What :data:`PlainProjection` and PROJ may differ by, in km: after `to_disc` everywhere, and in the plane up
 # to 19,000 km from its centre. One of these two millimetres is PROJ's, which takes what is closer than that

@@ -23,12 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from mdpext_dask.seed.block_tridiagonal import (
-    FIRST_SHIFT,
-    LARGEST_SHIFT,
-    Array,
-    NormalMatrix,
-)
+from mdpext_dask.seed.block_tridiagonal import FIRST_SHIFT, LARGEST_SHIFT, Array, NormalMatrix
 from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
 from mdpext_dask.seed.grid_rows import EdgeRows
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound_of

@@ -1,0 +1,209 @@
+"""One call to audit any mechanism: a store of ours for what it promises, anyone's array for what is asked."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mdpext_dask.auditors.figure_file import draw_audit
+from mdpext_dask.auditors.foreign.read import check_exists
+from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
+from mdpext_dask.auditors.pairs import exhaustive
+from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
+from mdpext_dask.auditors.subject import Subject, is_store, plain_subject, store_subject
+from mdpext_dask.compute.executor import Executor, open_executor, processors
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
+from mdpext_dask.events import Note, Observer, silent
+from mdpext_dask.files import check_picture
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import json_number
+from mdpext_dask.store import objects
+from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
+
+# Triples below which starting processes takes longer than the work.
+_FEW_TRIPLES = 2 * 10**9
+# Pairs that a picture shows, where the audit itself draws none.
+_PICTURE_PAIRS = 100_000
+# Attributes by which a finished store is known.
+_SAME_STORE = "fingerprint", "chunk_hashes"
+
+
+def audit(
+    subject: objects.WhereStored | ArrayLike,
+    method: str | None = None,
+    *,
+    points: str | Path | ArrayLike | None = None,
+    epsilon_per_km: float | None = None,
+    metric_p: float | None = None,
+    tolerance: float = 0.0,
+    sampling: Sampling | None = None,
+    blocks: tuple[int, int] | None = None,
+    picture: str | Path | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    observer: Observer = silent,
+) -> AuditReport:
+    """Audit a mechanism and return what was found.
+
+    Parameters
+    ----------
+    subject
+        Path or URL of a mechanism store of ours, or a mechanism that is open; or rows of any mechanism,
+        (records × outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
+    method
+        ``"certificate"``: a proof over all pairs in one pass, for records on a lattice. ``"exhaustive"``:
+        every triple. ``"sampled"``: an estimate. ``"boundary"``: rows that blocks of a store share
+        (requirement A2). Default: the certificate for stores, every triple for others.
+    points
+        Where the records of a plain array are: a file with columns ``x_km,y_km`` or ``lon,lat``, or x and y
+        in km as an array of shape (N, 2).
+    epsilon_per_km, metric_p
+        The promise; of our stores, instead of what they promise.
+    tolerance
+        What log ratios may exceed their bounds by; the report says what that hides.
+    sampling
+        How pairs are drawn, if they are.
+    blocks
+        Half-open range of blocks for ``"boundary"``; default: all.
+    picture
+        File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
+        map.
+    workers
+        Number of local processes; default: what the store's job says, or all processors.
+    scheduler
+        Address of a Dask scheduler instead. It is never taken from what is audited: whoever computes an audit
+        decides what it says.
+    observer
+        Is told of progress.
+
+    Returns
+    -------
+    The report. Of a store that is audited for its own promise it is also left in the store, where that can be
+    written; a store that does not hold is marked as refused.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If blocks of the store are missing.
+    StoreError, DataError
+        If there is nothing that can be read, or the picture cannot be written.
+    SpecError
+        If arguments do not fit the subject.
+    """
+    if method is not None and method not in METHODS:
+        raise SpecError(f"--method: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {method!r}")
+    if sampling is not None and method != SAMPLED:
+        raise SpecError("--pairs, --seconds and the like: only for the method sampled")
+    if blocks is not None and method != BOUNDARY:
+        raise SpecError("--blocks: only for the method boundary")
+    picture = None if picture is None else Path(picture)
+    work = _Work(method, sampling, blocks, picture, Stages(observer))
+    if picture is not None:
+        check_picture(picture)
+    if isinstance(subject, objects.Addressed):
+        subject = subject.url
+    if not isinstance(subject, str | Path | np.ndarray):
+        subject = _array(subject, "the mechanism")
+    if points is not None and not isinstance(points, str | Path):
+        points = _array(points, "--points")
+    if not isinstance(subject, np.ndarray) and is_store(str(subject)):
+        if points is not None:
+            raise SpecError("--points: a mechanism store knows where its records are")
+        store = MechanismStore.open(str(subject))
+        found = store_subject(store, epsilon_per_km, metric_p, tolerance)
+        require_all_blocks(store)
+        with open_executor(_cluster_of(store, scheduler), workers) as executor:
+            report, drawn = work.on(found, executor)
+        own = epsilon_per_km is None and metric_p is None and not tolerance
+        if own and not _leave(store, report):
+            observer(Note(f"{store.url} cannot be written: the report is not left there"))
+        # Only now: a picture that cannot be written must not cost the report.
+        work.draw(report, drawn, found)
+        return report
+    if not isinstance(subject, np.ndarray):
+        check_exists(str(subject))
+    if epsilon_per_km is None:
+        raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
+    p = 2.0 if metric_p is None else metric_p
+    with plain_subject(subject, points, epsilon_per_km, p, tolerance) as plain:
+        triples = exhaustive.pairs_of(plain.source.records) * plain.source.outputs
+        inline = workers is None and triples < _FEW_TRIPLES
+        cluster = ClusterSection(kind="inline" if inline else "local", workers=workers or processors())
+        if scheduler is not None:
+            cluster = ClusterSection(kind="address", address=scheduler)
+        with open_executor(cluster) as executor:
+            report, drawn = work.on(plain, executor)
+        work.draw(report, drawn, plain)
+        return report
+
+
+def _array(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: must be numbers in rows of one length: {first_line(error)}") from None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What to do with whatever is audited; see :func:`audit`."""
+
+    method: str | None
+    sampling: Sampling | None
+    blocks: tuple[int, int] | None
+    picture: Path | None
+    stages: Stages
+
+    def on(self, subject: Subject, executor: Executor) -> tuple[AuditReport, AuditReport]:
+        """Do it; return the report, and one of pairs that are drawn, for a picture, if there is to be one."""
+        method = self.method or (EXHAUSTIVE if subject.store is None else CERTIFICATE)
+        if subject.promise.tolerance and method not in (EXHAUSTIVE, SAMPLED):
+            raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
+        if method == CERTIFICATE:
+            report = certify(subject, executor, self.stages)
+        elif method == EXHAUSTIVE:
+            report = compare_all(subject, executor, self.stages)
+        elif method == BOUNDARY:
+            report = check_boundary(subject, self.blocks, executor, self.stages)
+        else:
+            report = sample_pairs(subject, self.sampling or Sampling(), executor, self.stages)
+        if self.picture is None or method == SAMPLED:
+            return report, report
+        few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)
+        return report, sample_pairs(subject, few, executor, self.stages)
+
+    def draw(self, report: AuditReport, drawn: AuditReport, subject: Subject) -> None:
+        """Draw the picture, if there is to be one."""
+        if self.picture is not None:
+            draw_audit(report, drawn, subject, self.picture)
+
+
+def _cluster_of(store: MechanismStore, scheduler: str | None) -> ClusterSection:
+    """Return where to audit a store: as its job says, unless that is anywhere but on this machine."""
+    if scheduler is not None:
+        return ClusterSection(kind="address", address=scheduler)
+    cluster = job_of(store).cluster
+    return cluster if cluster.kind in ("inline", "local") else ClusterSection(workers=processors())
+
+
+def _leave(store: MechanismStore, report: AuditReport) -> bool:
+    """Leave a report in the store and mark a store that does not hold; return whether it could be written.
+
+    Nothing is left in a store that has come into the place of the one that was audited.
+    """
+    document = report.as_json()
+    # A read-only store is audited as well.
+    with contextlib.suppress(OSError, ValueError, NotImplementedError, StoreAccessError):
+        writable = MechanismStore.open(store.url, mode="r+")
+        if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
+            return False
+        if not report.holds and writable.state == COMPLETE:
+            known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
+            writable.update(state=REFUSED, **known)
+        objects.put_json(writable.objects, f"audit/{report.method}.json", document)
+        return True
+    return False

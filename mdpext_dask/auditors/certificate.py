@@ -1,0 +1,423 @@
+"""The certificate: a proof over all pairs of records, in one pass over the stored bytes.
+
+Let ℓ(y|x) be the log of the probability that the sampler uses (stored bytes, normalised exactly), D1
+the differences of ℓ(y|·) along the bottom and top of a fine cell, D2 those along its left and right,
+both over the side's length, and q dual to p. If ‖(D1, D2)‖_q ≤ ε at the four corners of every fine cell
+of the rectangle and for every output, then |ℓ(y|x) − ℓ(y|x')| ≤ ε ‖x − x'‖_p for *all* pairs. PROOF.md in
+the package's folder has the proof.
+
+The norm grows with both components, so the largest of the four corners is the norm of the larger D1
+and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
+proof. Where rounding decides, the cell is computed again in as many digits as it takes, so what is counted as
+above the limit is above it. What the sampler cannot represent makes the certificate infinite: a probability
+that is not a number, or below 2^-36, and a row whose total is above 2.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.exact import Undecided, cell_exceeds
+from mdpext_dask.auditors.findings import Finding, inspect_rows
+from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, Range
+from mdpext_dask.errors import StoreError
+from mdpext_dask.seed.budget import (
+    NORM_RELATIVE_ERROR,
+    certificate_allowance,
+    dual_exponent,
+    log_ratio_error,
+    vector_norm,
+)
+from mdpext_dask.store.integrity import ShardDamage, damage_of_block
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
+
+# Of one fine row of a strip, so that its working arrays stay in the processor's cache.
+_STRIP_ELEMENTS = 8192
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a certificate is largest: a fine cell, by its lower left record, and an output."""
+
+    i: int
+    j: int
+    output: int
+
+
+class Certificate(NamedTuple):
+    """Certificate of a rectangle of records.
+
+    Parameters
+    ----------
+    epsilon
+        Smallest ε, in 1/km, for which the certificate holds, rounded outward; the limit, if that is less and
+        nothing exceeds it. May be infinite.
+    place
+        Where it is attained, relative to the rectangle.
+    violations
+        Number of (fine cell, output) with a norm above the limit that was asked for.
+    recomputed
+        Number of (fine cell, output) that float64 could not decide.
+    """
+
+    epsilon: float
+    place: Place
+    violations: int
+    recomputed: int = 0
+
+
+@dataclass(frozen=True)
+class BlockCertificate:
+    """Certificate of the fine cells of one block.
+
+    Parameters
+    ----------
+    block
+        Index of the block.
+    epsilon
+        Smallest ε, in 1/km, for which the certificate holds there, rounded outward; may be infinite.
+    place
+        Where it is attained.
+    violations
+        Number of (fine cell, output) with a norm above the limit that was asked for.
+    damage
+        Shards that are not those of the block's receipt; among the changed, x or y where the stored
+        coordinates are not those of the grid.
+    recomputed
+        Number of (fine cell, output) that float64 could not decide.
+    findings
+        What is wrong with rows, where they are not those of a sound store of ours.
+    """
+
+    block: int
+    epsilon: float
+    place: Place
+    violations: int
+    damage: ShardDamage = field(default_factory=ShardDamage)
+    recomputed: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
+class _UnsoundTotalError(Exception):
+    """A row's total is above what the sampler's integers hold; the row is (i, j)."""
+
+    def __init__(self, i: int, j: int) -> None:
+        super().__init__(i, j)
+        self.i, self.j = i, j
+
+
+def certify_cells(
+    probability: NDArray[np.floating],
+    x_km: NDArray[np.float64],
+    y_km: NDArray[np.float64],
+    metric_p: float,
+    limit: float = math.inf,
+    usable: Range = SAMPLER_RANGE,
+) -> Certificate:
+    """Return the certificate of a rectangle of records.
+
+    Parameters
+    ----------
+    probability
+        M(y|x), float of shape (len(x_km), len(y_km), K), at least 2 × 2 records.
+    x_km, y_km
+        Coordinates, float64, strictly increasing, in km.
+    metric_p
+        Exponent p of the metric.
+    limit
+        ε, in 1/km, above which a (cell, output) counts as a violation.
+    usable
+        Which rows can be used at all.
+    """
+    step_x, step_y = np.diff(x_km), np.diff(y_km)
+    if not (np.isfinite(x_km).all() and np.isfinite(y_km).all()):
+        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
+    if (step_x <= 0).any() or (step_y <= 0).any():
+        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
+    sound = _sound(probability, usable)
+    if sound is not None:
+        first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
+        place = _cell_of(first_x, first_y, first_output, probability.shape)
+        return Certificate(math.inf, place, int((~sound).sum()))
+
+    q = dual_exponent(metric_p)
+    outputs = probability.shape[2]
+    shortest = float(step_x.min()), float(step_y.min())
+    allowance = _allowance(probability, shortest, metric_p, usable)
+    # A cell is over the limit if it is so after rounding outward; surely, if it is so after rounding inward.
+    raw_limit = rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
+    sure_limit = rank_of_norm((limit + allowance) * (1 + NORM_RELATIVE_ERROR), q)
+    largest, place, violations, recomputed = -1.0, Place(0, 0, 0), 0, 0
+    width = max(_STRIP_ELEMENTS // outputs, 1)
+    for start in range(0, len(step_y), width):
+        cells = slice(start, min(start + width, len(step_y)))
+        records = slice(start, cells.stop + 1)
+        steps = step_x, step_y[cells]
+        try:
+            strip = _certify_strip(probability[:, records], steps, q, (raw_limit, sure_limit), usable)
+        except _UnsoundTotalError as found:
+            return Certificate(math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs)
+        violations += strip.violations
+        recomputed += len(strip.unsure)
+        for cell in strip.unsure:
+            i, j = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
+            try:
+                violations += cell_exceeds(probability[i, j], x_km[i], y_km[j], cell.output, metric_p, limit)
+            except Undecided:
+                violations += 1  # what nothing decides is no proof
+        if strip.peak > largest:
+            largest, place = strip.peak, Place(strip.place.i, strip.place.j + start, strip.place.output)
+    norm = math.sqrt(largest) if q == 2 else largest
+    epsilon = norm * (1 + NORM_RELATIVE_ERROR) + allowance
+    if norm * max(float(step_x.max()), float(step_y.max())) > INFINITE_DIFFERENCE:
+        epsilon = math.inf
+    elif not violations:
+        epsilon = min(epsilon, limit)
+    return Certificate(epsilon, place, violations, recomputed)
+
+
+def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockCertificate:
+    """Certify the fine cells of one block on the bytes read back from the store.
+
+    Besides the rows the block owns, the row after them is read, so that every fine cell of the
+    rectangle belongs to one block. Rows of skipped blocks are extended from the seed, as for the sampler.
+    Distances are those of the grid from which the sampler looks up records.
+
+    Parameters
+    ----------
+    url
+        The store.
+    index
+        The block.
+    metric_p
+        Exponent of the metric.
+    limit
+        ε, in 1/km, above which a (cell, output) counts as a violation.
+    """
+    store = MechanismStore.open(url)
+    block = store.plan[index]
+    damage = damage_of_block(store, index)
+    grid = store.grid
+    x, y = grid.x_km()[block.closed_x], grid.y_km()[block.closed_y]
+    for name, values, part in (("x", x, block.closed_x), ("y", y, block.closed_y)):
+        if not np.array_equal(store.read(name, part), values):
+            damage = replace(damage, changed=(*damage.changed, name))
+    try:
+        probability = rows_of(store, block.closed_x, block.closed_y)
+    except StoreError:
+        # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
+        probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
+    found = certify_cells(probability, x, y, metric_p, limit)
+    place = found.place
+    findings: tuple[Finding, ...] = ()
+    if math.isinf(found.epsilon):
+        i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
+        records = (i[:, None] * grid.shape[1] + j).ravel()
+        rows = probability.reshape(len(records), -1)
+        findings = tuple(inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1])
+    return BlockCertificate(
+        block=index,
+        epsilon=found.epsilon,
+        place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
+        violations=found.violations,
+        damage=damage,
+        recomputed=found.recomputed,
+        findings=findings,
+    )
+
+
+def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return ℓ = log p − log Σ p over the last axis: the log of what the sampler uses."""
+    wide = probability.astype(np.float64)
+    total = np.add.reduce(wide, axis=-1, keepdims=True)
+    return np.asarray(np.log(wide, out=wide) - np.log(total))
+
+
+def certify_source_cells(
+    probability: NDArray[np.float32], side_km: float, factor: int, metric_p: float
+) -> NDArray[np.float64]:
+    """Return the certificate of each source cell and output of a block, rounded outward, in 1/km.
+
+    Parameters
+    ----------
+    probability
+        The closed block, float32 of shape (cells east · F + 1, cells north · F + 1, K).
+    side_km
+        Fine spacing h, in km.
+    factor
+        Refinement factor F.
+    metric_p
+        Exponent p of the metric.
+
+    Returns
+    -------
+    float64 of shape (cells east, cells north, K); infinity where a cell holds what the sampler cannot use.
+    """
+    sound = _sound(probability, SAMPLER_RANGE)
+    if sound is not None:
+        probability = np.where(sound, probability, np.float32(SAMPLER_RANGE.least))
+    rows, columns, outputs = probability.shape
+    q = dual_exponent(metric_p)
+    across, along = (rows - 1) // factor, (columns - 1) // factor
+    largest = np.zeros((across, along, outputs))
+    steps = np.full(rows - 1, side_km), np.full(columns - 1, side_km)
+    try:
+        for i, rank in enumerate(_ranks(probability, *steps, q, SAMPLER_RANGE)):
+            here = largest[i // factor]
+            np.maximum(here, rank.reshape(along, factor, outputs).max(axis=1), out=here)
+    except _UnsoundTotalError:
+        return np.full_like(largest, math.inf)
+    if sound is not None:
+        for i, j, output in zip(*np.nonzero(~sound), strict=True):
+            # A record on a side belongs to the cells on both of its sides.
+            here = largest[
+                max(i - 1, 0) // factor : i // factor + 1, max(j - 1, 0) // factor : j // factor + 1
+            ]
+            here[..., output] = math.inf
+    norm = np.sqrt(largest) if q == 2 else largest
+    allowance = certificate_allowance(outputs, side_km, side_km, metric_p)
+    return np.asarray(norm * (1 + NORM_RELATIVE_ERROR) + allowance)
+
+
+def _sound(probability: NDArray[np.floating], usable: Range) -> NDArray[np.bool_] | None:
+    """Return which entries can be used; None if all can."""
+    # Written so that not-a-number fails.
+    if float(probability.min()) >= usable.least and float(probability.max()) <= usable.largest_total:
+        return None
+    # What is the largest float64 overflows in float32.
+    largest = np.float64(usable.largest_total)
+    return np.asarray((probability >= usable.least) & (probability <= largest))
+
+
+def _allowance(
+    probability: NDArray[np.floating], sides_km: tuple[float, float], metric_p: float, usable: Range
+) -> float:
+    """Return what rounding may hide from a norm, in 1/km; more for entries too small to store."""
+    outputs = probability.shape[2]
+    if usable == SAMPLER_RANGE:
+        return certificate_allowance(outputs, *sides_km, metric_p)
+    positive = probability[probability > 0]
+    extremes = (float(positive.min()), float(positive.max()) * outputs) if len(positive) else (1.0, 1.0)
+    error = log_ratio_error(outputs, max(abs(math.log(extreme)) for extreme in extremes))
+    return error * vector_norm(1 / sides_km[0], 1 / sides_km[1], dual_exponent(metric_p))
+
+
+class _Strip(NamedTuple):
+    """What a strip holds: its largest :func:`norm_rank`, where, the excesses, and what rounding decides."""
+
+    peak: float
+    place: Place
+    violations: int
+    unsure: list[Place]
+
+
+def _certify_strip(
+    probability: NDArray[np.floating],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
+    q: float,
+    limits: tuple[float, float],
+    usable: Range,
+) -> _Strip:
+    """Certify a strip that is narrow enough for the cache; `limits` are ranks to be sure below and above."""
+    outputs = probability.shape[2]
+    largest, place, violations = -1.0, Place(0, 0, 0), 0
+    unsure: list[Place] = []
+    for i, rank in enumerate(_ranks(probability, *steps, q, usable)):
+        peak = float(rank.max())
+        if peak > largest:
+            j, output = divmod(int(rank.argmax()), outputs)
+            largest, place = peak, Place(i, j, output)
+        if peak > limits[0]:
+            violations += int((rank > limits[1]).sum())
+            near = np.argwhere((rank > limits[0]) & (rank <= limits[1]))
+            unsure += [Place(i, j, output) for j, output in near.tolist()]
+    return _Strip(largest, place, violations, unsure)
+
+
+def _ranks(
+    probability: NDArray[np.floating],
+    step_x: NDArray[np.float64],
+    step_y: NDArray[np.float64],
+    q: float,
+    usable: Range,
+) -> Iterator[NDArray[np.float64]]:
+    """Yield :func:`norm_rank` of the fine cells between fine rows, in a buffer that is reused.
+
+    Raises
+    ------
+    _UnsoundTotalError
+        At a row whose total the sampler cannot represent.
+    """
+    rows, width, outputs = probability.shape
+    # Two fine rows at a time: ℓ, and |D2| between their records.
+    logs, north = np.empty((2, width, outputs)), np.empty((2, width - 1, outputs))
+    total, east = np.empty((width, 1)), np.empty((width, outputs))
+    along_x, along_y = np.empty((width - 1, outputs)), np.empty((width - 1, outputs))
+    per_step_y = (1 / step_y)[:, None]
+    for i in range(rows):
+        row, between = logs[i % 2], north[i % 2]
+        np.copyto(row, probability[i])
+        np.add.reduce(row, axis=-1, keepdims=True, out=total)
+        if not total.max() <= usable.largest_total:
+            raise _UnsoundTotalError(i, int(total.argmax()))
+        if usable.least > 0:
+            np.log(row, out=row)
+            row -= np.log(total, out=total)
+        else:
+            if not total.min() > 0:
+                raise _UnsoundTotalError(i, int(total.argmin()))
+            impossible = row == 0
+            row[impossible] = 1.0
+            np.log(row, out=row)
+            row -= np.log(total, out=total)
+            row[impossible] = IMPOSSIBLE_LOG
+        np.abs(np.subtract(row[1:], row[:-1], out=between), out=between)
+        between *= per_step_y
+        if i == 0:
+            continue
+        np.abs(np.subtract(logs[0], logs[1], out=east), out=east)
+        east *= 1 / step_x[i - 1]
+        np.maximum(east[:-1], east[1:], out=along_x)
+        np.maximum(north[0], north[1], out=along_y)
+        yield norm_rank(along_x, along_y, q)
+
+
+def norm_rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+    """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites both.
+
+    The square saves a root per element. Other powers must not be taken without scaling: for p near 1, q
+    is so large that they underflow, and a norm of 0 would pass anything.
+    """
+    if q == 1:
+        return np.add(first, second, out=first)
+    if math.isinf(q):
+        return np.maximum(first, second, out=first)
+    if q == 2:
+        np.multiply(first, first, out=first)
+        np.multiply(second, second, out=second)
+        return np.add(first, second, out=first)
+    larger = np.maximum(first, second)
+    ratio = np.minimum(first, second, out=first)
+    ratio /= np.maximum(larger, np.finfo(float).tiny)
+    return np.multiply(larger, (1 + ratio**q) ** (1 / q), out=first)
+
+
+def rank_of_norm(norm: float, q: float) -> float:
+    """Bring a norm to the scale of :func:`norm_rank`; below 0, everything exceeds it."""
+    if norm <= 0:
+        return -1.0
+    return norm * norm if q == 2 else norm
+
+
+def _cell_of(i: int, j: int, output: int, shape: tuple[int, ...]) -> Place:
+    """Return the cell whose lower left record is (i, j), or the last one on the border."""
+    return Place(min(i, shape[0] - 2), min(j, shape[1] - 2), output)
+
+
+def _all(probability: NDArray[np.float32]) -> int:
+    return int((probability.shape[0] - 1) * (probability.shape[1] - 1) * probability.shape[2])

@@ -1,0 +1,466 @@
+"""The figure of an audit: log ratios over their bounds by distance, and a map.
+
+It is read in grey and by people who see few colours as well: what breaks the promise differs from the rest by
+its place, its outline or its hatching, never by its colour alone. Nothing here keeps state in matplotlib,
+which is imported late: workers never need it.
+"""
+
+import math
+import textwrap
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport
+from mdpext_dask.auditors.words import sentence, table
+from mdpext_dask.problem.grid import Box
+from mdpext_dask.problem.maps import (
+    MANY_POINTS,
+    SEQUENTIAL,
+    SIGNAL,
+    colour_bar,
+    draw_outputs,
+    frame,
+    limits_of,
+)
+from mdpext_dask.store.objects import is_remote
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PatchCollection
+    from matplotlib.figure import Figure
+
+# Of the figure, in inches and dots per inch: 1320 x 792 pixels.
+SIZE_INCHES, DOTS_PER_INCH = (12.0, 7.2), 110
+# Of a map: as high as there is room, so wide with what is beside it, and no narrower or wider, in inches.
+_HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES = 5.0, 1.5, (3.6, 6.2)
+# Where ratios beyond 1 are drawn, whatever they are: apart from those that keep the promise.
+_BEYOND = (1.06, 1.20)
+_TOP, _LABEL_INCHES = 1.27, 0.42
+# A logarithm turned back is not what it was.
+_ROUNDING = 1e-9
+# How wide the first band is drawn, which begins at 0: its upper end over its lower end.
+_FIRST_BAND = (2.0, 4.0)
+# Of the axis: no closer are two numbers to be read.
+_CLOSEST_TICKS, _CLOSEST_VALUES = 0.075, 0.065
+_LEAST_SHARE = 1e-9
+_TITLE_POINTS, _TITLE_WIDTH, _TITLE_LINES, _SUBJECT_WIDTH = 10.0, 155, 4, 90
+# Of the worst pairs, in points: where ends are closer, a ring tells where to look.
+_RING_POINTS = 15.0
+
+
+@dataclass(frozen=True)
+class MapData:
+    """What a map shows beside the audit's answer.
+
+    Parameters
+    ----------
+    box
+        The rectangle around all records.
+    axes
+        Names of the coordinates.
+    records
+        How many there are.
+    points_km
+        Records to show, float64 of shape (n, 2), in km.
+    outputs_km
+        Outputs to show, float64 of shape (m, 2), in km.
+    borders_km
+        Borders between blocks from west to east and from south to north, those of the grid among them,
+        float64 of shape (blocks + 1,), in km.
+    mismatches_km
+        Shared records that differ, float64 of shape (k, 2), in km.
+    attribution
+        Whose data the map shows, which has to be said wherever it is.
+    """
+
+    box: Box
+    axes: tuple[str, str]
+    records: int
+    points_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
+    outputs_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
+    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    mismatches_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
+    attribution: str = ""
+
+
+def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figure":
+    """Draw an audit.
+
+    Parameters
+    ----------
+    report
+        The audit.
+    drawn
+        A sampled audit of the same, whose pairs are shown by distance; the audit itself if it is one.
+    places
+        What the map shows.
+
+    Returns
+    -------
+    The figure, which belongs to no window; its first two axes are the panels.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    west, east, south, north = limits_of(places.box)
+    width = _HEIGHT_INCHES * (east - west) / (north - south) + _BESIDE_INCHES
+    width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
+    left, right = figure.subplots(1, 2, width_ratios=(SIZE_INCHES[0] - width, width))
+    draw_ratios(left, report, drawn)
+    draw_map(right, report, places)
+    handles: dict[str, Any] = {}
+    for axes in (left, right):
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    title = figure.suptitle(
+        _title(report, places.attribution),
+        x=0.012,
+        ha="left",
+        fontsize=_TITLE_POINTS,
+        linespacing=1.35,
+        parse_math=False,
+    )
+    room = title.get_window_extent().width / (figure.bbox.width * 0.976)
+    title.set_fontsize(_TITLE_POINTS / max(room, 1.0))
+    return figure
+
+
+# --- log ratios by distance -----------------------------------------------------------------------
+
+
+def band_shares(drawn: AuditReport) -> NDArray[np.float64]:
+    """Return the shares of each band's triples by |log ratio| / (ε d), float64 of shape (bands, bins).
+
+    The last bin is that beyond 1; the triples of rows that cannot be used, which keep no promise, are in it.
+    """
+    strata = drawn.details["strata"]
+    counts = np.array([stratum["triples_by_ratio"] for stratum in strata], dtype=np.float64)
+    triples = np.array([stratum["pairs_drawn"] * drawn.outputs for stratum in strata], dtype=np.float64)
+    counts[:, -1] += triples - counts.sum(axis=1)
+    return np.asarray(counts / np.maximum(triples, 1)[:, None])
+
+
+def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
+    """Draw |log ratio| / (ε d) of pairs that were drawn at random, by distance, and the worst triple.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    report
+        The audit, whose worst triple is marked.
+    drawn
+        A sampled audit of the same, whose pairs are shown.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.transforms import ScaledTranslation
+
+    strata, shares = drawn.details["strata"], band_shares(drawn)
+    uppers = [stratum["upper_km"] for stratum in strata]
+    edges = _band_edges(uppers)
+    least = float(shares[shares > 0].min(initial=1.0))
+    highest = math.ceil(math.log10(float(shares.max(initial=_LEAST_SHARE))))
+    lowest = min(math.floor(math.log10(max(least, _LEAST_SHARE))), highest - 1)
+    colours: dict[str, Any] = {
+        "cmap": SEQUENTIAL,
+        "norm": LogNorm(10.0**lowest, 10.0**highest),
+        "edgecolors": "white",
+        "linewidth": 0.4,
+    }
+    kept = np.ma.masked_equal(shares[:, :-1].T, 0)
+    mesh = axes.pcolormesh(edges, drawn.details["ratio_edges"], kept, gid="kept", **colours)
+    beyond = np.ma.masked_equal(shares[:, -1:].T, 0)
+    axes.pcolormesh(edges, _BEYOND, beyond, gid="beyond", **colours)
+    colour_bar(axes, mesh, "share of the band's triples")
+    axes.axhline(1, color="black", linewidth=2.5, label="the promise: |log ratio| = ε d", gid="promise")
+    axes.fill_between(
+        [edges[0], edges[-1]], *_BEYOND, facecolor="none", edgecolor="black", linewidth=0.8, linestyle=":"
+    )
+
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, _TOP)
+    ticks, names = _distance_ticks(edges, at_one_place=not uppers[-1] > 0)
+    axes.set_xticks(ticks, names)
+    axes.set_xticks([], minor=True)
+    marks = [0, 0.2, 0.4, 0.6, 0.8, 1]
+    axes.set_yticks([*marks, sum(_BEYOND) / 2], [*(f"{mark:g}" for mark in marks), _beyond_in_words(drawn)])
+    axes.set_xlabel("distance d of the two records (km)")
+    axes.set_ylabel("|log ratio| / (ε d)")
+    # Beside the numbers, not beyond the words above them.
+    beside = ScaledTranslation(-_LABEL_INCHES, 0, axes.figure.dpi_scale_trans)
+    axes.yaxis.set_label_coords(0, 0.5 / _TOP, transform=axes.transAxes + beside)
+    axes.set_title(f"{drawn.details['pairs']:,} pairs drawn at random, all outputs, by distance", fontsize=10)
+
+    _mark_largest(axes, edges, drawn)
+    if report.worst:
+        distance = report.worst["distance_km"]
+        # A pair in one place, or far below the first band's end, is shown in the middle of that band.
+        x = math.sqrt(edges[0] * edges[1]) if distance <= edges[0] else min(distance, edges[-1])
+        ratio = _on_its_side(_ratio_of(report.worst), broken=report.verdict == VIOLATED)
+        # A white rim, so that it is seen on dark shares, in grey as well.
+        axes.plot(x, _height(ratio), "D", color="white", markersize=12, clip_on=False, zorder=6)
+        axes.plot(
+            x, _height(ratio), "D", color=SIGNAL if ratio > 1 else "white", markersize=8,
+            markeredgecolor="black", markeredgewidth=1.4, clip_on=False, zorder=6, gid="worst ratio",
+            label=f"worst triple: {_in_few_digits(ratio)} of its bound", linestyle="none",
+        )  # fmt: skip
+
+
+def _mark_largest(axes: "Axes", edges: NDArray[np.float64], drawn: AuditReport) -> None:
+    """Mark each band's largest ratio; in numbers where it is beyond 1 and there is room."""
+    ratios = [
+        math.nan
+        if stratum["epsilon_audited"] is None
+        else _on_its_side(
+            float(stratum["epsilon_audited"]) / drawn.limit_per_km, broken=stratum["violations"] > 0
+        )
+        for stratum in drawn.details["strata"]
+    ]
+    middles = np.sqrt(edges[:-1] * edges[1:])
+    axes.plot(
+        middles, [_height(ratio) for ratio in ratios], "v", color="white", markersize=6, linestyle="none",
+        markeredgecolor="black", clip_on=False, zorder=5, gid="largest", label="largest of a distance band",
+    )  # fmt: skip
+    widths = np.diff(np.log(edges)) / math.log(edges[-1] / edges[0])
+    for x, ratio, width in zip(middles, ratios, widths, strict=True):
+        if ratio > 1 and width >= _CLOSEST_VALUES:
+            axes.text(x, _BEYOND[1] + 0.02, _in_few_digits(ratio), ha="center", va="bottom", fontsize=9)
+
+
+def _band_edges(uppers_km: list[float]) -> NDArray[np.float64]:
+    """Return where bands are drawn on a log axis, float64 of shape (bands + 1,), in km; the first ends at 0.
+
+    Records that are all in one place have one band, from 0 to 0, which is drawn anywhere.
+    """
+    first = uppers_km[0] if uppers_km[0] > 0 else 1.0
+    growth = uppers_km[1] / first if len(uppers_km) > 1 else _FIRST_BAND[1]
+    left = first / min(max(growth, _FIRST_BAND[0]), _FIRST_BAND[1])
+    return np.array([left, first, *uppers_km[1:]])
+
+
+def _distance_ticks(edges_km: NDArray[np.float64], *, at_one_place: bool) -> tuple[list[float], list[str]]:
+    """Return where to name distances, and their names; the first is 0, where the first band begins."""
+    low, high = float(edges_km[0]), float(edges_km[-1])
+    ticks, names = [low], ["0"]
+    if at_one_place:
+        return ticks, names
+    for steps in ((1, 2, 5), (1,)):
+        ticks, names = [low], ["0"]
+        for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+            for tick in (step * 10.0**decade for step in steps):
+                apart = math.log(tick / ticks[-1]) / math.log(high / low)
+                if edges_km[0] < tick <= high and apart >= _CLOSEST_TICKS:
+                    ticks.append(tick)
+                    names.append(f"{tick:g}")
+        if len(ticks) <= 10:
+            break
+    return ticks, names
+
+
+def _beyond_in_words(drawn: AuditReport) -> str:
+    """Return what ratios beyond 1 mean: what a float64 takes for one may keep the promise."""
+    broken = any(stratum["violations"] for stratum in drawn.details["strata"])
+    if broken or not band_shares(drawn)[:, -1].any():
+        return "breaks\nthe promise"
+    if drawn.details["undecided"]:
+        return "above 1,\nundecided"
+    if drawn.details["hidden_violations"]:
+        return "above 1,\ntolerated"
+    return "above 1,\nby rounding"
+
+
+def _ratio_of(triple: dict[str, Any]) -> float:
+    """Return |log ratio| / (ε d) of a triple; of two records in one place, infinity or 0."""
+    log_ratio, bound = float(triple["log_ratio"]), triple["bound"]
+    if bound > 0:
+        return float(log_ratio / bound)
+    return math.inf if log_ratio > 0 else 0.0
+
+
+def _on_its_side(ratio: float, *, broken: bool) -> float:
+    """Return a ratio; if nothing is broken, 1 for what exceeds it by rounding."""
+    return 1.0 if not broken and 1 < ratio <= 1 + _ROUNDING else ratio
+
+
+def _height(ratio: float) -> float:
+    """Return how high a ratio is drawn; not-a-number as it is."""
+    return sum(_BEYOND) / 2 if ratio > 1 else ratio
+
+
+def _in_few_digits(ratio: float) -> str:
+    if math.isinf(ratio):
+        return "∞"
+    if ratio >= 1000:
+        return ">999"
+    text = f"{ratio:.4g}" if ratio < 1 else f"{ratio:.3g}"
+    # What is near 1 is not said to be 1.
+    if text == "1" and ratio != 1:
+        return ">1" if ratio > 1 else "just below 1"
+    return text
+
+
+# --- the map --------------------------------------------------------------------------------------
+
+
+def draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
+    """Draw what an audit found, where: certified ε of blocks, shared rows that differ, the worst pairs.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    report
+        The audit.
+    places
+        What the map shows beside its answer.
+    """
+    blocks = report.details.get("epsilon_by_block")
+    if places.borders_km is not None and blocks and isinstance(blocks[0], list):
+        _draw_blocks(axes, report, places.borders_km, blocks)
+        title = "certified ε of blocks"
+    else:
+        title = (
+            "records that differ from the seed's"
+            if report.method == BOUNDARY
+            else "where the worst triple is"
+        )
+        if places.borders_km is not None:
+            x, y = places.borders_km
+            axes.vlines(x, y[0], y[-1], color="0.8", linewidth=0.6)
+            axes.hlines(y, x[0], x[-1], color="0.8", linewidth=0.6)
+    if places.borders_km is not None:
+        x, y = places.borders_km
+        axes.plot(x[[0, -1, -1, 0, 0]], y[[0, 0, -1, -1, 0]], color="black", linewidth=1.0, gid="outline")
+    if len(places.points_km):
+        shown = len(places.points_km)
+        of = f"{shown:,} of {places.records:,} records" if shown < places.records else f"{shown:,} records"
+        axes.scatter(
+            places.points_km[:, 0], places.points_km[:, 1],
+            s=min(max(4000 / shown, 1.0), 16.0), color="0.6", linewidths=0,
+            rasterized=shown > MANY_POINTS, gid="records",
+        )  # fmt: skip
+        # Of a size that can be seen in the legend.
+        axes.scatter([], [], s=14, color="0.6", linewidths=0, label=of)
+    if len(places.outputs_km):
+        draw_outputs(axes, places.outputs_km)
+    if len(places.mismatches_km):
+        axes.scatter(
+            places.mismatches_km[:, 0], places.mismatches_km[:, 1],
+            s=22, marker="X", color=SIGNAL, edgecolors="black", linewidths=0.6,
+            rasterized=len(places.mismatches_km) > MANY_POINTS, zorder=4, label="record that differs",
+            gid="mismatches",
+        )  # fmt: skip
+    limits = limits_of(places.box)
+    frame(axes, limits, places.axes)
+    axes.set_title(title, fontsize=10)
+    worst = report.details.get("worst_triples") or ([report.worst] if report.worst else [])
+    for rank, triple in reversed(list(enumerate(worst))):
+        _draw_pair(
+            axes, triple, report, first=rank == 0, points_a_km=_HEIGHT_INCHES * 72 / (limits[3] - limits[2])
+        )
+
+
+def _draw_blocks(
+    axes: "Axes",
+    report: AuditReport,
+    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]],
+    blocks: list[list[Any]],
+) -> None:
+    """Draw ε of blocks over the limit; what is above 1 in another colour, outlined and hatched."""
+    import matplotlib as mpl
+
+    ratios = np.array(blocks, dtype=np.float64) / report.limit_per_km
+    finite = np.isfinite(ratios)
+    least = float(ratios[finite].min(initial=1.0))
+    step = 0.01 if least > 0.9 else 0.1
+    lowest = min(math.floor(least / step) * step, 1 - step)
+    colours = mpl.colormaps[SEQUENTIAL].with_extremes(over=SIGNAL)
+    x, y = borders_km
+    mesh = axes.pcolormesh(
+        x, y, np.ma.masked_where(~finite, ratios).T, cmap=colours, vmin=lowest, vmax=1.0,
+        edgecolors="white", linewidth=0.3, gid="blocks",
+    )  # fmt: skip
+    above = finite & (ratios > 1)
+    bar = colour_bar(
+        axes,
+        mesh,
+        f"certified ε / limit of {report.limit_per_km:.7g} per km",
+        extend="max" if above.any() else "neither",
+    )
+    bar.ax.axhline(1, color="black", linewidth=2.5)
+    for chosen, label, hatch in (
+        (above, "block above the limit", "/"),
+        (~finite, "block with infinite ε", "xx"),
+    ):
+        if chosen.any():
+            axes.add_collection(_outlined(chosen, borders_km, label, hatch))
+
+
+def _outlined(
+    chosen: NDArray[np.bool_],
+    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]],
+    label: str,
+    hatch: str,
+) -> "PatchCollection":
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    x, y = borders_km
+    patches = [
+        Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for i, j in np.argwhere(chosen).tolist()
+    ]
+    return PatchCollection(
+        patches, facecolor=SIGNAL, edgecolor="black", linewidth=1.4, hatch=hatch, label=label, zorder=2
+    )
+
+
+def _draw_pair(
+    axes: "Axes", triple: dict[str, Any], report: AuditReport, *, first: bool, points_a_km: float
+) -> None:
+    """Draw the two records of a triple as a line with ends; a short one with a ring around it."""
+    (x0, y0), (x1, y1) = triple["x"], triple["x_prime"]
+    axes.plot([x0, x1], [y0, y1], color="white", linewidth=5.0 if first else 3.0, zorder=4)
+    axes.plot(
+        [x0, x1], [y0, y1], "o-", color="black", linewidth=2.0 if first else 1.0, zorder=4.5 if first else 4,
+        markersize=5 if first else 3, markerfacecolor="black", markeredgecolor="white", markeredgewidth=0.5,
+        gid="worst pair" if first else "further pair", label=_pair_name(report, first=first),
+    )  # fmt: skip
+    if first and math.hypot(x1 - x0, y1 - y0) * points_a_km < _RING_POINTS:
+        middle = (x0 + x1) / 2, (y0 + y1) / 2
+        for colour, width in (("white", 4.0), ("black", 1.8)):
+            axes.plot(
+                *middle, "o", markersize=_RING_POINTS + 4, markerfacecolor="none", markeredgecolor=colour,
+                markeredgewidth=width, zorder=4, gid="ring",
+            )  # fmt: skip
+
+
+def _pair_name(report: AuditReport, *, first: bool) -> str:
+    if not first:
+        return "next worst triples"
+    return "worst triple drawn: its pair" if report.method == SAMPLED else "worst triple: its pair"
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _title(report: AuditReport, attribution: str) -> str:
+    """Return the verdict, what was audited, how, and what it promises, in lines that fit the figure."""
+    # Pictures are passed around: of a local path, whose folders say where somebody works, only the name.
+    name = report.subject if is_remote(report.subject) else PurePath(report.subject).name
+    if len(name) > _SUBJECT_WIDTH:
+        name = "…" + name[1 - _SUBJECT_WIDTH :]
+    said = dict(table(replace(report, subject=name)))
+    lines = textwrap.wrap(sentence(report), _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
+    audited = f"{said['audited']}. {attribution}" if attribution else said["audited"]
+    for line in (audited, f"{said['method']}; promised {said['promise']}"):
+        lines += textwrap.wrap(line, _TITLE_WIDTH)
+    # Names of files may hold what is no text.
+    return "\n".join(lines).encode("utf-8", "replace").decode()

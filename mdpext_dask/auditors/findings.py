@@ -1,0 +1,151 @@
+"""What is wrong with single rows, before any two are compared."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.source import Range
+from mdpext_dask.job.spec import json_number
+
+# Rows that are distributions but for rounding (of float32, or of text) add up to 1 this closely.
+_TOTAL_ERROR = 1e-6
+# The least positive number.
+_TINY = 5e-324
+
+NOT_FINITE, NEGATIVE, TOO_SMALL, TOO_MUCH, EMPTY, NOT_ONE, IMPOSSIBLE = (
+    "entries that are not finite",
+    "negative entries",
+    "entries that are too small for the sampler",
+    "rows with a total above what the sampler can hold",
+    "rows of zeros",
+    "rows that do not add up to 1",
+    "entries that are zero",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that rows of a mechanism should not have.
+
+    Parameters
+    ----------
+    kind
+        What.
+    count
+        How often.
+    first_record
+        Smallest number of a record that has it.
+    extreme
+        The worst value: the entry that is smallest, or the total that is furthest from 1.
+    refutes
+        Whether a row with it is no distribution to keep a promise with.
+    """
+
+    kind: str
+    count: int
+    first_record: int
+    extreme: float
+    refutes: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values; not-a-number as null."""
+        extreme = None if np.isnan(self.extreme) else json_number(self.extreme)
+        return {**self.__dict__, "extreme": extreme}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Finding":
+        """Return the finding that :meth:`as_json` has made these values of."""
+        extreme = values["extreme"]
+        return cls(**{**values, "extreme": np.nan if extreme is None else float(extreme)})
+
+
+def inspect_rows(
+    records: NDArray[np.intp], rows: NDArray[np.floating], usable: Range, *, normalised: bool
+) -> tuple[NDArray[np.bool_], list[Finding]]:
+    """Return which rows can be used, bool of shape (n,), and what is wrong with rows.
+
+    Parameters
+    ----------
+    records
+        Record numbers, shape (n,).
+    rows
+        Rows, float of shape (n, K).
+    usable
+        What the sampler can use.
+    normalised
+        Whether rows must add up to 1; what divides by the total does not mind.
+    """
+    wide = rows.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = wide.sum(axis=1)
+        # As nearly always. Written so that not-a-number fails; in float32 the least number would be 0.
+        if float(rows.min()) >= max(usable.least, _TINY) and total.max() <= usable.largest_total:
+            good = np.ones(len(rows), dtype=bool)
+            off = np.abs(total - 1) > _TOTAL_ERROR
+            wrong = normalised and bool(off.any())
+            return good, [_of_totals(NOT_ONE, off, total, records)] if wrong else []
+        finite = np.isfinite(wide)
+        entry_checks = (
+            (NOT_FINITE, ~finite),
+            (NEGATIVE, finite & (wide < 0)),
+            (TOO_SMALL, finite & (wide >= 0) & (wide < usable.least)),
+        )
+        row_is_sound = np.ones(len(rows), dtype=bool)
+        for _, bad in entry_checks:
+            row_is_sound &= ~bad.any(axis=1)
+        row_checks = (
+            (TOO_MUCH, row_is_sound & ~(total <= usable.largest_total)),
+            (EMPTY, row_is_sound & (total == 0)),
+        )
+    good = row_is_sound.copy()
+    for _, bad in row_checks:
+        good &= ~bad
+    findings = [_of_entries(kind, bad, wide, records) for kind, bad in entry_checks if bad.any()]
+    findings += [_of_totals(kind, bad, total, records) for kind, bad in row_checks if bad.any()]
+    if normalised and (off := good & (np.abs(total - 1) > _TOTAL_ERROR)).any():
+        findings.append(_of_totals(NOT_ONE, off, total, records))
+    if (zero := good[:, None] & (wide == 0)).any():
+        findings.append(_of_entries(IMPOSSIBLE, zero, wide, records, refutes=False))
+    return good, findings
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding of each kind."""
+    by_kind: dict[str, Finding] = {}
+    for new in findings:
+        old = by_kind.get(new.kind)
+        if old is not None:
+            further = max(old.extreme, new.extreme, key=lambda value: _severity(new.kind, value))
+            first = min(old.first_record, new.first_record)
+            new = Finding(new.kind, old.count + new.count, first, further, new.refutes)
+        by_kind[new.kind] = new
+    return list(by_kind.values())
+
+
+def _severity(kind: str, value: float) -> float:
+    if np.isnan(value):
+        return np.inf
+    return abs(value - 1) if kind in (TOO_MUCH, EMPTY, NOT_ONE) else -value
+
+
+def _of_entries(
+    kind: str,
+    bad: NDArray[np.bool_],
+    wide: NDArray[np.float64],
+    records: NDArray[np.intp],
+    *,
+    refutes: bool = True,
+) -> Finding:
+    values = wide[bad]
+    extreme = max(values.tolist(), key=lambda value: _severity(kind, value))
+    return Finding(kind, int(bad.sum()), int(records[bad.any(axis=1)].min()), extreme, refutes)
+
+
+def _of_totals(
+    kind: str, bad: NDArray[np.bool_], total: NDArray[np.float64], records: NDArray[np.intp]
+) -> Finding:
+    extreme = max(total[bad].tolist(), key=lambda value: _severity(kind, value))
+    return Finding(kind, int(bad.sum()), int(records[bad].min()), extreme)

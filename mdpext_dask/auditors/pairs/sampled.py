@@ -1,0 +1,290 @@
+"""Pairs of records drawn at random: an estimate of how many triples break a promise, with its error.
+
+Each task draws a batch of pairs from every stratum of a design, reads the rows it needs chunk by chunk, and
+compares them for all outputs. The share of outputs that break the promise for one pair is a number in [0, 1];
+its mean over all pairs is the violation ratio.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.findings import Finding, inspect_rows
+from mdpext_dask.auditors.pairs.compare import Triple, logs_of
+from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, allocate
+from mdpext_dask.auditors.pairs.judge import Pair, judge, may_break
+from mdpext_dask.auditors.pairs.point_designs import PointsDesign
+from mdpext_dask.auditors.promise import Promise
+from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, Source, StoreSource
+from mdpext_dask.store.blocks import FLOAT64
+
+UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
+# |log ratio| / bound of triples; what is beyond the last edge breaks the promise, or nearly.
+RATIO_EDGES = tuple((np.arange(21) / 20).tolist())
+# Of what a task holds of the pairs that it compares together, and pairs of a task at most.
+_BATCH_BYTES = 32 * 2**20
+_BATCH_PAIRS = 100_000
+# Tables of pairs and outputs that are held at once, small ones where there are many strata; and numbers of a
+# pair. Measured.
+_TABLES = {UNIFORM: 4.5, STRATIFIED: 1.0}
+_PAIR_BYTES = 200
+# Of a design of points: the points, lists of near pairs, and building them, for each record. Measured.
+_POINT_BYTES, _NEAR_BYTES, _TREE_BYTES = 16, 30 * 2**20, 500
+
+
+@dataclass
+class StratumTally:
+    """What the pairs drawn from one stratum have shown.
+
+    Parameters
+    ----------
+    pairs
+        How many were drawn.
+    violations, hidden
+        Triples that break the promise, and that do so without its tolerance only.
+    unusable
+        Pairs with a row that cannot be used; all their triples count as violations.
+    recomputed, undecided
+        Triples that float64, and that nothing, could decide; one that is drawn often counts once in a batch.
+    worst
+        The steepest triple.
+    histogram
+        Triples by |log ratio| / bound, between :data:`RATIO_EDGES` and beyond.
+    findings
+        What is wrong with rows that a batch has read, for all strata with the first one; a row counts once
+        for every batch.
+    """
+
+    pairs: int = 0
+    violations: int = 0
+    hidden: int = 0
+    unusable: int = 0
+    recomputed: int = 0
+    undecided: int = 0
+    worst: Triple | None = None
+    histogram: list[int] = field(default_factory=lambda: [0] * len(RATIO_EDGES))
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: "StratumTally") -> None:
+        """Take in what another has shown."""
+        self.pairs += other.pairs
+        self.violations += other.violations
+        self.hidden += other.hidden
+        self.unusable += other.unusable
+        self.recomputed += other.recomputed
+        self.undecided += other.undecided
+        self.worst = max(filter(None, (self.worst, other.worst)), default=None)
+        self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
+        self.findings += other.findings
+
+
+@lru_cache(maxsize=2)
+def design_of(source: Source, kind: str, p: float) -> Design:
+    """Return how to draw pairs of a source's records; built once in a process."""
+    if isinstance(source, StoreSource):
+        grid = source.store.grid
+        spacing = grid.spacing_km, grid.spacing_km
+        make = LatticeDesign.uniform if kind == UNIFORM else LatticeDesign.stratified
+        return make(grid.shape, spacing, p)
+    points = source.xy_km(np.arange(source.records))
+    return PointsDesign.uniform(points, p) if kind == UNIFORM else PointsDesign.stratified(points, p)
+
+
+def batch_pairs(outputs: int) -> int:
+    """Return how many pairs a task draws at most; see :func:`peak_bytes`."""
+    return min(max(_BATCH_BYTES // (2 * outputs * FLOAT64), 1), _BATCH_PAIRS)
+
+
+def peak_bytes(source: Source, kind: str, pairs: int) -> int:
+    """Return the predicted peak of what a task allocates, in bytes.
+
+    Rows of both records of every pair as they are read, ℓ, and two tables of the pairs; and for records on no
+    lattice the design: their points, and for strata a search tree and lists of near pairs.
+
+    Parameters
+    ----------
+    source
+        The mechanism.
+    kind
+        One of :data:`DESIGNS`.
+    pairs
+        How many pairs the task draws.
+    """
+    rows = min(2 * pairs, source.records) * source.outputs * (source.item_bytes + FLOAT64)
+    tables = pairs * (_TABLES[kind] * source.outputs * FLOAT64 + (_PAIR_BYTES if kind == UNIFORM else 0))
+    batch = int(rows + tables)
+    if isinstance(source, StoreSource):
+        return batch
+    points = _POINT_BYTES * source.records
+    if kind == UNIFORM:
+        return batch + points
+    return max(batch + points + _NEAR_BYTES, _NEAR_BYTES + _TREE_BYTES * source.records)
+
+
+def sample_batch(
+    source: Source, promise: Promise, kind: str, seed: int, batch: int, pairs: int
+) -> list[StratumTally]:
+    """Draw and compare a batch of pairs; return what each stratum shows.
+
+    Parameters
+    ----------
+    source
+        The mechanism.
+    promise
+        What is audited.
+    kind
+        One of :data:`DESIGNS`.
+    seed, batch
+        What the draws follow from: the same whoever does the batch, and when.
+    pairs
+        How many to draw.
+    """
+    design = design_of(source, kind, promise.metric_p)
+    drawn = [
+        design.draw(np.random.default_rng([seed, batch, stratum]), stratum, count)
+        for stratum, count in enumerate(allocate(pairs, design.strata))
+    ]
+    # Every row is read once, whichever strata need it.
+    records = np.unique(np.concatenate([numbers for both in drawn for numbers in both]))
+    rows = _Rows.read(source, records)
+    tallies = [_compare(rows, source, promise, first, second) for first, second in drawn]
+    tallies[0].findings = rows.findings
+    return tallies
+
+
+def estimate(
+    tallies: Sequence[StratumTally], weights: NDArray[np.float64], outputs: int
+) -> tuple[float, list[float], list[int]]:
+    """Return the estimated violation ratio, and means and numbers of pairs of the strata.
+
+    Parameters
+    ----------
+    tallies
+        Of all strata.
+    weights
+        Shares of the strata of all pairs, float64 of shape (strata,).
+    outputs
+        Number K of outputs.
+    """
+    means = [tally.violations / (tally.pairs * outputs) if tally.pairs else math.nan for tally in tallies]
+    drawn = [tally.pairs for tally in tallies]
+    known = [
+        (mean, weight) for mean, weight in zip(means, weights.tolist(), strict=True) if not math.isnan(mean)
+    ]
+    total = sum(weight for _, weight in known)
+    ratio = sum(mean * weight for mean, weight in known) / total if total else math.nan
+    return ratio, [0.0 if math.isnan(mean) else mean for mean in means], drawn
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that a batch needs, with ℓ of those that can be used; what was found in the others."""
+
+    records: NDArray[np.intp]
+    rows: NDArray[np.floating]
+    good: NDArray[np.bool_]
+    logs: NDArray[np.float64]
+    error: float
+    xy_km: NDArray[np.float64]
+    findings: list[Finding]
+
+    @classmethod
+    def read(cls, source: Source, records: NDArray[np.intp]) -> "_Rows":
+        rows = source.rows(records)
+        good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
+        logs, error = np.zeros(rows.shape), 0.0
+        if good.all():
+            logs, error = logs_of(rows)
+        elif good.any():
+            logs[good], error = logs_of(rows[good])
+        return cls(records, rows, good, logs, error, source.xy_km(records), findings)
+
+
+def _compare(
+    batch: _Rows, source: Source, promise: Promise, first: NDArray[np.intp], second: NDArray[np.intp]
+) -> StratumTally:
+    """Compare pairs of records for all outputs."""
+    tally = StratumTally(pairs=len(first))
+    here, there = (np.searchsorted(batch.records, numbers) for numbers in (first, second))
+    sound = batch.good[here] & batch.good[there]
+    # A row that cannot be used keeps no promise at all.
+    unusable = int((~sound).sum())
+    tally.unusable += unusable
+    tally.violations += unusable * source.outputs
+    if unusable:
+        position = int(np.argmin(sound))
+        tally.worst = Triple(True, math.inf, int(first[position]), int(second[position]), 0)
+        here, there = here[sound], there[sound]
+    if not len(here):
+        return tally
+    # What is drawn often is compared once.
+    codes, times = np.unique(
+        np.minimum(here, there) * len(batch.records) + np.maximum(here, there), return_counts=True
+    )
+    here, there = np.divmod(codes, len(batch.records))
+    differences = batch.logs[here]
+    differences -= batch.logs[there]
+    np.abs(differences, out=differences)
+    dx, dy = (batch.xy_km[here] - batch.xy_km[there]).T.copy()
+    apart = promise.apart_km(dx, dy)[:, None]
+    _fill_histogram(tally, differences, promise.epsilon_per_km * apart, times)
+
+    pair, output = np.nonzero(may_break(differences, apart, batch.error, promise))
+
+    def pair_of(position: int) -> Pair:
+        both = np.array([here[pair[position]], there[pair[position]]])
+        return batch.rows[both[0]], batch.rows[both[1]], source.places(batch.records[both])
+
+    found = judge(differences[pair, output], apart[pair, 0], batch.error, promise, pair_of, output)
+    violations = int(times[pair[found.violates]].sum())
+    tally.violations += violations
+    tally.hidden += int(times[pair[found.hidden]].sum())
+    tally.recomputed += found.recomputed
+    tally.undecided += found.undecided
+    breaks = found.violates | found.hidden
+    if breaks.any():
+        pair, output = pair[breaks], output[breaks]
+    else:
+        pair, output = np.arange(len(here)), differences.argmax(axis=1)
+    steepest = _steepest(differences[pair, output], apart[pair, 0], broken=bool(breaks.any()))
+    position = steepest.position
+    records = int(batch.records[here[pair[position]]]), int(batch.records[there[pair[position]]])
+    worst = Triple(bool(breaks.any()), steepest.slope, *records, int(output[position]))
+    tally.worst = max(filter(None, (tally.worst, worst)))
+    return tally
+
+
+class _Steepest(NamedTuple):
+    """Position of the steepest of some triples, and its |log ratio| / distance, in 1/km."""
+
+    position: int
+    slope: float
+
+
+def _steepest(differences: NDArray[np.float64], apart: NDArray[np.float64], *, broken: bool) -> _Steepest:
+    # In one and the same place whatever differs is infinitely steep, even if it does in its last bit only.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.where(apart > 0, differences / apart, math.inf if broken else 0.0)
+    slopes[differences > INFINITE_DIFFERENCE] = math.inf
+    position = int(slopes.argmax())
+    return _Steepest(position, float(slopes[position]))
+
+
+def _fill_histogram(
+    tally: StratumTally,
+    differences: NDArray[np.float64],
+    bounds: NDArray[np.float64],
+    times: NDArray[np.intp],
+) -> None:
+    """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
+    bins = np.maximum(np.searchsorted(RATIO_EDGES, ratios, side="left") - 1, 0)
+    weights = np.broadcast_to(times[:, None], bins.shape)
+    counts = np.bincount(bins.ravel(), weights=weights.ravel(), minlength=len(RATIO_EDGES))
+    tally.histogram = [mine + int(more) for mine, more in zip(tally.histogram, counts, strict=True)]

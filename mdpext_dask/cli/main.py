@@ -1,0 +1,72 @@
+"""The command line: thin glue between arguments, the stages, and what is printed.
+
+Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
+"""
+
+import sys
+from typing import Annotated
+
+from mdpext_dask.errors import SpecError, first_line
+
+try:
+    import typer
+
+    from mdpext_dask.cli import build_commands, use_commands
+    from mdpext_dask.cli.console import answer, ending_politely
+    from mdpext_dask.cli.options import app
+except ModuleNotFoundError as _missing:  # with numpy alone there is mdpext_dask.runtime, and no command
+    _needs = "needs more than mdpext_dask.runtime does: pip install mdpext-dask"
+    print(f"error: mdpext: {_needs} ({first_line(_missing)})", file=sys.stderr)
+    sys.exit(SpecError.exit_code)
+
+# Importing a module of commands puts them into the application, in this order.
+COMMANDS = (build_commands, use_commands)
+
+# What Typer answers instead of letting an interrupt through.
+_TYPER_INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"mdpext-dask {version('mdpext-dask')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an expected error is one line and an exit code.
+
+    Parameters
+    ----------
+    arguments
+        Instead of the process' own.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    with ending_politely():
+        answer(_call, given, as_json="--json" in given)
+
+
+def _call(given: list[str]) -> int:
+    try:
+        # Typer's own handling would print boxes, and answer an interrupt by itself.
+        code = app(args=given or ["--help"], standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == _TYPER_INTERRUPTED:
+        raise KeyboardInterrupt
+    return code or 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What is written before a job is handed to a cluster: the whole job, Dask's settings, what was submitted."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mdpext_dask.compute.dask_settings import nested
+from mdpext_dask.errors import SpecError, first_line
+from mdpext_dask.events import Note, Observer
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.store import objects
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+# Says that what is in a folder may be written anew.
+_MARK = ".mdpext-submit"
+JOB_FILE, DASK_FILE, RECORD_FILE = "job.toml", "dask.yaml", "submitted.json"
+
+
+def job_text(spec: JobSpec, cluster: ClusterSection) -> str:
+    """Return a job as the text of a job file: every default spelt out, paths absolute, on another cluster.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    cluster
+        Where it runs; only what was given of it is written.
+    """
+    document = spec.model_copy(update={"cluster": cluster}).canonical()
+    document["cluster"] = {key: document["cluster"][key] for key in sorted(cluster.model_fields_set)}
+    lines = []
+    for name, section in document.items():
+        given = {key: value for key, value in section.items() if value is not None}
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in given.items()), ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        # JSON's strings are TOML's, but for one character that only JSON takes as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
+
+
+def dask_text() -> str:
+    """Return the settings of schedulers and workers for Dask to read from a file; JSON is YAML."""
+    return json.dumps(nested(), indent=2) + "\n"
+
+
+def check_store(spec: JobSpec, store_url: str, observer: Observer) -> bool:
+    """Return whether a job's store is complete, so that there is nothing to submit.
+
+    Raises
+    ------
+    StoreError
+        If the place belongs to something else, or cannot be read or written.
+    """
+    objects.check_place(store_url)
+    found = MechanismStore.find(store_url, spec)
+    complete = found is not None and found.is_finished()
+    if complete:
+        observer(Note(f"{store_url}: is complete; there is nothing to submit"))
+    return complete
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    """Write files into a folder, which is made where it is missing, and return their paths.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be written, or has files of such names that are not from here.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [name for name in texts if (folder / name).exists()]
+        if others and not (folder / _MARK).exists():
+            raise SpecError(
+                f"{folder}: has {', '.join(others)} already, which mdpext submit has not written; give "
+                "another --folder"
+            )
+        (folder / _MARK).touch()
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{folder}: cannot be written: {first_line(error)}") from None
+    return [str(folder / name) for name in texts]
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Note in the folder what was submitted.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be written.
+    """
+    write_files(folder, {RECORD_FILE: json.dumps(record, indent=2, sort_keys=True) + "\n"})
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return what was submitted from the folder last, if it is known."""
+    try:
+        record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,292 @@
+"""A job on Kubernetes: one manifest, applied with ``kubectl``, and followed by asking for its pods.
+
+The job is the Dask operator's, so it goes on whoever looks, and is known by its name in its namespace: to
+submit it again while it runs is to follow it, and after it has ended, to go on where it stopped.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mdpext_dask.cli.submit.files import job_text, write_files
+from mdpext_dask.cli.submit.follow import JobState, follow
+from mdpext_dask.compute.kubernetes import (
+    CLUSTER_LABEL,
+    COMPONENT_LABEL,
+    DIGEST_ANNOTATION,
+    RUNNER,
+    job_manifests,
+    resource_name,
+    scheduler_address,
+    yaml_text,
+)
+from mdpext_dask.errors import ClusterError, SpecError
+from mdpext_dask.events import Note, Observer
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import JobSpec
+
+MANIFEST_FILE = "job.yaml"
+_HEADING = """\
+Made by mdpext submit for the Dask operator (https://kubernetes.dask.org).
+Start:               kubectl apply -f FILE
+Stop, or start anew: kubectl delete --cascade=foreground -f FILE
+The store stays, and the job goes on where it stopped."""
+_ANSWER_SECONDS = 60
+_DELETE_SECONDS = 300
+_ENDED = ("Successful", "Failed")
+# What a container that does not start is waiting for, when nothing is wrong.
+_STARTING = ("ContainerCreating", "PodInitializing")
+_LOG_LINES = 200
+
+
+def submit(
+    spec: JobSpec,
+    store_url: str,
+    folder: Path,
+    *,
+    dry_run: bool,
+    array: bool,
+    detach: bool,
+    observer: Observer,
+) -> dict[str, Any]:
+    """Write a job's manifest, hand it to Kubernetes, and follow it; see :mod:`mdpext_dask.submit`.
+
+    Raises
+    ------
+    SpecError
+        If the job cannot run in pods, another one of its name is running, or Kubernetes refuses it, or
+        does not answer: what is written can be submitted from elsewhere.
+    IncompleteStoreError, GuaranteeViolation, SolverError
+        If it ends badly.
+    """
+    if array:
+        raise SpecError("--array: on Kubernetes there are only jobs with a Dask cluster")
+    text = manifest_text(spec, store_url)
+    job = KubernetesJob(resource_name(spec.job.name), spec.cluster.namespace, observer)
+    files = write_files(folder, {MANIFEST_FILE: text})
+    apply = ["kubectl", "apply", "--filename", files[0]]
+    document = {
+        "to": "kubernetes",
+        "store": store_url,
+        "folder": str(folder),
+        "files": files,
+        "commands": [shlex.join(apply)],
+        "jobs": [f"daskjob/{job.resource}"],
+    }
+    if dry_run:
+        return {**document, "state": "written"}
+    try:
+        _hand_over(job, _digest_in(text), apply, observer)
+    except ClusterError as error:
+        raise SpecError(f"{files[0]} is written, but not submitted: {error}") from None
+    if detach:
+        return {**document, "state": "submitted"}
+    follow(job, store_url, observer)
+    return {**document, "state": "done"}
+
+
+def manifest_text(spec: JobSpec, store_url: str) -> str:
+    """Return what is handed to Kubernetes, as YAML.
+
+    Raises
+    ------
+    SpecError
+        If no image is given, or the pods could not see the store or a file that the job names.
+    """
+    address = scheduler_address(resource_name(spec.job.name), spec.cluster.namespace)
+    text = job_text(spec, ClusterSection(kind="address", address=address))
+    return yaml_text(job_manifests(spec, store_url, text), _HEADING)
+
+
+class KubernetesJob:
+    """A ``DaskJob``, as ``kubectl`` tells of it.
+
+    Parameters
+    ----------
+    resource
+        Its name.
+    namespace
+        Where it is.
+    observer
+        Is told what the runner prints.
+    """
+
+    def __init__(self, resource: str, namespace: str, observer: Observer) -> None:
+        self.resource = resource
+        self._namespace = namespace
+        self._observer = observer
+        self._printed: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"Kubernetes job {self.resource}"
+
+    def state(self) -> JobState:
+        """Ask for its state, and pass on what the runner has printed since.
+
+        Raises
+        ------
+        ClusterError
+            If Kubernetes does not answer.
+        """
+        job = self.read()
+        if job is None:
+            return JobState("gone")
+        status = (job.get("status") or {}).get("jobStatus")
+        if status is None:
+            return JobState("pending", "the Dask operator has not seen it yet (does it run?)")
+        self._pass_on()
+        if status == "Running":
+            return JobState("running")
+        pods = self._pods()
+        if status not in _ENDED:
+            return JobState("pending", "; ".join(_obstacles(pods)))
+        if status == "Successful":
+            return JobState("done")
+        errors = [line for line in self._printed if line.startswith("error: ")]
+        message = errors[-1].removeprefix("error: ") if errors else ""
+        return JobState("failed", message, _exit_code(pods))
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the job as Kubernetes has it, or None where there is none.
+
+        Raises
+        ------
+        ClusterError
+            If Kubernetes does not answer.
+        """
+        found = self.ask("get", "daskjob", self.resource, "--ignore-not-found", "--output", "json")
+        return _parsed(found) if found.strip() else None
+
+    def forget(self) -> None:
+        """Take away a job that has ended, and before that its pods, which the next one's are called like.
+
+        Raises
+        ------
+        ClusterError
+            If Kubernetes does not answer.
+        """
+        options = ("--ignore-not-found", "--wait", "--cascade=foreground")
+        self.ask("delete", "daskjob", self.resource, *options, seconds=_DELETE_SECONDS)
+
+    def ask(self, *arguments: str, seconds: float = _ANSWER_SECONDS) -> str:
+        """Return what ``kubectl`` answers in the job's namespace.
+
+        Raises
+        ------
+        ClusterError
+            With its message, if it fails.
+        """
+        return _kubectl(["kubectl", "--namespace", self._namespace, *arguments], seconds)
+
+    def _pods(self) -> list[dict[str, Any]]:
+        found = self.ask("get", "pods", "--selector", f"{CLUSTER_LABEL}={self.resource}", "--output", "json")
+        pods: list[dict[str, Any]] = _parsed(found).get("items", [])
+        return pods
+
+    def _pass_on(self) -> None:
+        try:
+            container = ("--container", "runner", f"--tail={_LOG_LINES}")
+            text = self.ask("logs", f"{self.resource}-runner", *container)
+        except ClusterError:
+            return  # it has not started, or is not kept
+        lines = text.splitlines()
+        for line in lines[_overlap(self._printed, lines) :]:
+            self._observer(Note(line))
+        self._printed = lines
+
+
+def _hand_over(job: KubernetesJob, digest: str, apply: Sequence[str], observer: Observer) -> None:
+    there = job.read()
+    if there is not None:
+        status = (there.get("status") or {}).get("jobStatus")
+        if status in _ENDED:
+            job.forget()
+        elif there["metadata"].get("annotations", {}).get(DIGEST_ANNOTATION) == digest:
+            observer(Note(f"{job.name} is there already, and goes on"))
+            return
+        else:
+            raise SpecError(
+                f"{job.name} is there already, for another store or with other settings; let it end, or take "
+                f"it away with kubectl delete daskjob {job.resource}"
+            )
+    _kubectl(apply, _ANSWER_SECONDS)
+
+
+def _kubectl(command: Sequence[str], seconds: float) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 arguments are our own or checked
+            command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise ClusterError("there is no kubectl here; install it, or apply the file elsewhere") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"kubectl does not answer: {error}") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        said = lines[-1] if lines else f"exit code {done.returncode}"
+        if re.search(r"no matches for kind \"Dask|resource type \"daskjob\"", done.stderr):
+            said = "the Dask operator is not installed (https://kubernetes.dask.org)"
+        raise ClusterError(f"kubectl: {said}")
+    return done.stdout
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise ClusterError(f"kubectl: not JSON: {text[:80]!r}") from None
+    return answer
+
+
+def _obstacles(pods: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what keeps pods from starting, each reason once."""
+    told = set()
+    for pod in pods:
+        component = pod["metadata"].get("labels", {}).get(COMPONENT_LABEL, "pod")
+        status = pod.get("status") or {}
+        reasons = [
+            condition.get("message", condition["reason"])
+            for condition in status.get("conditions") or []
+            if condition.get("reason") == "Unschedulable"
+        ]
+        kinds = ("initContainerStatuses", "containerStatuses")
+        for container in [container for kind in kinds for container in status.get(kind) or []]:
+            reason = container.get("state", {}).get("waiting", {}).get("reason")
+            if reason and reason not in _STARTING:
+                reasons.append(f"{reason} ({container.get('image', 'no image')})")
+        for reason in reasons:
+            if (component, reason) not in told:
+                told.add((component, reason))
+                yield f"{component}: {reason}"
+
+
+def _exit_code(pods: Sequence[dict[str, Any]]) -> int | None:
+    """Return what the runner has ended with, if its pod is still there."""
+    for pod in pods:
+        if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) != RUNNER:
+            continue
+        for container in (pod.get("status") or {}).get("containerStatuses") or []:
+            ended = container.get("state", {}).get("terminated")
+            if ended is not None and container["name"] == "runner":
+                return int(ended["exitCode"])
+    return None
+
+
+def _overlap(before: Sequence[str], now: Sequence[str]) -> int:
+    """Return how many lines at the start of what is printed now were at the end of what was before."""
+    for length in range(min(len(before), len(now)), 0, -1):
+        if list(before[-length:]) == list(now[:length]):
+            return length
+    return 0
+
+
+def _digest_in(text: str) -> str:
+    found = re.search(rf"{DIGEST_ANNOTATION}: ([0-9a-f]{{64}})", text)
+    assert found is not None
+    return found[1]

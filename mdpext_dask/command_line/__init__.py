@@ -1,1 +1,0 @@
-"""The commands, by what they are for: making a store, using one."""

@@ -1,0 +1,450 @@
+"""Where tasks run: in this process, or on the workers of a Dask scheduler."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+from mdpext_dask.compute.dask_settings import settings_under
+from mdpext_dask.compute.workers import CONNECT_SECONDS, START
+from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.store.schema import software_versions
+
+T = TypeVar("T")
+
+# Without a result for so long, it is asked whether there is anybody to wait for.
+_ASK_SECONDS = 5
+# Results that are asked for at once, at most: asking takes longer than a tiny task, but some are large.
+_FETCHED_AT_ONCE = 64
+# A scheduler that does not answer for so long is gone. If its cable is cut, TCP finds out before.
+_ANSWER_SECONDS = 60
+# Workers that are lost come back within this time, in a new process or on a new machine, or never.
+_RETURN_SECONDS = 300
+# Tasks that are with the scheduler at once, at most: a window for each worker, and no less than for all. A
+# scheduler holds about 10 kB for each, the client as much again.
+WINDOW, WINDOW_OF_WORKER = 1000, 50
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every operating system
+        return os.cpu_count() or 1
+
+
+class Executor(Protocol):
+    """Runs a function over a list of arguments, in any order."""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        ...
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the workers share this machine."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that a task may use while no other runs."""
+        ...
+
+    @property
+    def dashboard(self) -> str | None:
+        """Where to watch the workers, if anywhere."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the worker with the least may use; None where nobody has set a limit."""
+        ...
+
+    def map(
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, T]]:
+        """Yield (position in `arguments`, result) as results come in.
+
+        Raises
+        ------
+        ClusterError
+            If workers are lost for good.
+        """
+        ...
+
+
+class InlineExecutor:
+    """Runs everything in this process, one after the other.
+
+    Parameters
+    ----------
+    threads
+        Of a task; default: as many as this process may use processors.
+    """
+
+    workers = 1
+    on_this_machine = True
+    dashboard = None
+    memory_bytes = None
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
+    @property
+    def threads(self) -> int:
+        """Threads that a task may use."""
+        return processors() if self._threads is None else self._threads
+
+    def map(
+        self,
+        stage: str,  # noqa: ARG002 part of the protocol
+        function: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+    ) -> Iterator[tuple[int, T]]:
+        """Yield results in order."""
+        for position, argument in enumerate(arguments):
+            yield position, function(*argument)
+
+
+class DaskExecutor:
+    """Runs tasks on a Dask cluster.
+
+    Parameters
+    ----------
+    client
+        Of the scheduler.
+    on_this_machine
+        Whether the workers were started here.
+    return_seconds
+        How long to wait for workers once all are lost.
+    """
+
+    def __init__(
+        self, client: Any, *, on_this_machine: bool, return_seconds: float = _RETURN_SECONDS
+    ) -> None:
+        self._client = client
+        self._address = client.scheduler.address
+        self.on_this_machine = on_this_machine
+        self._return_seconds = return_seconds
+        self._at_work = time.monotonic()
+        self._calls = itertools.count()
+        self._run = uuid.uuid4().hex[:8]
+        self._versions = versions()
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that are there now; one while all are being replaced: work is divided by it."""
+        return max(len(self._workers()), 1)
+
+    @property
+    def threads(self) -> int:
+        """One for each local worker, which rest meanwhile; one elsewhere, or while workers are replaced."""
+        return self.workers if self.on_this_machine else 1
+
+    @property
+    def dashboard(self) -> str | None:
+        """Address of the scheduler's pages, if it has any."""
+        link = self._client.dashboard_link
+        return str(link) if link else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the worker with the least may use; None where there are none, or without a limit."""
+        limits = [worker["memory_limit"] for worker in self._workers().values() if worker["memory_limit"]]
+        return min(limits, default=None)
+
+    def _workers(self) -> dict[str, dict[str, Any]]:
+        """Return what the scheduler says of its workers, by address."""
+        try:
+            identity = self._client.sync(self._ask, callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError):
+            raise self._gone("cluster") from None
+        found: dict[str, dict[str, Any]] = identity["workers"]
+        return found
+
+    async def _ask(self) -> Any:
+        scheduler = self._client.scheduler
+        if scheduler is None:  # the client has given up
+            raise ConnectionError
+        return await scheduler.identity(n_workers=-1)
+
+    def _gone(self, stage: str) -> ClusterError:
+        return ClusterError(
+            f"{stage}: the scheduler at {self._address} does not answer any more; what is done is kept, run "
+            "again"
+        )
+
+    def _require_workers(self, stage: str) -> None:
+        """Refuse to wait for nobody.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler does not answer, or has had no worker for long that does anything.
+        """
+        workers = self._workers().values()
+        now = time.monotonic()
+        if any(w["status"] == "running" or w["metrics"].get("executing") for w in workers):
+            self._at_work = now
+        elif now - self._at_work > self._return_seconds:
+            what = "all workers have paused for want of memory" if workers else "there are no workers"
+            raise ClusterError(
+                f"{stage}: {what}, for {self._return_seconds:.0f} s; what is done is kept, run again"
+            )
+
+    def check_versions(self) -> None:
+        """Refuse workers whose software is not this process's; see :func:`versions`.
+
+        Raises
+        ------
+        SpecError
+            With the worker, and both versions.
+        ClusterError
+            If it cannot be asked.
+        """
+        try:
+            # The scheduler only has to know the names of functions; which version it has decides nothing.
+            self._client.run_on_scheduler(versions, callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError):
+            raise self._gone("cluster") from None
+        except Exception as error:  # in whatever Dask wraps what was raised there
+            raise self._unknown("the scheduler", error) from None
+        try:
+            found = self._client.run(versions, on_error="return", callback_timeout=_ANSWER_SECONDS)
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(f"cluster: the workers do not answer: {first_line(error)}") from None
+        for worker, theirs in found.items():
+            if isinstance(theirs, dict):
+                _require_same(worker, theirs, self._versions)
+            elif not isinstance(theirs, OSError):  # one that is lost meanwhile will be replaced, or missed
+                raise self._unknown(f"worker {worker}", theirs)
+
+    def _unknown(self, who: str, error: BaseException) -> SpecError:
+        return SpecError(
+            f"cluster: {who} does not know mdpext_dask ({first_line(error)}); install version "
+            f"{self._versions['mdpext-dask']} there, as here"
+        )
+
+    def map(
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, T]]:
+        """Yield results as they come in; tasks of dead workers run again elsewhere."""
+        call = next(self._calls)
+        window = max(WINDOW, WINDOW_OF_WORKER * self.workers)
+        held: dict[str, tuple[int, Any]] = {}
+        # Not Dask's own as_completed, which would wait for ever.
+        completed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._at_work = time.monotonic()
+
+        def submit(first: int, last: int) -> None:
+            positions = range(first, min(last, len(arguments)))
+            # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
+            keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
+            futures = self._submit(stage, function, arguments[first:last], keys)
+            held.update(zip(keys, zip(positions, futures, strict=True), strict=True))
+            for future in futures:
+                future.add_done_callback(completed.put)
+
+        try:
+            done, submitted = 0, window
+            submit(0, window)
+            while held:
+                try:
+                    futures = _some_of(completed)
+                except queue.Empty:
+                    self._require_workers(stage)
+                    continue
+                results = self._fetch(stage, futures)
+                self._at_work = time.monotonic()
+                # Let go at once: results of a hundred thousand tasks must not pile up.
+                found = [
+                    (held.pop(future.key)[0], result) for future, result in zip(futures, results, strict=True)
+                ]
+                for future in futures:
+                    future.release()
+                done += len(futures)
+                # Half a window at a time: one message to the scheduler for many tasks.
+                if submitted < len(arguments) and submitted - done <= window // 2:
+                    submit(submitted, done + window)
+                    submitted = done + window
+                yield from found
+        finally:
+            for _, future in held.values():
+                future.release()
+
+    def _submit(
+        self,
+        stage: str,
+        function: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        keys: list[str],
+    ) -> list[Any]:
+        from dask.base import annotate
+
+        if not keys:
+            return []
+        # The dashboard groups by what keys begin with; annotations are for plugins and logs.
+        with annotate(stage=stage):
+            futures: list[Any] = self._client.map(
+                _apply,
+                [function] * len(keys),
+                arguments,
+                [self._versions] * len(keys),
+                key=keys,
+                pure=False,
+            )
+        return futures
+
+    def _fetch(self, stage: str, futures: list[Any]) -> list[Any]:
+        """Return the results of finished tasks, wherever they have to come from, all asked for at once.
+
+        A result dies with its worker. The scheduler then queues the task again, but takes nothing from the
+        queue before something else happens, which at the end of a stage may be never (seen with distributed
+        2026.8): so something is made to happen. As long as nobody knows that the worker is gone, because only
+        its cable is cut, the result stays where it is, out of reach.
+        """
+        from distributed import KilledWorker
+        from distributed.client import FutureCancelledError
+
+        async def gather() -> tuple[list[Any], BaseException | None]:
+            try:
+                return await self._client.gather(futures, asynchronous=True), None
+            except BaseException as error:  # one of them is what cancels a task of asyncio
+                return [], error
+
+        # Never broken off: on a slow line, large results would then never come.
+        gathering = asyncio.run_coroutine_threadsafe(gather(), self._client.loop.asyncio_loop)
+        while not concurrent.futures.wait([gathering], timeout=_ASK_SECONDS).done:
+            self._require_workers(stage)
+            nudge = self._client.submit(int, key=f"nudge-{uuid.uuid4().hex}", pure=False)
+            with contextlib.suppress(OSError, FutureCancelledError):
+                nudge.result(timeout=_ASK_SECONDS)
+        results, error = gathering.result()
+        if error is None:
+            return results
+        if isinstance(error, KilledWorker):
+            raise ClusterError(
+                f"{stage}: workers keep dying (out of memory, or without mdpext_dask?); what is done is "
+                f"kept, run again ({first_line(error)})"
+            ) from None
+        own = any(future.status == "error" for future in futures)
+        if isinstance(error, FutureCancelledError | OSError) and not own:
+            raise self._gone(stage) from None
+        raise error
+
+
+def _some_of(completed: "queue.SimpleQueue[Any]") -> list[Any]:
+    """Wait for the first, and take what is there by then."""
+    some = [completed.get(timeout=_ASK_SECONDS)]
+    with contextlib.suppress(queue.Empty):
+        while len(some) < _FETCHED_AT_ONCE:
+            some.append(completed.get_nowait())
+    return some
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what decides bytes; of Python without the last number, which does not."""
+    found = software_versions()
+    return {**found, "python": ".".join(found["python"].split(".")[:2])}
+
+
+_own_versions = lru_cache(maxsize=1)(versions)
+
+
+def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
+    different = [
+        f"{name} {theirs.get(name)} instead of {version}"
+        for name, version in ours.items()
+        if theirs.get(name) != version
+    ]
+    if different:
+        raise SpecError(
+            f"cluster: worker {worker} has {', '.join(different)} as this client has; install the same there"
+        )
+
+
+def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dict[str, str]) -> T:
+    """Run a task, unless this worker has joined late with other software."""
+    from distributed import get_worker
+
+    if _own_versions() != expected:
+        _require_same(get_worker().address, _own_versions(), expected)
+    try:
+        return function(*arguments)
+    except MdpextError as error:
+        failed = error
+    if type(failed) is StoreError:
+        # What one machine cannot read or write, others may: a folder that is not mounted, a full disk.
+        failed = StoreError(f"{failed} (so says worker {get_worker().address})")
+    # Dask sends along what an error came from; where a part of that cannot be sent, as some errors of Zarr
+    # and of drivers, only text arrives, in an error that nobody expects.
+    failed.__cause__ = failed.__context__ = None
+    raise failed
+
+
+@contextlib.contextmanager
+def _silent_client() -> Iterator[None]:
+    """Leave it to our own errors to say what has gone wrong with a scheduler; Dask's log has tracebacks."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
+    """Start or reach the workers that a job asks for, and let go of them at the end.
+
+    Parameters
+    ----------
+    cluster
+        Section of the job.
+    workers
+        Number of workers, instead of the job's.
+
+    Raises
+    ------
+    ClusterError
+        If a scheduler cannot be reached, or no worker comes.
+    SpecError
+        If what the section names is not there, or workers have other software than this process.
+    """
+    if cluster.kind == "inline":
+        yield InlineExecutor()
+        return
+    import dask
+    from distributed import Client
+
+    count = workers or cluster.workers
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set(settings_under(dask.config.collect())))
+        stack.enter_context(_silent_client())
+        target, where, seconds = START[cluster.kind](stack, cluster, count)
+        try:
+            client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
+            client.wait_for_workers(1, timeout=seconds)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # the last three of certificates
+            raise ClusterError(f"cluster: {where}: {first_line(error)}") from None
+        executor = DaskExecutor(
+            client,
+            on_this_machine=cluster.kind == "local",
+            return_seconds=max(seconds, _RETURN_SECONDS),
+        )
+        if not executor.on_this_machine:
+            executor.check_versions()
+        yield executor

@@ -1,0 +1,127 @@
+"""Stages of a job: timed, told to an observer, their tasks run."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from mdpext_dask.compute.executor import Executor
+from mdpext_dask.events import (
+    ClusterReady,
+    Note,
+    Observer,
+    StageFailed,
+    StageFinished,
+    StageStarted,
+    TaskDone,
+)
+from mdpext_dask.store import locks, objects
+
+T = TypeVar("T")
+
+
+class Stages:
+    """Times stages, tells the observer, and runs their tasks.
+
+    Parameters
+    ----------
+    observer
+        Is told of progress.
+    guard
+        Raises if there is a reason not to go on; asked at every stage and result.
+
+    Attributes
+    ----------
+    seconds
+        What finished stages took, by name, in s.
+    expected
+        What they should take with a number of workers, by name and with the total, once somebody knows.
+    """
+
+    def __init__(self, observer: Observer, guard: Callable[[], None] = lambda: None) -> None:
+        self.observer = observer
+        self._guard = guard
+        self.seconds: dict[str, float] = {}
+        self.expected: Callable[[int], dict[str, float]] | None = None
+        self._started = time.perf_counter()
+
+    def check(self) -> None:
+        """Raise if there is a reason not to go on."""
+        self._guard()
+
+    @contextlib.contextmanager
+    def stage(self, name: str, total: int = 0, unit: str = "tasks") -> Iterator[None]:
+        """Time a stage of `total` tasks, which are called `unit` in the plural."""
+        self._guard()
+        self.observer(StageStarted(name, total, unit))
+        started = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.observer(StageFailed(name, time.perf_counter() - started))
+            raise
+        self.seconds[name] = time.perf_counter() - started
+        self.observer(StageFinished(name, self.seconds[name]))
+
+    def gather(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> list[T]:
+        """Run tasks and return their results in the order of the arguments."""
+        results = dict(self.run(executor, name, function, arguments))
+        return [results[position] for position in range(len(arguments))]
+
+    def in_order(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> Iterator[T]:
+        """Run tasks and yield their results in the order of the arguments; what comes early waits."""
+        early: dict[int, T] = {}
+        following = 0
+        for position, result in self.run(executor, name, function, arguments):
+            early[position] = result
+            while following in early:
+                yield early.pop(following)
+                following += 1
+
+    def run(
+        self,
+        executor: Executor,
+        name: str,
+        function: Callable[..., T],
+        arguments: list[tuple[Any, ...]],
+    ) -> Iterator[tuple[int, T]]:
+        """Run tasks and yield (position, result) as they come in."""
+        for position, result in executor.map(name, function, arguments):
+            self._guard()
+            self.observer(TaskDone(name))
+            yield position, result
+
+    def total(self) -> float:
+        """Seconds since the first stage."""
+        return time.perf_counter() - self._started
+
+
+def observe_cluster(executor: Executor, observer: Observer) -> None:
+    """Tell an observer of the workers that are there, and where they can be watched."""
+    observer(ClusterReady(executor.workers, executor.dashboard))
+
+
+@contextlib.contextmanager
+def at_work(url: str, observer: Observer) -> Iterator[Stages]:
+    """Have the store at `url` for this run alone, whether it is there already or not.
+
+    Raises
+    ------
+    StoreError
+        If another run is at work on it, or it cannot be written.
+    """
+    objects.check_place(url)
+    with locks.hold(url, lambda text: observer(Note(text))) as lock:
+        yield Stages(observer, lock.require)

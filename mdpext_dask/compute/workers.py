@@ -1,0 +1,218 @@
+"""Ways to get workers: processes here, a scheduler that is there, Slurm, Kubernetes.
+
+Each starts or finds them, has them end with a stack, and says what to connect to.
+"""
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mdpext_dask.compute.dask_settings import DASK_CONFIG, nested
+from mdpext_dask.compute.kubernetes import cluster_manifest
+from mdpext_dask.errors import ClusterError, SpecError, first_line
+from mdpext_dask.files import scratch_in
+from mdpext_dask.job.sections import ClusterSection
+
+CONNECT_SECONDS = 10
+# Who writes a scheduler file has just started workers as well, perhaps from a slow disk.
+_FIRST_WORKER_SECONDS = 120
+_ANSWER_SECONDS, _HOUR = 60, 3600
+# What to connect to; what is wrong if that fails; seconds that the first worker may take to come.
+Start = tuple[Any, str, float]
+
+
+def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:  # noqa: ARG001
+    """Return the scheduler that is there."""
+    address, seconds = str(cluster.address), CONNECT_SECONDS
+    if address.endswith(".json"):
+        seconds = _FIRST_WORKER_SECONDS
+        try:
+            address = json.loads(Path(address).read_text())["address"].strip()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ClusterError(
+                f"cluster.address: {address} is no scheduler file: {first_line(error)}"
+            ) from None
+    failed = f"no scheduler with workers answers at {address}"
+    try:
+        _listen(address)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"cluster: {failed}: {first_line(error)}") from None
+    return address, failed, seconds
+
+
+def _listen(address: str) -> None:
+    """Make sure that somebody at an address speaks first, as a scheduler does.
+
+    Dask's own client waits for ever for one that only accepts connections, as a frozen one does (seen with
+    distributed 2026.8). With TLS the client speaks first, so nothing is known.
+
+    Raises
+    ------
+    OSError, ValueError
+        If nobody is there, or says anything.
+    """
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    if parts.scheme != "tcp":
+        return
+    with socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS) as connection:
+        if not connection.recv(1):
+            raise ConnectionError("whoever listens there hangs up")
+
+
+def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:
+    """Start worker processes here; they end with the stack.
+
+    An interrupt from the keyboard reaches every process of the terminal; only this one shall act on it. The
+    signal is blocked while the cluster's thread is made, which hands the block down to all it starts.
+    """
+    import dask
+    from distributed import LocalCluster
+
+    # Starting the first process would start this tracker, and that unblocks the signal again.
+    _start_tracker()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # Dask's own folder in there is for good, and what a killed run leaves in it is for others to find.
+        parent = Path(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+        scratch = stack.enter_context(scratch_in(parent.absolute(), "mdpext-workers-"))
+        stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
+        local = stack.enter_context(
+            LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                # Left to itself it shares memory among workers; "auto" would be among processors.
+                **({} if cluster.memory_gib is None else {"memory_limit": f"{cluster.memory_gib}GiB"}),
+                silence_logs=logging.CRITICAL,
+            )
+        )
+    except (OSError, RuntimeError, TimeoutError) as error:
+        raise ClusterError(
+            f"cluster: the local workers could not be started: {first_line(error)}{_unguarded()}"
+        ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return local, "no local worker came", CONNECT_SECONDS
+
+
+def _unguarded() -> str:
+    """Return what else may be wrong where a script is run: processes start by importing it."""
+    main = sys.modules.get("__main__")
+    # Run as a module or by the command line it has a specification, or is guarded.
+    if getattr(main, "__spec__", None) is not None or not getattr(main, "__file__", None):
+        return ""
+    return (
+        '; a script needs if __name__ == "__main__": around what it calls, since every process begins by '
+        "importing it"
+    )
+
+
+def _start_tracker() -> None:
+    """Start the process that frees what others of this program leave; it shall not report who was killed."""
+    sys.warnoptions.append("ignore:resource_tracker")  # handed down to it
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+
+
+def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:
+    """Ask Slurm for workers, each a job; what the section leaves out is taken from ``jobqueue.slurm``.
+
+    They may have to wait in a queue: as long as they may run.
+    """
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError:
+        raise SpecError('cluster: kind = "slurm" needs pip install "mdpext-dask[slurm]"') from None
+    import dask
+
+    # Jobs do not have the settings that this process has made for itself; what else it has is nobody's.
+    settings = dask.config.serialize(nested({key: dask.config.get(key) for key in DASK_CONFIG}))
+    prologue = dask.config.get("jobqueue.slurm.job-script-prologue", None) or []
+    given = {
+        "job_script_prologue": [f"export DASK_INTERNAL_INHERIT_CONFIG={settings}", *prologue],
+        "queue": cluster.queue,
+        "account": cluster.account,
+        "walltime": slurm_time(cluster.walltime_hours),
+        "job_extra_directives": list(cluster.options) or None,
+        "memory": None if cluster.memory_gib is None else f"{cluster.memory_gib}GiB",
+    }
+    if not (given["memory"] or dask.config.get("jobqueue.slurm.memory", None)):
+        raise SpecError("cluster.memory_gib: how much memory does a worker need? See mdpext plan")
+    try:
+        slurm = stack.enter_context(
+            SLURMCluster(
+                cores=1,
+                processes=1,
+                python=sys.executable,
+                scheduler_options={
+                    "dashboard_address": "127.0.0.1:0",
+                    **(dask.config.get("jobqueue.slurm.scheduler-options", None) or {}),
+                },
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        )
+        # Asked first: what goes wrong when workers are submitted is written to a log, and then waited for.
+        asked = subprocess.run(
+            ["sbatch", "--test-only"],  # noqa: S607 wherever Slurm is
+            input=slurm.job_script(),
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+        if asked.returncode:
+            raise RuntimeError(asked.stderr.strip().rpartition("\n")[2])
+        slurm.scale(workers)
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"cluster: Slurm: {first_line(error)}") from None
+    return slurm, "no worker has come from Slurm", cluster.walltime_hours * _HOUR
+
+
+def slurm_time(hours: float) -> str:
+    """Return a time limit as Slurm reads it: whole minutes, rounded up, as hours:minutes:seconds."""
+    minutes = max(-(-round(hours * 60 * 1e6) // 10**6), 1)
+    return f"{minutes // 60}:{minutes % 60:02d}:00"
+
+
+def _start_kubernetes(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:
+    """Ask the Dask operator of a Kubernetes cluster for a scheduler and workers."""
+    try:
+        import kr8s
+        from dask_kubernetes.operator import KubeCluster
+    except ImportError:
+        raise SpecError('cluster: kind = "kubernetes" needs pip install "mdpext-dask[kubernetes]"') from None
+    name = f"mdpext-{uuid.uuid4().hex[:8]}"
+    section = cluster.model_copy(update={"workers": workers})
+    spec = cluster_manifest(section, name)
+    try:
+        # Asked first: a cluster that fails while it is made fails once more, at length, at the end.
+        kr8s.api().version()
+        kubernetes = stack.enter_context(
+            KubeCluster(name=name, namespace=cluster.namespace, custom_cluster_spec=spec, quiet=True)
+        )
+    except Exception as error:  # the libraries beneath have no common kind of error
+        raise ClusterError(f"cluster: Kubernetes does not answer: {first_line(error)}") from None
+    return kubernetes, "no worker has come from Kubernetes", _HOUR
+
+
+START: dict[str, Callable[[contextlib.ExitStack, ClusterSection, int], Start]] = {
+    "local": _start_local,
+    "address": _reach,
+    "slurm": _start_slurm,
+    "kubernetes": _start_kubernetes,
+}

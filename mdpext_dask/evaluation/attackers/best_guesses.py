@@ -1,0 +1,170 @@
+"""How far off guesses are: what attackers guess is judged under π, record by record."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from mdpext_dask.evaluation.attackers.geometric_median import (
+    Median,
+    Slope,
+    add_slope,
+    geometric_median,
+    slope_at,
+)
+from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker
+from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, columns_of
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What is guessed, and what no guess is better than.
+
+    Parameters
+    ----------
+    places_km
+        By attacker and output, float64 of shape (A, K, 2), as seen from the corner of the grid, in km.
+    lower_km
+        A bound from below on min_g Σ_x p(x) M(y|x) ‖x − g‖, by attacker under his own belief p and output,
+        float64 of shape (A, K), in km.
+    alone_km
+        What the informed one guesses without a report, float64 of shape (2,), likewise.
+    alone_lower_km
+        A bound from below on min_g Σ_x π(x) ‖x − g‖, in km.
+    """
+
+    places_km: Array
+    lower_km: Array
+    alone_km: Array
+    alone_lower_km: float
+
+
+def best_guesses(grid: Grid, plan: TallyPlan, tally: Tally) -> Guesses:
+    """Return the best guesses for posteriors by bins, with the mass of each bin at its centre.
+
+    Bounds hold for the records themselves: within a bin, the mean distance is no less than the centre's.
+    """
+    outputs = tally.reported.shape[1]
+    shape = tally.bins.shape[1:3]
+    # One output after the other, without a stride.
+    bins = np.ascontiguousarray(tally.bins.transpose(0, 3, 4, 1, 2).reshape(-1, plan.priors, outputs, *shape))
+    places = np.zeros((len(plan.attackers), outputs, 2))
+    lower = np.zeros((len(plan.attackers), outputs))
+    for a, attacker in enumerate(plan.attackers):
+        for k in range(outputs):
+            found = _median(grid, plan, _mixed(bins[:, :, k], attacker))
+            places[a, k], lower[a, k] = found.guess_km, found.lower_km
+    alone = _median(grid, plan, bins[:, TRUTH].sum(axis=1))
+    # Masses are sums of so many products.
+    rounding = 4 * (grid.records + outputs) * np.finfo(float).eps
+    return Guesses(places, lower * (1 - rounding), alone.guess_km, alone.lower_km * (1 - rounding))
+
+
+def _mixed(bins: Array, attacker: Attacker) -> Array:
+    return np.asarray(sum(s * bins[:, p] for p, s in enumerate(attacker.shares) if s))
+
+
+def _median(grid: Grid, plan: TallyPlan, bins: Array) -> Median:
+    """Return the best guess for masses and moments of shape (1 or 3, bins east, bins north)."""
+    at = np.nonzero(bins[0])
+    if not len(at[0]):  # nobody: any guess is as good
+        return Median(np.zeros(2), 0.0, 0.0)
+    mass = bins[0][at]
+    if plan.bin_side == 1:
+        centres = np.stack(at, axis=-1).astype(np.float64) * grid.spacing_km
+    else:
+        centres = np.stack([bins[1][at] / mass, bins[2][at] / mass], axis=-1)
+    found = geometric_median(centres, mass)
+    # A centre is off by roundings of the extent of the grid.
+    extent = max(grid.box.width_km, grid.box.height_km)
+    off = 16 * (plan.bin_side**2 + 4) * np.finfo(float).eps * extent * float(mass.sum())
+    return Median(found.guess_km, found.cost_km, max(found.lower_km - off, 0.0))
+
+
+def nearest_records(grid: Grid, places_km: Array) -> Array:
+    """Return the nearest records of places, all as seen from the corner of the grid, in km."""
+    steps = np.clip(np.rint(places_km / grid.spacing_km), 0, np.array(grid.shape) - 1)
+    return np.asarray(steps * grid.spacing_km)
+
+
+def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Slope:
+    """Return what the records that blocks own add to Σ_x π(x) M(y|x) ‖x − g_y‖ and its derivatives.
+
+    Parameters
+    ----------
+    url, group
+        Which blocks of which store.
+    places_km
+        g, float64 of shape (G, K, 2), as seen from the corner of the grid, in km.
+
+    Returns
+    -------
+    Arrays of shape (G, K).
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    store = MechanismStore.open(url)
+    spacing = store.grid.spacing_km
+    total = Slope.zero(places_km.shape[:-1])
+    for column in (c for index in group for c in columns_of(store, store.plan[index], 1)):
+        east = column.i * spacing - places_km[..., :1]
+        north = column.j * spacing - places_km[..., 1:]
+        joint = (column.beliefs[TRUTH][:, None] * column.rows).T
+        add_slope(total, (), slope_at(np.broadcast_to(east, north.shape), north, joint))
+    return total
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the records of some blocks add to the errors of guesses.
+
+    Parameters
+    ----------
+    error_km
+        Σ_x π(x) Σ_y M(y|x) ‖x − g_y‖, by attacker, float64 of shape (A,), in km.
+    alone_km
+        Σ_x π(x) ‖x − g‖ for the guess without a report, in km.
+    expected_km
+        Σ_y M(y|x) ‖x − g_y‖ of the informed attacker, by block float64 of the shape of the owned records, in
+        km; not-a-number without a prior. Empty if nobody asks.
+    """
+
+    error_km: Array
+    alone_km: float
+    expected_km: tuple[Array, ...]
+
+
+def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_records: bool) -> Judged:
+    """Return what the records that some blocks own add.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    store = MechanismStore.open(url)
+    spacing = store.grid.spacing_km
+    attackers, outputs, _ = guesses.places_km.shape
+    error, alone = np.zeros(attackers), 0.0
+    expected = []
+    every = guesses.places_km.reshape(-1, 2)
+    for block in (store.plan[index] for index in group):
+        of_block = np.full(block.owned_shape, np.nan)
+        for column in columns_of(store, block, 1):
+            prior = column.beliefs[TRUTH]
+            places = np.stack([np.full(len(column.j), column.i), column.j], axis=-1) * spacing
+            apart = cdist(places, every).reshape(len(places), attackers, outputs)
+            of_record = (column.rows[:, None] * apart).sum(axis=2)
+            error += (prior[:, None] * of_record).sum(axis=0)
+            alone += float((prior * cdist(places, guesses.alone_km[None])[:, 0]).sum())
+            of_block[column.i - block.owned_x.start, column.j - block.owned_y.start] = of_record[:, 0]
+        expected.append(of_block)
+    return Judged(error, alone, tuple(expected) if keep_records else ())

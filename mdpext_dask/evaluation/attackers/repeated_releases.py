@@ -1,0 +1,312 @@
+"""What many independent releases of one place give away: a posterior from many reports.
+
+After reports y_1, ..., y_n of a record that stays where it is, the posterior is ∝ π(x) Π_i M(y_i|x). There
+are K^n sequences, so people are drawn from the prior, reports from their rows, and means over them stated
+with their errors; each posterior is that over all records, without anything left out but what comes to less
+than 1e-9. Sticky reports (the same answer again) stay where one release is.
+
+Tasks work block by block: what they answer with has the size of people times lengths.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.evaluation.attackers.geometric_median import Slope, add_slope, slope_at
+from mdpext_dask.evaluation.attackers.requests import TRUTH
+from mdpext_dask.evaluation.attackers.tallies import Column, columns_of
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Array = NDArray[np.float64]
+_STEPS = (1, 2, 3, 5)
+# Records whose posteriors are worked out together, and numbers of posteriors at once: they fit into a cache.
+_SLAB, _AT_ONCE = 4096, 2**15
+# An own stream for every person, so that draws do not depend on which blocks go together.
+_STREAM_VICTIMS, _STREAM_REPORTS = 11, 12
+
+
+def lengths_up_to(releases: int) -> tuple[int, ...]:
+    """Return the lengths of sequences to look at: 1, 2, 3, 5, 10, 20, 30, ... and the longest."""
+    found = {step * 10**decade for decade in range(len(str(releases))) for step in _STEPS}
+    return tuple(sorted({length for length in found if length < releases} | {releases}))
+
+
+def draw_groups(masses: Array, victims: int, random_seed: int) -> list[list[tuple[int, float]]]:
+    """Draw people by groups of blocks.
+
+    Parameters
+    ----------
+    masses
+        Σ π of every group, float64 of shape (groups,).
+    victims, random_seed
+        How many; for the draw.
+
+    Returns
+    -------
+    By group, who is in it: a number from 0, and how much of the group's prior lies before them.
+    """
+    sums = np.cumsum(masses)
+    drawn = np.random.default_rng([random_seed, _STREAM_VICTIMS]).random(victims) * sums[-1]
+    group = np.minimum(np.searchsorted(sums, drawn, side="right"), np.flatnonzero(masses)[-1])
+    found: list[list[tuple[int, float]]] = [[] for _ in masses]
+    for victim, (index, at) in enumerate(zip(group.tolist(), drawn.tolist(), strict=True)):
+        found[index].append((victim, at - float(sums[index] - masses[index])))
+    return found
+
+
+def draw_reports(
+    url: str,
+    group: tuple[int, ...],
+    victims: Sequence[tuple[int, float]],
+    releases: int,
+    random_seed: int,
+) -> NDArray[np.int32]:
+    """Draw the reports of the people in some blocks, int32 of shape (people, releases).
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    reports = np.zeros((len(victims), releases), dtype=np.int32)
+    if not victims:
+        return reports
+    store = MechanismStore.open(url)
+    columns = list(_with_prior(store, group))
+    prior = np.concatenate([prior for _, prior, _ in columns])
+    rows = np.concatenate([rows for _, _, rows in columns])
+    sums = np.cumsum(prior)
+    for row, (victim, at) in zip(reports, victims, strict=True):
+        record = min(int(np.searchsorted(sums, at, side="right")), len(sums) - 1)
+        draws = np.random.default_rng([random_seed, _STREAM_REPORTS, victim]).random(releases)
+        until = np.cumsum(rows[record])
+        row[:] = np.minimum(np.searchsorted(until, draws * until[-1], side="right"), len(until) - 1)
+    return reports
+
+
+def _with_prior(store: MechanismStore, group: tuple[int, ...]) -> Iterator[tuple[Column, Array, Array]]:
+    for column in (c for index in group for c in columns_of(store, store.plan[index], 1)):
+        used = column.beliefs[TRUTH] > 0
+        yield column, column.beliefs[TRUTH][used], column.rows[used]
+
+
+@dataclass
+class Posteriors:
+    """Posteriors of all people and lengths, summed up over some records; arrays have the shape (V, C).
+
+    With a = log π(x) + Σ_i log M(y_i|x):
+
+    Parameters
+    ----------
+    peak
+        The largest a.
+    peak_xy_km
+        Where it is first, of shape (V, C, 2), as seen from the corner of the grid, in km.
+    mass
+        Σ exp(a − peak).
+    centre_km
+        Σ exp(a − peak) x, of shape (V, C, 2), in km.
+    spread
+        Σ exp(a − peak) (a − peak).
+    """
+
+    peak: Array
+    peak_xy_km: Array
+    mass: Array
+    centre_km: Array
+    spread: Array
+
+    @classmethod
+    def nothing(cls, victims: int, lengths: int) -> "Posteriors":
+        """Return the sums over no records."""
+        shape = victims, lengths
+        return cls(
+            np.full(shape, -np.inf), np.zeros((*shape, 2)), np.zeros(shape), np.zeros((*shape, 2)),
+            np.zeros(shape),
+        )  # fmt: skip
+
+    def add(self, other: "Posteriors") -> None:
+        """Add sums over other records, which come after."""
+        self.add_to(slice(None), other)
+
+    def add_to(self, victims: slice, other: "Posteriors") -> None:
+        """Add sums over other records, of some people only."""
+        peak = np.maximum(self.peak[victims], other.peak)
+        later = other.peak > self.peak[victims]
+        mine, theirs = _lowered(self.peak[victims], peak), _lowered(other.peak, peak)
+        # exp(a − new peak) (a − new peak) = exp(shift) exp(a − peak) ((a − peak) + shift)
+        spread = np.exp(mine) * (self.spread[victims] + mine * self.mass[victims])
+        spread += np.exp(theirs) * (other.spread + theirs * other.mass)
+        self.spread[victims] = spread
+        self.mass[victims] = np.exp(mine) * self.mass[victims] + np.exp(theirs) * other.mass
+        centre = np.exp(mine)[..., None] * self.centre_km[victims]
+        self.centre_km[victims] = centre + np.exp(theirs)[..., None] * other.centre_km
+        self.peak_xy_km[victims] = np.where(later[..., None], other.peak_xy_km, self.peak_xy_km[victims])
+        self.peak[victims] = peak
+
+    def log_total(self) -> Array:
+        """Return log Σ exp(a)."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.peak + np.log(self.mass))
+
+    def mean_km(self) -> Array:
+        """Return the posterior means, of shape (V, C, 2), as seen from the corner of the grid, in km."""
+        return np.asarray(self.centre_km / self.mass[..., None])
+
+    def vulnerability(self) -> Array:
+        """Return the largest posterior of a record."""
+        return np.asarray(1 / self.mass)
+
+    def entropy_bits(self) -> Array:
+        """Return the entropies −Σ p log2 p, where log p = (a − peak) − log mass."""
+        nats = np.log(self.mass) - self.spread / self.mass
+        return np.asarray(np.maximum(nats, 0.0) / math.log(2))
+
+
+def _lowered(peak: Array, to: Array) -> Array:
+    """Return peak − to; of no records, something finite that nothing comes of."""
+    return np.where(np.isfinite(peak), peak - np.where(np.isfinite(to), to, 0.0), 0.0)
+
+
+def observe_blocks(
+    url: str, group: tuple[int, ...], reports: NDArray[np.int32], lengths: tuple[int, ...]
+) -> Posteriors:
+    """Return the sums over the records that some blocks own.
+
+    Parameters
+    ----------
+    url, group
+        Which blocks of which store.
+    reports
+        Reports of all people, int32 of shape (V, releases).
+    lengths
+        How many of them to look at, ascending, C of them.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    found = Posteriors.nothing(len(reports), len(lengths))
+    everybody = np.full(len(reports), len(lengths))
+    for slab in _slabs(MechanismStore.open(url), group):
+        for victims, logs in _log_posteriors(slab, reports, lengths, everybody):
+            at = logs.argmax(axis=2)
+            peak = np.take_along_axis(logs, at[..., None], axis=2)[..., 0]
+            logs -= peak[..., None]
+            share = np.exp(logs)
+            part = Posteriors(
+                peak=peak,
+                peak_xy_km=slab.places_km[at],
+                mass=share.sum(axis=2),
+                centre_km=np.stack(
+                    [(share * slab.places_km[:, axis]).sum(axis=2) for axis in (0, 1)], axis=-1
+                ),
+                spread=(share * logs).sum(axis=2),
+            )
+            found.add_to(victims, part)
+    return found
+
+
+def judge_posteriors(
+    url: str,
+    group: tuple[int, ...],
+    reports: NDArray[np.int32],
+    lengths: tuple[int, ...],
+    log_total: Array,
+    guesses_km: Array,
+    needed: NDArray[np.intp],
+) -> Slope:
+    """Return what the records that some blocks own add to Σ_x p(x) ‖x − g‖ and its derivatives.
+
+    Parameters
+    ----------
+    url, group, reports, lengths
+        See :func:`observe_blocks`.
+    log_total
+        log Σ exp(a) over all records, float64 of shape (V, C).
+    guesses_km
+        g, float64 of shape (G, V, C, 2), as seen from the corner of the grid, in km.
+    needed
+        By person, with how many of the lengths, the first ones, the blocks' share is not next to nothing.
+
+    Returns
+    -------
+    Arrays of shape (G, V, C).
+    """
+    shape = guesses_km.shape[:-1]
+    total = Slope.zero(shape)
+    if not needed.any():
+        return total
+    for slab in _slabs(MechanismStore.open(url), group):
+        for victims, logs in _log_posteriors(slab, reports, lengths, needed):
+            some = logs.shape[1]
+            share = np.exp(logs - log_total[victims, :some, None])
+            for g, guess in enumerate(guesses_km[:, victims, :some]):
+                east, north = (slab.places_km[:, axis] - guess[..., axis, None] for axis in (0, 1))
+                add_slope(total, (g, victims, slice(some)), slope_at(east, north, share))
+    return total
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """Some records: where, seen from the corner of the grid, (n, 2) in km; log π; log M of shape (K, n)."""
+
+    places_km: Array
+    log_prior: Array
+    log_rows: Array
+
+
+def _slabs(store: MechanismStore, group: tuple[int, ...]) -> Iterator[_Slab]:
+    held: list[tuple[Column, Array, Array]] = []
+    records = 0
+    for column in _with_prior(store, group):
+        if held and records + len(column[1]) > _SLAB:
+            yield _slab(store.grid, held)
+            held, records = [], 0
+        held.append(column)
+        records += len(column[1])
+    if records:
+        yield _slab(store.grid, held)
+
+
+def _slab(grid: Grid, held: list[tuple[Column, Array, Array]]) -> _Slab:
+    places = [
+        np.stack([np.full(len(column.j), column.i), column.j], axis=-1)[column.beliefs[TRUTH] > 0]
+        for column, _, _ in held
+    ]
+    rows = np.concatenate([rows for _, _, rows in held])
+    return _Slab(
+        np.concatenate(places) * grid.spacing_km,
+        np.log(np.concatenate([prior for _, prior, _ in held])),
+        np.ascontiguousarray(np.log(rows).T),
+    )
+
+
+def _log_posteriors(
+    slab: _Slab, reports: NDArray[np.int32], lengths: tuple[int, ...], needed: NDArray[np.intp]
+) -> Iterator[tuple[slice, Array]]:
+    """Yield some people, and log π + Σ log M of shape (people, lengths, n), one report after the other.
+
+    Of the lengths, the first ones that any of these people need.
+    """
+    step = max(_AT_ONCE // (len(slab.log_prior) * len(lengths)), 1)
+    for first in range(0, len(reports), step):
+        victims = slice(first, min(first + step, len(reports)))
+        some = int(needed[victims].max())
+        if some == 0:
+            continue
+        seen = reports[victims]
+        sums = np.repeat(slab.log_prior[None], len(seen), axis=0)
+        logs = np.empty((len(seen), some, len(slab.log_prior)))
+        done = 0
+        for position, length in enumerate(lengths[:some]):
+            for release in range(done, length):
+                sums += slab.log_rows[seen[:, release]]
+            logs[:, position] = sums
+            done = length
+        yield victims, logs

@@ -1,0 +1,436 @@
+"""What attackers need to know of a mechanism, added up block by block: nothing has the size of a mechanism.
+
+With priors p (π first) and rows M, by output y:
+
+    Σ_x p(x) M(y|x)                 what is reported;
+    max_x p(x) M(y|x), max_x M(y|x) the likeliest record, for vulnerability and capacity;
+    Σ_x p(x) M(y|x) c(x, y')        what another guess costs under the job's loss;
+    Σ_{x in bin} p(x) M(y|x) (1, x) mass and centre of the posterior by square bins of records;
+    counts and masses of π M by its size, where records are too many to be sorted.
+
+A posterior by bins gives a lower bound for every guess: a norm is convex, so within a bin the mean distance
+is no less than that of the centre (Jensen).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.blocks import Block
+from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
+
+Array = NDArray[np.float64]
+# Numbers in one array of bins, 16 MB; a task holds one like it, the client all three.
+MOST_BINNED = 2**21
+# Probabilities that a task looks at, at most, but for one block: of fewer, starting it is most of the work.
+NUMBERS_OF_TASK = 2**19
+# Classes of sizes of π M, for all outputs together: from 1 down to a power of two that nothing is below.
+_MOST_CLASSES, _OCTAVES = 2**20, 128
+_FINEST_OCTAVE = 128
+
+
+@dataclass(frozen=True)
+class TallyPlan:
+    """What all tasks tally.
+
+    Parameters
+    ----------
+    attackers
+        Who attacks.
+    priors
+        How many priors beliefs are mixed from.
+    bin_side
+        Records along a side of a bin.
+    classes
+        Classes of an octave that π M is counted in; 0 where ranks are found by sorting.
+    loss
+        Whether what guesses cost under the loss is added up.
+    """
+
+    attackers: tuple[Attacker, ...]
+    priors: int
+    bin_side: int
+    classes: int
+    loss: bool
+
+    @classmethod
+    def of(
+        cls, grid: Grid, outputs: int, attackers: tuple[Attacker, ...], *, sort: bool, loss: bool
+    ) -> "TallyPlan":
+        """Return the plan with the smallest bins that there is room for."""
+        priors, side = len(attackers[0].shares), 1
+        while priors * outputs * math.prod(-(-n // side) for n in grid.shape) > MOST_BINNED:
+            side += 1
+            if side >= max(grid.shape):
+                break
+        classes = 0 if sort else max(min(_MOST_CLASSES // (_OCTAVES * outputs), _FINEST_OCTAVE), 1)
+        # A power of two, so that the bits of a number say its class.
+        return cls(attackers, priors, side, 1 << (classes.bit_length() - 1) if classes else 0, loss)
+
+    def bins_of(self, blocks: Sequence[Block]) -> tuple[slice, slice]:
+        """Return half-open ranges of bins, to the east and to the north, that hold what some blocks own."""
+        across, along = (
+            slice(
+                min(owned.start for owned in side) // self.bin_side,
+                (max(owned.stop for owned in side) - 1) // self.bin_side + 1,
+            )
+            for side in ([b.owned_x for b in blocks], [b.owned_y for b in blocks])
+        )
+        return across, along
+
+
+@dataclass
+class Tally:
+    """What some records add; the arrays' shapes are for P priors, A attackers and K outputs.
+
+    Parameters
+    ----------
+    records
+        How many have π > 0.
+    prior
+        Σ p, of shape (P,).
+    self_bits
+        Σ −π log2 π, in bits.
+    joint_bits
+        Σ π M log2 M, in bits.
+    reported
+        Σ p M, of shape (P, K).
+    likeliest
+        max M of any record, of shape (K,).
+    guess, guess_record, guess_joint
+        By attacker and output, of shape (A, K): the most that belief times M is; the first record, by flat
+        index, where it is; π M there.
+    alone, alone_prior
+        By attacker, the most that belief is without any report, and π at the first such record; shape (A,).
+    costs
+        Σ p M c, of shape (P, K, K), in km; empty if nobody asks.
+    worst_km, worst_record
+        The largest expected loss of a record with π > 0, in km, and the first such record; -1 for none.
+    bins
+        Mass, and mass times x and y as seen from the corner of the grid, in km, of shape
+        (3, bins east, bins north, P, K); mass alone where bins are single records.
+    counts, masses
+        Records with π > 0, and their π M, by output and class, of shape (K, classes); empty if nobody asks.
+    first_class
+        Where these classes begin.
+    """
+
+    records: int
+    prior: Array
+    self_bits: float
+    joint_bits: float
+    reported: Array
+    likeliest: Array
+    guess: Array
+    guess_record: NDArray[np.int64]
+    guess_joint: Array
+    alone: Array
+    alone_prior: Array
+    costs: Array
+    worst_km: float
+    worst_record: int
+    bins: Array
+    counts: Array
+    masses: Array
+    first_class: int = 0
+
+    @classmethod
+    def nothing(cls, plan: TallyPlan, outputs: int, bins: tuple[int, int]) -> "Tally":
+        """Return what no records add."""
+        priors, attackers = plan.priors, len(plan.attackers)
+        classes = (outputs, _OCTAVES * plan.classes)
+        return cls(
+            records=0,
+            prior=np.zeros(priors),
+            self_bits=0.0,
+            joint_bits=0.0,
+            reported=np.zeros((priors, outputs)),
+            likeliest=np.zeros(outputs),
+            guess=np.zeros((attackers, outputs)),
+            guess_record=np.full((attackers, outputs), -1, dtype=np.int64),
+            guess_joint=np.zeros((attackers, outputs)),
+            alone=np.zeros(attackers),
+            alone_prior=np.zeros(attackers),
+            costs=np.zeros((priors, outputs, outputs) if plan.loss else (0, 0, 0)),
+            worst_km=-math.inf,
+            worst_record=-1,
+            bins=np.zeros((1 if plan.bin_side == 1 else 3, *bins, priors, outputs)),
+            counts=np.zeros(classes),
+            masses=np.zeros(classes),
+        )
+
+    def trimmed(self) -> "Tally":
+        """Drop classes at both ends that hold nothing, so that less is sent."""
+        held = np.flatnonzero(self.counts.any(axis=0))
+        first, last = (int(held[0]), int(held[-1]) + 1) if len(held) else (0, 0)
+        self.first_class += first
+        self.counts = self.counts[:, first:last].copy()
+        self.masses = self.masses[:, first:last].copy()
+        return self
+
+    def add(self, other: "Tally", across: slice, along: slice) -> None:
+        """Add what others add, in bins of these ranges."""
+        self.records += other.records
+        self.self_bits += other.self_bits
+        self.joint_bits += other.joint_bits
+        self.prior += other.prior
+        self.reported += other.reported
+        self.costs += other.costs
+        self.bins[:, across, along] += other.bins
+        classes = slice(other.first_class, other.first_class + other.counts.shape[1])
+        self.counts[:, classes] += other.counts
+        self.masses[:, classes] += other.masses
+        np.maximum(self.likeliest, other.likeliest, out=self.likeliest)
+        self.take_guesses(other.guess, other.guess_record, other.guess_joint)
+        self.take_alone(other.alone, other.alone_prior)
+        self.take_worst(other.worst_km, other.worst_record)
+
+    def take_guesses(self, guess: Array, record: NDArray[np.int64], joint: Array) -> None:
+        """Take guesses where they are better, or as good at a record that is before."""
+        tied = (
+            (guess == self.guess) & (record >= 0) & ((record < self.guess_record) | (self.guess_record < 0))
+        )
+        better = (guess > self.guess) | tied
+        self.guess[better], self.guess_joint[better] = guess[better], joint[better]
+        self.guess_record[better] = record[better]
+
+    def take_alone(self, alone: Array, prior: Array) -> None:
+        """Take guesses without a report where they are better."""
+        better = alone > self.alone
+        self.alone[better], self.alone_prior[better] = alone[better], prior[better]
+
+    def take_worst(self, loss_km: float, record: int) -> None:
+        """Take a record if it loses more, or as much and is before."""
+        if record >= 0 and (loss_km, -record) > (self.worst_km, -self.worst_record):
+            self.worst_km, self.worst_record = loss_km, record
+
+
+@dataclass(frozen=True)
+class Column:
+    """Records of one lattice column of a block that somebody believes anybody is at.
+
+    Parameters
+    ----------
+    i
+        The column of the whole lattice.
+    j
+        Which of its records, of shape (n,), ascending.
+    beliefs
+        Priors p, float64 of shape (P, n).
+    rows
+        M(y|x), float64 of shape (n, K); rows sum to 1 but for rounding.
+    """
+
+    i: int
+    j: NDArray[np.intp]
+    beliefs: Array
+    rows: Array
+
+
+def columns_of(
+    store: MechanismStore,
+    block: Block,
+    priors: int,
+    points: tuple[NDArray[np.int64], Array] | None = None,
+) -> Iterator[Column]:
+    """Yield the records that a block owns and the store keeps, column by column.
+
+    Parameters
+    ----------
+    store, block
+        Which block of which store.
+    priors
+        How many priors to fill in: π; all kept records alike; `points`.
+    points
+        See :meth:`mdpext_dask.evaluation.attackers.requests.PointPrior.of_block`.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    grid = store.grid
+    shape = block.owned_shape
+    beliefs = np.zeros((priors, *shape))
+    beliefs[TRUTH] = store.read("prior", block.owned_x, block.owned_y)
+    if not (beliefs[TRUTH] >= 0).all():
+        raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
+    if priors > 1:
+        i, j = np.meshgrid(
+            np.arange(block.owned_x.start, block.owned_x.stop),
+            np.arange(block.owned_y.start, block.owned_y.stop),
+            indexing="ij",
+        )
+        kept = grid.are_vertices_of(store.kept, i.ravel(), j.ravel()).reshape(shape)
+        beliefs[1] = kept / grid.count_vertices_of(store.kept)
+    if points is not None:
+        beliefs[2].reshape(-1)[points[0]] = points[1]
+    used: NDArray[np.bool_] = np.any(beliefs != 0, axis=0)
+    if not used.any():  # where nobody is, rows that are not stored need not be made again either
+        return
+    probability = rows_of(store, block.owned_x, block.owned_y)
+    for column in np.flatnonzero(used.any(axis=1)):
+        at = np.flatnonzero(used[column])
+        rows = probability[column, at].astype(np.float64)
+        rows /= rows.sum(axis=1)[:, None]
+        if not (rows > 0).all():
+            raise StoreError(f"{store.url}: block {block.index}: rows are damaged; use --overwrite")
+        yield Column(
+            int(block.owned_x.start + column), at + block.owned_y.start, beliefs[:, column, at], rows
+        )
+
+
+def groups_of(store: MechanismStore) -> list[tuple[int, ...]]:
+    """Return which blocks a task looks at, one after the other: many only where they are small.
+
+    They depend on the store alone, so that sums are the same wherever tasks run.
+    """
+    groups: list[tuple[int, ...]] = []
+    room = 0
+    for block in store.plan:
+        size = math.prod(block.owned_shape) * store.outputs
+        if not groups or size > room:
+            groups.append(())
+            room = NUMBERS_OF_TASK
+        groups[-1] += (block.index,)
+        room -= size
+    return groups
+
+
+def tally_blocks(
+    url: str,
+    group: tuple[int, ...],
+    plan: TallyPlan,
+    points: Sequence[tuple[NDArray[np.int64], Array] | None],
+) -> Tally:
+    """Return what the records that some blocks own add.
+
+    Parameters
+    ----------
+    url, group
+        Which blocks of which store.
+    plan
+        What is tallied.
+    points
+        By block, see :func:`columns_of`.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    store = MechanismStore.open(url)
+    blocks = [store.plan[index] for index in group]
+    across, along = plan.bins_of(blocks)
+    found = Tally.nothing(plan, store.outputs, (across.stop - across.start, along.stop - along.start))
+    grid = store.grid
+    x, y = grid.x_km(), grid.y_km()
+    for block, at in zip(blocks, points, strict=True):
+        for column in columns_of(store, block, plan.priors, at):
+            losses = None
+            if plan.loss:
+                places = np.stack([np.full(len(column.j), x[column.i]), y[column.j]], axis=-1)
+                losses = cached_loss(store.url, store.problem_sha256).rows(places)
+            add_column(found, plan, grid, column, losses, (across.start, along.start))
+    return found.trimmed()
+
+
+def add_column(
+    found: Tally, plan: TallyPlan, grid: Grid, column: Column, losses: Array | None, corner: tuple[int, int]
+) -> None:
+    """Add the records of a column.
+
+    Parameters
+    ----------
+    found
+        What they are added to.
+    plan
+        What is tallied.
+    grid
+        Where the records lie.
+    column
+        The records.
+    losses
+        c of all outputs, float64 of shape (n, K), in km, if the plan asks.
+    corner
+        The first bin of `found` to the east and to the north.
+    """
+    rows, beliefs = column.rows, column.beliefs
+    flat = column.i * np.int64(grid.shape[1]) + column.j
+    there = beliefs[TRUTH] > 0
+    prior = beliefs[TRUTH]
+    joints = beliefs[:, :, None] * rows
+    found.records += int(there.sum())
+    found.prior += beliefs.sum(axis=1)
+    found.self_bits -= float((prior[there] * np.log2(prior[there])).sum())
+    found.joint_bits += float((joints[TRUTH][there] * np.log2(rows[there])).sum())
+    found.reported += joints.sum(axis=1)
+    np.maximum(found.likeliest, rows.max(axis=0), out=found.likeliest)
+    _add_guesses(found, plan, flat, beliefs, joints)
+    _add_bins(found, plan, grid, column, joints, corner)
+    if plan.classes:
+        _add_classes(found, plan, joints[TRUTH][there])
+    if losses is not None:
+        # Not a product of matrices, which libraries share out among threads in ways of their own.
+        found.costs += np.einsum("pxk,xl->pkl", joints, losses)
+        if there.any():
+            expected = (rows[there] * losses[there]).sum(axis=1)
+            at = int(expected.argmax())
+            found.take_worst(float(expected[at]), int(flat[there][at]))
+
+
+def _add_guesses(
+    found: Tally, plan: TallyPlan, flat: NDArray[np.int64], beliefs: Array, joints: Array
+) -> None:
+    outputs = np.arange(joints.shape[2])
+    shares = np.array([attacker.shares for attacker in plan.attackers])
+    best, record, joint = [], [], []
+    for share in shares:
+        believed = sum(s * joints[p] for p, s in enumerate(share) if s)
+        at = believed.argmax(axis=0)
+        best.append(believed[at, outputs])
+        record.append(flat[at])
+        joint.append(joints[TRUTH, at, outputs])
+    found.take_guesses(np.array(best), np.array(record), np.array(joint))
+    mixed = np.einsum("ap,px->ax", shares, beliefs)
+    at = mixed.argmax(axis=1)
+    found.take_alone(mixed[np.arange(len(mixed)), at], beliefs[TRUTH, at])
+
+
+def _add_bins(
+    found: Tally, plan: TallyPlan, grid: Grid, column: Column, joints: Array, corner: tuple[int, int]
+) -> None:
+    across = column.i // plan.bin_side - corner[0]
+    along = column.j // plan.bin_side - corner[1]
+    if plan.bin_side == 1:
+        found.bins[0, across, along] += np.moveaxis(joints, 1, 0)
+        return
+    starts = np.flatnonzero(np.diff(along, prepend=-1))
+    mass = np.add.reduceat(joints, starts, axis=1)
+    height = np.add.reduceat(joints * (column.j * grid.spacing_km)[:, None], starts, axis=1)
+    for part, sums in enumerate((mass, mass * (column.i * grid.spacing_km), height)):
+        found.bins[part, across, along[starts]] += np.moveaxis(sums, 1, 0)
+
+
+def _add_classes(found: Tally, plan: TallyPlan, joint: Array) -> None:
+    outputs, classes = found.counts.shape
+    at = np.arange(outputs) * classes + class_of(joint, plan.classes)
+    np.add.at(found.counts.reshape(-1), at.ravel(), 1.0)
+    np.add.at(found.masses.reshape(-1), at.ravel(), joint.ravel())
+
+
+def class_of(values: Array, classes: int) -> NDArray[np.int64]:
+    """Return the classes of numbers in (0, 1], `classes` to an octave; the smallest numbers share one."""
+    shift = 52 - (classes.bit_length() - 1)
+    # The bits of a positive float64 ascend with it: first the exponent, then the fraction.
+    last = int(np.float64(1.0).view(np.int64)) >> shift
+    position = (np.ascontiguousarray(values).view(np.int64) >> shift) - (last - _OCTAVES * classes + 1)
+    return np.asarray(np.clip(position, 0, _OCTAVES * classes - 1))

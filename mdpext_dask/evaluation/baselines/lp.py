@@ -1,0 +1,136 @@
+"""The optimal mechanism: the linear program over all records and all pairs.
+
+N. E. Bordenabe, K. Chatzikokolakis, C. Palamidessi, "Optimal geo-indistinguishable mechanisms for location
+privacy", CCS 2014.
+
+A pair needs no rows of its own where a record z lies between its two, d(x, z) + d(z, x') = d(x, x'): their
+budgets add up. On a lattice that leaves few directions (:func:`needed_directions`), of which the program
+starts with the shortest and makes the others where they are broken.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.evaluation.baselines.dense_rows import Array, Indices
+from mdpext_dask.evaluation.baselines.pair_rows import (
+    PairProgram,
+    PairSolution,
+    budgets,
+    check_size,
+    solve_pairs,
+)
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, rows_of_array
+
+# Directions that a program starts with: steps of at most so many records along an axis.
+_FIRST_STEPS = 2
+
+
+def full_lp(problem: Problem, seconds: float) -> BaselineMechanism:
+    """Make the optimal mechanism.
+
+    Raises
+    ------
+    SolverError
+        If there are too many records, or it is not solved in time.
+    """
+    grid, outputs = problem.grid, problem.outputs
+    what = "the linear program over all records"
+    check_size(what, grid.records, outputs, seconds)
+    xy = problem.records_xy_km(slice(None))
+    solution = solve_lattice(problem, xy, costs(problem), grid.shape, seconds, what)
+    return BaselineMechanism(
+        rows=rows_of_array(solution.rows.reshape(*grid.shape, outputs)),
+        guarantee=Guarantee.EPSILON,
+        note="Kept between all pairs of records; the loss is within the gap of the least possible.",
+        facts=solution.facts(),
+    )
+
+
+def costs(problem: Problem) -> Array:
+    """Return π(x) c(x, y) of all records, float64 of shape (N, K), in km."""
+    return np.concatenate(
+        [
+            problem.prior[i, :, None] * problem.loss.rows(problem.records_xy_km(slice(i, i + 1)))
+            for i in range(problem.grid.shape[0])
+        ]
+    )
+
+
+def solve_lattice(
+    problem: Problem, xy_km: Array, cost: Array, shape: tuple[int, int], seconds: float, what: str
+) -> PairSolution:
+    """Solve the program over places on a lattice.
+
+    Parameters
+    ----------
+    problem
+        Where ε, the metric and the floor come from.
+    xy_km
+        The places, north fastest, float64 of shape (n · m, 2), in km.
+    cost
+        Their costs, float64 of shape (n · m, K), in km.
+    shape
+        n places to the east and m to the north.
+    seconds
+        Time limit.
+    what
+        What to call it in errors.
+
+    Raises
+    ------
+    SolverError
+        If it is not solved in time.
+    """
+    program = PairProgram(
+        cost=cost,
+        budget=budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km)),
+        min_probability=problem.min_probability,
+    )
+    first = needed_directions(shape, problem.metric_p)
+    first = first[np.abs(first).max(axis=1) <= _FIRST_STEPS]
+    return solve_pairs(program, pairs_along(first, shape), seconds, what)
+
+
+def needed_directions(shape: tuple[int, int], p: float) -> NDArray[np.intp]:
+    """Return the directions (a, b) of the pairs that no shorter ones imply.
+
+    For 1 < p < ∞ the unit ball is strictly convex, so a place lies between two others only on their segment:
+    a and b without a common divisor are left. For p = 1 every monotone staircase is as short as it gets, so
+    single steps along the axes are left; for p = ∞ every path of steps (1, s), |s| ≤ 1, is, so the eight
+    neighbours are.
+
+    Parameters
+    ----------
+    shape
+        Places to the east and to the north.
+    p
+        Exponent of the metric, at least 1.
+
+    Returns
+    -------
+    Integers of shape (n, 2), one of (a, b) and (−a, −b): a > 0, or a = 0 and b > 0.
+    """
+    longest = (shape[0], shape[1]) if 1 < p < math.inf else (min(shape[0], 2), min(shape[1], 2))
+    found = [
+        (a, b)
+        for a in range(longest[0])
+        for b in range(1 - longest[1], longest[1])
+        if (a > 0 or b > 0) and math.gcd(a, b) == 1 and not (p == 1 and a and b)
+    ]
+    return np.array(found, dtype=np.intp).reshape(-1, 2)
+
+
+def pairs_along(directions: NDArray[np.intp], shape: tuple[int, int]) -> tuple[Indices, Indices]:
+    """Return all pairs of places that lie along some directions, each once: two arrays of flat indices."""
+    index = np.arange(shape[0] * shape[1], dtype=np.intp).reshape(shape)
+    first, second = [], []
+    for a, b in directions:
+        width, height = shape[0] - a, shape[1] - abs(b)
+        low, high = max(-b, 0), max(b, 0)
+        first.append(index[:width, low : low + height].ravel())
+        second.append(index[a:, high : high + height].ravel())
+    if not first:
+        return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
+    return np.concatenate(first), np.concatenate(second)

@@ -1,0 +1,201 @@
+"""What a finished mechanism costs: one call, from the stored bytes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import SpecError
+from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
+from mdpext_dask.evaluation.attackers.requests import AttackRequest
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
+from mdpext_dask.evaluation.figure import LossMap, loss_map_of
+from mdpext_dask.evaluation.quantiles import weighted_quantiles
+from mdpext_dask.evaluation.spread import SHARES, Spread, add_up, spread_block
+from mdpext_dask.events import Observer, silent
+from mdpext_dask.files import check_file, check_picture, rendered, write_whole
+from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store.mechanism_store import MechanismStore, job_of
+from mdpext_dask.store.objects import WhereStored, address_of
+
+# Records whose losses are sent to the client and sorted there, at about 50 bytes each; of more, quantiles are
+# taken from tallies.
+MOST_SORTED = 10_000_000
+RECORDS_SUFFIX = ".npz"
+EVERY_ATTACK = AttackRequest()
+
+
+def evaluate(
+    url: WhereStored,
+    *,
+    picture: str | Path | None = None,
+    records: str | Path | None = None,
+    bound: BoundRequest | None = None,
+    attacks: AttackRequest | None = EVERY_ATTACK,
+    workers: int | None = None,
+    observer: Observer = silent,
+) -> dict[str, Any]:
+    """Return what a finished store costs its users, from its bytes, as plain JSON values.
+
+    Parameters
+    ----------
+    url
+        The store, or a mechanism that is open.
+    picture
+        File for a map of the expected loss of every record (``.png``, ``.pdf`` or ``.svg``).
+    records
+        File for the expected loss of every record, ``.npz``: `x_km`, `y_km`, and on their lattice `loss_km`,
+        not-a-number where there is no prior, and `prior`.
+    bound
+        What to spend on the lower bound; by default what :class:`BoundRequest` says.
+    attacks
+        What to measure of attackers; None for nothing.
+    workers
+        Number of local processes, instead of the job's.
+    observer
+        Is told of progress.
+
+    Returns
+    -------
+    - `state`: of the store; one that is "refused" keeps no promise, whatever it costs;
+    - `content_sha256`: the store's own digest of its bytes, None where it has none; whether they still are
+      those, :func:`mdpext_dask.auditors.audit.audit` says, not this;
+    - `loss_km`: the expected loss UL(M);
+    - `loss_quantiles_km`: quantiles of ℓ(x) = Σ_y M(y|x) c(x, y) over records under their prior, and
+      `loss_quantiles_resolution_km`: by how much they may be too large, 0 up to ten million records;
+    - `report_loss_quantiles_km`, `report_loss_resolution_km`: the same of the loss c(X, Y) of one report,
+      with at most a thousandth of the loss for a resolution;
+    - `distance_km`: how far from the record a report is expected to be, ‖x − y‖₂ in the plane;
+    - `by_distance`: by bands of that distance, the least included: probability, and mean loss given the band;
+    - `records_with_prior`: how many records that is about. Others are nobody's, and not worked out;
+    - `lower_bound_km` and what belongs to it, `gap` = loss / bound − 1: see :func:`bound_facts`;
+    - `adversary`: what attackers learn, see
+      :func:`mdpext_dask.evaluation.attackers.measure.measure_attacks`; None for no attacks.
+
+    Raises
+    ------
+    SpecError
+        If a file that is asked for cannot be written, or what is asked of attackers does not fit the store.
+    DataError
+        If a file for attackers cannot be read.
+    IncompleteStoreError
+        If blocks are missing.
+    StoreError
+        If what is stored is damaged.
+    GuaranteeViolation
+        If the loss is less than that of any mechanism which keeps the promise.
+    """
+    url = address_of(url)
+    picture, records = (None if path is None else Path(path) for path in (picture, records))
+    for option, path in (("--map", picture), ("--records", records)):
+        if path is not None and Path(url).resolve() in path.resolve().parents:
+            raise SpecError(f"{option}: {path}: lies inside the store")
+    if picture is not None:
+        check_picture(picture, "--map")
+    if records is not None:
+        check_file(records, "--records", (RECORDS_SUFFIX,))
+    store = MechanismStore.open(url)
+    require_all_blocks(store)
+    attack = None if attacks is None else prepare(store, attacks)
+    stages = Stages(observer)
+    keep = picture is not None or records is not None or (attack is not None and attack.keeps_records)
+    with open_executor(job_of(store).cluster, workers) as executor:
+        spread = measure_spread(store, executor, stages, keep_records=keep)
+        bounded = bound_facts(store, executor, stages, spread.loss_km, bound or BoundRequest())
+        adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
+    result = {
+        "state": store.state,
+        **spread_facts(store, spread),
+        **bounded,
+        "adversary": adversary,
+    }
+    if records is not None:
+        _write_records(store, spread, records)
+    if picture is not None:
+        _draw(store, spread, picture)
+    return result
+
+
+def measure_spread(
+    store: MechanismStore, executor: Executor, stages: Stages, *, keep_records: bool = False
+) -> Spread:
+    """Return how the loss of a store is spread; with every record's loss if asked, or if they are few."""
+    keep = keep_records or store.grid.records <= MOST_SORTED
+    blocks = [(store.url, index, keep) for index in range(store.plan.blocks)]
+    with stages.stage("evaluate", len(blocks), "blocks"):
+        return add_up(store, stages.in_order(executor, "evaluate", spread_block, blocks), keep)
+
+
+def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
+    """Return what :func:`evaluate` says of how the loss is spread, and of which bytes it says so."""
+    hashes = store.attributes.get("chunk_hashes")
+    return {
+        "content_sha256": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+        "loss_km": spread.loss_km,
+        **_quantiles(store, spread),
+        "distance_km": spread.distance_km,
+        "by_distance": spread.bands(),
+        "records_with_prior": spread.records,
+    }
+
+
+def _quantiles(store: MechanismStore, spread: Spread) -> dict[str, Any]:
+    """Return quantiles over records, exact where they can be sorted, and over reports."""
+    if store.grid.records <= MOST_SORTED:
+        assert spread.expected_km is not None  # few are always kept
+        used = ~np.isnan(spread.expected_km)
+        of_records, resolution = (
+            weighted_quantiles(spread.expected_km[used], store.read("prior")[used], SHARES),
+            0.0,
+        )
+    else:
+        of_records, resolution = spread.by_record.quantiles(SHARES)
+    of_reports, width = spread.by_report.quantiles(SHARES)
+    return {
+        "loss_quantiles_km": of_records,
+        "loss_quantiles_resolution_km": resolution,
+        "report_loss_quantiles_km": of_reports,
+        "report_loss_resolution_km": width,
+    }
+
+
+def _write_records(store: MechanismStore, spread: Spread, path: Path) -> None:
+    assert spread.expected_km is not None  # kept for the file
+    x, y, losses, prior = store.grid.x_km(), store.grid.y_km(), spread.expected_km, store.read("prior")
+
+    def write(partial: Path) -> None:
+        # Given a name, NumPy would add a suffix to one in capitals.
+        with partial.open("wb") as file:
+            np.savez_compressed(file, x_km=x, y_km=y, loss_km=losses, prior=prior)
+
+    write_whole(path, write, "--records")
+
+
+def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
+    """Return what the map of a store's loss shows.
+
+    Parameters
+    ----------
+    store
+        The store.
+    spread
+        Its losses, those of all records kept.
+    """
+    assert spread.expected_km is not None  # kept for the map
+    return LossMap(
+        name=store.url,
+        grid=store.grid,
+        expected_km=spread.expected_km,
+        loss_km=spread.loss_km,
+        epsilon_per_km=float(store.attributes["epsilon_per_km"]),
+        output_xy_km=np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
+        attribution=str(store.attributes.get("attribution", "")),
+    )
+
+
+def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
+    content = rendered(lambda: loss_map_of(loss_map(store, spread)), path.suffix.lower())
+    write_whole(path, lambda partial: partial.write_bytes(content), "--map")

@@ -1,0 +1,423 @@
+"""The sections of a job file: what may stand in them, and what does not go together."""
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from mdpext_dask.row_limits import SMALLEST_PROBABILITY
+
+# How seed rows may be extended, besides by an operator of the user's own.
+MCSHANE_WHITNEY = "mcshane-whitney"
+LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
+METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS)
+# The method that fits the seeds; a job that is read says which that is.
+FITTING = "auto"
+# Half a turn either way is every direction twice.
+LARGEST_ROTATION_DEG = 180
+
+
+def _number_or_inf(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+def _number_or_auto(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "auto" and not (number and abs(value) <= LARGEST_ROTATION_DEG):
+        raise ValueError(
+            f"must be a number of degrees from -{LARGEST_ROTATION_DEG} to {LARGEST_ROTATION_DEG}, "
+            f'counter-clockwise, or "auto", got {value!r}'
+        )
+    return float(value) if number else value
+
+
+MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+Rotation = Annotated[float | Literal["auto"], BeforeValidator(_number_or_auto)]
+Named = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+# What goes into a batch script as it is.
+_WORD = r"^[A-Za-z0-9][\w.,+-]*$"
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class JobSection(Section):
+    """``[job]``: what the job is called.
+
+    Parameters
+    ----------
+    name
+        Letters, digits, dots, dashes and underscores; the default store is ``NAME.zarr``.
+    """
+
+    name: str = Field(default="mechanism", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class DomainSection(Section):
+    """``[domain]``: the region, its road network and the grid of records.
+
+    With a loss file there is no road network, and the grid is the file's: `roads`, `place`, `bbox` and
+    `rotation_deg` do not go with it, and `cell_km` may be left out.
+
+    Parameters
+    ----------
+    roads
+        ``builtin:manhattan``, a folder with ``nodes.csv.gz`` and ``edges.csv.gz``, an extract of
+        OpenStreetMap (``.osm.pbf``, ``.osm``, ``.osm.bz2``, ``.osm.gz``), or a GraphML file or GeoPackage
+        saved by osmnx.
+    place
+        Instead of `roads`: a place name that osmnx downloads, once.
+    bbox
+        West, south, east, north in degrees, west > east across the antimeridian; default: the box of the
+        region, or else of the network's nodes.
+    region
+        Polygons that matter: a GeoJSON file, a shapefile or a GeoPackage, ``"place"`` for the outline of
+        `place`, or ``"place:NAME"`` for that of another one; default: all of the box.
+    rotation_deg
+        How far the grid is turned, counter-clockwise, in degrees; ``"auto"``: as far as the rectangle of
+        least area around the region, or else around the road nodes.
+    cell_km
+        Side of a source cell in km; with a loss file its spacing times the product of `refine`.
+    refine
+        Subdivisions per level, each at least 1.
+    metric_p
+        Exponent p of the metric d_p in which privacy is measured; ``"inf"`` for the maximum.
+    """
+
+    roads: Named | None = None
+    place: Named | None = None
+    bbox: tuple[float, float, float, float] | None = None
+    region: Named | None = None
+    rotation_deg: Rotation = 0.0
+    cell_km: Positive | None = None
+    refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    metric_p: MetricExponent = 2.0
+
+    @field_validator("bbox", "refine", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("bbox")
+    @classmethod
+    def _bbox_is_a_box(
+        cls, value: tuple[float, float, float, float] | None
+    ) -> tuple[float, float, float, float] | None:
+        if value is None:
+            return None
+        west, south, east, north = value
+        if not (abs(west) <= 180 and abs(east) <= 180 and west != east and -90 < south < north < 90):
+            raise ValueError(
+                "must be [west, south, east, north] in degrees with west < east and south < north"
+            )
+        if west > east and east + 360 - west > 180:
+            raise ValueError(
+                "must be [west, south, east, north] in degrees with west < east; west > east is for boxes "
+                f"across the antimeridian, where this one would be {east + 360 - west:g} degrees wide"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_source_of_roads(self) -> "DomainSection":
+        if self.roads is not None and self.place is not None:
+            raise ValueError("give exactly one of roads and place")
+        if self.region == "place" and self.place is None:
+            raise ValueError(
+                'region = "place" is the outline of place, which is not given; name one, as "place:NAME"'
+            )
+        if (
+            self.region is not None
+            and self.region.startswith("place:")
+            and not self.region.removeprefix("place:").strip()
+        ):
+            raise ValueError('region = "place:NAME" must name a place')
+        return self
+
+
+class PrivacySection(Section):
+    """``[privacy]``: the promise.
+
+    Parameters
+    ----------
+    epsilon_per_km
+        ε in 1/km, for distance on the ground; without a place on Earth, in the plane.
+    budget
+        How much of ε the seed may use: ``"half"`` as published; ``"bound"`` as much as a closed formula
+        allows; ``"certified"`` all that the certificate leaves, found by solving again.
+    min_probability
+        Of every output at every seed, at least.
+    """
+
+    epsilon_per_km: Positive
+    budget: Literal["half", "bound", "certified"] = "certified"
+    min_probability: float = Field(default=1e-6, ge=SMALLEST_PROBABILITY, lt=1.0, allow_inf_nan=False)
+
+
+class OutputsSection(Section):
+    """``[outputs]``: the places that may be reported; with a loss file, those of the file.
+
+    Parameters
+    ----------
+    choose
+        ``"road-nodes"``: `count` road nodes, drawn; ``"all-road-nodes"``: all of them; ``"seeds"``: the
+        corners of the source cells; ``"prior"``: `count` centres of a k-means of the prior; ``"file"``: the
+        points of `file`. Road nodes are those in the box or the region.
+    count
+        How many.
+    random_seed
+        Of what is drawn, and of where k-means begins.
+    file
+        Points in CSV, Parquet or GeoJSON; see :mod:`mdpext_dask.readers.point_files`.
+    outside
+        What becomes of points of the file outside the grid: ``"error"`` or ``"drop"``.
+    limit
+        How many there may be of all road nodes; default: 2000.
+    """
+
+    choose: Literal["road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = "road-nodes"
+    count: Annotated[int, Field(ge=1)] | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    file: Named | None = None
+    outside: Literal["error", "drop"] = "error"
+    limit: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "OutputsSection":
+        if (self.choose == "file") != (self.file is not None):
+            raise ValueError('file goes with choose = "file", and only with it')
+        if self.choose != "file" and self.outside != "error":
+            raise ValueError(f'outside = "{self.outside}" goes with choose = "file" only')
+        if self.choose != "all-road-nodes" and self.limit is not None:
+            raise ValueError('limit goes with choose = "all-road-nodes" only')
+        if self.choose in ("road-nodes", "prior"):
+            if self.count is None:
+                raise ValueError(f'choose = "{self.choose}" needs count')
+        elif self.count is not None:
+            raise ValueError(f'count does not go with choose = "{self.choose}"')
+        return self
+
+
+class PriorSection(Section):
+    """``[prior]``: how likely each record is.
+
+    A file of points has columns lon, lat and, if wanted, weight (CSV, Parquet or GeoJSON; see
+    :mod:`mdpext_dask.readers.point_files`); with ``"raster"``, the file is a GeoTIFF of population (see
+    :mod:`mdpext_dask.problem.population_raster`). With a loss file, ``"loss-file"`` is its own prior,
+    uniform where it has none.
+
+    Parameters
+    ----------
+    kind
+        ``"road-nodes"``: how many road nodes are nearest to each; ``"uniform"``: all alike; ``"file"`` and
+        ``"raster"``: what `file` says.
+    file
+        Points, or a GeoTIFF; or ``builtin:manhattan-trips``.
+    """
+
+    kind: Literal["road-nodes", "uniform", "file", "raster", "loss-file"] = "road-nodes"
+    file: Named | None = None
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "PriorSection":
+        if (self.kind in ("file", "raster")) != (self.file is not None):
+            raise ValueError('file goes with kind = "file" or "raster", and only with them')
+        return self
+
+
+class LossSection(Section):
+    """``[loss]``: what a wrong report costs, in km.
+
+    Parameters
+    ----------
+    kind
+        ``"travel"``: mean error in road distance to tasks; ``"euclidean"``: distance from record to report;
+        ``"file"``: a table.
+    file
+        An ``.npz`` with the table, its grid, outputs and prior; see :mod:`mdpext_dask.problem.loss_file`.
+    tasks
+        How many road nodes are drawn as places to travel to.
+    tasks_file
+        Points to travel to instead, with weights if wanted.
+    random_seed
+        Of the tasks that are drawn.
+    directed
+        Whether travel follows one-way streets.
+    """
+
+    kind: Literal["travel", "euclidean", "file"] = "travel"
+    file: Named | None = None
+    tasks: Annotated[int, Field(ge=1)] = 50
+    tasks_file: Named | None = None
+    random_seed: Annotated[int, Field(ge=0)] = 0
+    directed: bool = False
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "LossSection":
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError('file goes with kind = "file", and only with it')
+        if self.kind == "file" and self.tasks_file is not None:
+            raise ValueError('tasks_file does not go with kind = "file"; leave it out')
+        if self.kind == "file" and self.directed:
+            raise ValueError('directed = true does not go with kind = "file"; leave it out')
+        return self
+
+
+class SeedSection(Section):
+    """``[seed]``: how the seed linear program is solved, and how long certified seeds are refined.
+
+    Parameters
+    ----------
+    solver
+        ``"auto"``: the structured method, and HiGHS where that falls short. Refining always uses the
+        structured method.
+    refine_rounds
+        Rounds of refining after the search for certified budgets, at most; 0 for none.
+    refine_seconds
+        No further round begins after so much time, the first one always does. With it the bytes of the store
+        depend on the speed of the machine.
+    """
+
+    solver: Literal["auto", "structured", "highs"] = "auto"
+    refine_rounds: Annotated[int, Field(ge=0, le=1000)] = 20
+    refine_seconds: Positive | None = None
+
+
+class ExtensionSection(Section):
+    """``[extension]``: how seed rows are extended to the fine grid.
+
+    Parameters
+    ----------
+    method
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of one's own as
+        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"auto"``: cell programs where seeds are
+        so coarse that interpolating between them loses more than planar noise does, else log-convex.
+    stages
+        ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
+        Log-convex extension is the same either way.
+    sweeps
+        Of cell programs: how many passes over the finest level; a coarser one gets twice as many as the next.
+    """
+
+    method: str = FITTING
+    stages: Literal["levels", "one"] = "levels"
+    sweeps: Annotated[int, Field(ge=1, le=40)] = 4
+
+    @field_validator("method")
+    @classmethod
+    def _method_is_known(cls, value: str) -> str:
+        if value not in (FITTING, *METHODS) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+            known = ", ".join(f"'{name}'" for name in (FITTING, *METHODS))
+            raise ValueError(f"must be one of {known}, or 'module:Class' for an operator of your own")
+        return value
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "ExtensionSection":
+        if self.method == CELL_PROGRAMS and self.stages == "one":
+            raise ValueError('stages = "one" does not go with method = "cell-lp", which goes level by level')
+        return self
+
+
+class StoreSection(Section):
+    """``[store]``: the layout.
+
+    Parameters
+    ----------
+    block_cells
+        Source cells to the east and to the north that are one task and one shard; default: chosen.
+    """
+
+    block_cells: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+
+    @field_validator("block_cells", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class CompareSection(Section):
+    """``[compare]``: how methods are compared; it decides nothing about a store.
+
+    Parameters
+    ----------
+    methods
+        Which; default: all.
+    repeats
+        How often, with new outputs and tasks each time.
+    limit_seconds
+        What one construction may take.
+    bound_seconds
+        What the lower bound of one problem may take; 0 for none.
+    cases
+        Problems besides the job's own, by name: what to set in the job, as ``section.key=value``.
+    """
+
+    methods: tuple[str, ...] | None = None
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = 50
+    limit_seconds: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1800.0
+    bound_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 60.0
+    cases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("cases", mode="before")
+    @classmethod
+    def _cases_are_tuples(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
+
+
+class ClusterSection(Section):
+    """``[cluster]``: where the tasks run.
+
+    Parameters
+    ----------
+    kind
+        ``"local"``: processes here; ``"inline"``: this process; ``"address"``: an existing Dask scheduler;
+        ``"slurm"`` or ``"kubernetes"``: workers that are asked for from there.
+    workers
+        How many.
+    address
+        Of the scheduler: ``"tcp://host:port"``, or the scheduler file (``.json``) that it has written.
+    memory_gib
+        What a worker may use, in GiB; default: its share of the machine, or what the cluster gives.
+    queue, account
+        Slurm's partition, and who is charged.
+    walltime_hours
+        How long a Slurm job may take.
+    options
+        Further options of ``sbatch``, each as ``"--name=value"``.
+    image, namespace, volume_claim
+        On Kubernetes: the container image, the namespace, and the volume that is mounted at ``/data``.
+    """
+
+    kind: Literal["local", "inline", "address", "slurm", "kubernetes"] = "local"
+    workers: Annotated[int, Field(ge=1, le=4096)] = 2
+    address: Annotated[str, Field(pattern=r"^(([a-z]+://)?[^\s/]+:\d+|\S+\.json)$")] | None = None
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    queue: Annotated[str, Field(pattern=_WORD)] | None = None
+    account: Annotated[str, Field(pattern=_WORD)] | None = None
+    walltime_hours: Annotated[float, Field(gt=0, le=8760)] = 1.0
+    options: tuple[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$")], ...] = ()
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@-]*$")] | None = None
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "default"
+    volume_claim: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] | None = None
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _what_belongs_together(self) -> "ClusterSection":
+        if (self.kind == "address") != (self.address is not None):
+            raise ValueError('address goes with kind = "address", and only with it')
+        return self

@@ -1,0 +1,123 @@
+"""Seeds under one budget for each axis."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.lp_placement import solve_alone
+from mdpext_dask.pipeline.tasks import solve_seed
+from mdpext_dask.seed.budget import (
+    AxisBudgets,
+    axis_budgets,
+    bound_budgets,
+    candidate_splits,
+    even_split,
+    half_budgets,
+    many_seeds,
+)
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.seed.solve import GAP
+from mdpext_dask.store.extension import extension_arrays, operator_of_store
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+# How well a program with many seeds is solved.
+LARGE_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A seed to extend.
+
+    Parameters
+    ----------
+    seed
+        The LP of the budgets that are kept, as it was solved.
+    rows
+        Rows to extend, float64 of shape (J, K): its own, tempered, or refined.
+    extension
+        What else they are extended from, by name of the array.
+    facts
+        What to note about it.
+    """
+
+    seed: SeedMechanism
+    rows: NDArray[np.float64]
+    extension: dict[str, NDArray[np.float64]]
+    facts: dict[str, Any]
+
+
+def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: float, kind: str) -> Chosen:
+    """Solve the seed LP under one budget for each axis; return the best seed, its rows, and what to note.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where the LPs are solved.
+    design_epsilon
+        ε to design for, in 1/km.
+    kind
+        ``"half"``: the published budgets, for the published splits of ε and the even one; ``"bound"``: the
+        closed form for the even split.
+    """
+    p, operator = store.metric_p, operator_of_store(store)
+    if kind == "half":
+        candidates = [half_budgets(split) for split in candidate_splits(design_epsilon, p)]
+    else:
+        split = even_split(design_epsilon, p)
+        candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
+    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
+    best = min(sorted(solved), key=lambda position: solved[position].primal)
+    return _chosen(
+        store,
+        solved[best],
+        candidates[best],
+        {
+            "solves": len(candidates),
+            "tried": [
+                {
+                    "split_per_km": list(candidate.split),
+                    "primal_km": solved[position].primal,
+                    "dual_km": solved[position].dual,
+                }
+                for position, candidate in enumerate(candidates)
+            ],
+        },
+    )
+
+
+def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: float, share: float) -> Chosen:
+    """Solve the seed LP under a share of ε, evenly split between the axes.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where the LP is solved.
+    design_epsilon
+        ε to design for, in 1/km.
+    share
+        How much of ε budgets are.
+    """
+    even = even_split(design_epsilon, store.metric_p)
+    budgets = AxisBudgets(even, (share * even[0], share * even[1]))
+    gap = LARGE_GAP if many_seeds(store.grid.seeds) else GAP
+    seed = solve_alone(store, executor, solve_seed, budgets.beta, gap)
+    return _chosen(store, seed, budgets, {"budget_share": share, "solves": 1})
+
+
+def _chosen(
+    store: MechanismStore, seed: SeedMechanism, budgets: AxisBudgets, facts: dict[str, Any]
+) -> Chosen:
+    arrays = axis_budgets(store.grid, budgets.beta)
+    return Chosen(
+        seed,
+        seed.rows,
+        extension_arrays(operator_of_store(store), arrays, exponent=1.0),
+        {"beta_per_km": list(budgets.beta), "split_per_km": list(budgets.split), **facts},
+    )

@@ -1,0 +1,294 @@
+"""Budgets that the certificate decides.
+
+Solve with budgets that are too generous; extend; take the certificate of every source cell and output; lower
+the budgets of the cells that exceed ε; repeat. At the end temper the seed, z^α / Σ z^α, with the largest α
+for which the certificate passes on the bytes that will be stored. Tempering the seed tempers the whole
+mechanism where scores are interpolated linearly; for other operators the scores of all records are multiplied
+by α. By default one round is enough, and refining (:mod:`mdpext_dask.pipeline.refine`) does the rest, better
+and faster.
+
+Where to start matters. Budgets that follow the direction from each output to each edge are right for a
+mechanism that decays radially, as it does on dense seeds; on coarse ones the same budget for both axes may be
+better, or the geometric mean of the two. So a round or two are made from each, and the search goes on from
+whichever promises the least loss; with so many seeds that every program takes long, from the direction alone.
+The closed-form budgets of bound (2) compete at the end, so the result is never worse than theirs.
+
+Nothing needs the mechanism in memory, and whatever comes out, the certificate of the finished store decides
+(PROOF.md, section 2).
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.lp_placement import solve_alone
+from mdpext_dask.errors import SolverError
+from mdpext_dask.events import Note, Observer
+from mdpext_dask.extend.choose import closed_form
+from mdpext_dask.extend.log_convex import LogConvex
+from mdpext_dask.job.spec import json_number, parse_job
+from mdpext_dask.pipeline.axis_budgets import LARGE_GAP, Chosen
+from mdpext_dask.pipeline.refine import Refinement, refine
+from mdpext_dask.pipeline.tasks import solve_seed
+from mdpext_dask.pipeline.trials import CONTENT, Trial, Trials
+from mdpext_dask.seed.budget import axis_budgets, direction_budgets, even_split, many_seeds, tighten
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.seed.solve import GAP
+from mdpext_dask.store.extension import extension_arrays, operator_of_store
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Budgets = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+# Starts: how far budgets follow the direction, as an exponent against the even split; and the share of ε.
+_STARTS, _FEW_STARTS = (0.0, 0.5, 1.0), (1.0,)
+_START_SHARE = 0.9
+_ROUNDS_EACH, _ROUNDS_MORE = 2, 8
+# A round is solved this well, and is the last when no cell exceeds ε by more than this factor.
+_SEARCH_GAP = 1e-5
+_CLOSE_ENOUGH = 1.005
+# Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
+# time.
+_ROUNDS_BEFORE_REFINING, _ENOUGH_REFINING = 1, 8
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the search.
+
+    Parameters
+    ----------
+    start
+        Exponent of the direction in the start it belongs to.
+    loss_km
+        Expected loss of the extended mechanism, before tempering, in km.
+    epsilon_certified
+        Its certificate, in 1/km.
+    failing_share
+        Share of (source cell, output) above ε.
+    seconds
+        How long solving and certifying took.
+    """
+
+    start: float
+    loss_km: float
+    epsilon_certified: float
+    failing_share: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A seed, how it was budgeted, and what the mechanism extended from it is like."""
+
+    seed: SeedMechanism
+    budgets: Budgets
+    trial: Trial
+
+    @property
+    def epsilon(self) -> float:
+        return self.trial.epsilon
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A mechanism within ε: where it comes from, and the exponent that tempered it."""
+
+    source: str
+    tried: _Tried
+    alpha: float
+    trial: Trial
+
+
+def search_budgets(
+    store: MechanismStore, executor: Executor, design_epsilon: float, observer: Observer
+) -> Chosen:
+    """Find certified budgets.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed cost.
+    executor
+        Where the LPs are solved and the blocks tried.
+    design_epsilon
+        ε, in 1/km, for the closed-form budgets that compete.
+    observer
+        Is told of every round.
+
+    Raises
+    ------
+    SolverError
+        If neither the search nor the closed form ends within ε.
+    """
+    search = _Search(store, executor, observer)
+    try:
+        return search.run(design_epsilon)
+    finally:
+        search.clear()
+
+
+class _Search:
+    def __init__(self, store: MechanismStore, executor: Executor, observer: Observer) -> None:
+        self._store, self._executor, self._observer = store, executor, observer
+        self._trials = Trials(store, executor)
+        self._operator = operator_of_store(store)
+        self._limit = self._trials.limit
+        job = parse_job(store.attributes["job"], source=store.url)
+        self._limits = job.seed
+        # Refining linearises the certificate of interpolated scores.
+        self._refines = bool(job.seed.refine_rounds) and isinstance(self._operator, LogConvex)
+        # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
+        self._loosest = -math.log(job.privacy.min_probability)
+        self._rounds: list[Round] = []
+        self._solves, self._slowest = 0, float(np.finfo(float).tiny)
+        self._large = many_seeds(store.grid.seeds)
+
+    def clear(self) -> None:
+        """Delete what is left of trials."""
+        self._trials.clear()
+
+    def run(self, design_epsilon: float) -> Chosen:
+        """Search from every start, refine the most promising one, and keep the best of all."""
+        found: list[_Found] = []
+        refinements: list[Refinement] = []
+        try:
+            found += self._closed_form(design_epsilon)
+            start, tried = self._search()
+            found += self._tempered(f"direction {start:g}", tried, self._trials.temper(tried.trial))
+            if self._refines and not self._unbounded(tried):
+                reached, refinements = refine(
+                    self._store, self._executor, tried.trial.rows, self._limits, self._observer
+                )
+                found += self._tempered("refined", tried, reached)
+        except SolverError as error:
+            if not found:
+                raise
+            self._note(f"the search ended early: {error}")
+        if not found:
+            raise SolverError(f"no tempering brings the certificate within {self._limit:.4g}/km")
+        best = min(found, key=lambda one: one.trial.loss_km)
+        # What the store says about budgets are those of the program whose solution is kept or was refined.
+        self._store.write_budgets(best.tried.budgets)
+        return Chosen(
+            best.tried.seed,
+            best.trial.rows,
+            extension_arrays(self._operator, best.trial.budgets, best.trial.exponent),
+            {
+                "source": best.source,
+                "tempering": best.alpha,
+                "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
+                "solves": self._solves + len(refinements),
+                "rounds": [
+                    {**asdict(r), "epsilon_certified": json_number(r.epsilon_certified)} for r in self._rounds
+                ],
+                "refinements": [asdict(r) for r in refinements],
+            },
+        )
+
+    @property
+    def _refining(self) -> bool:
+        """Whether refining will go far enough to begin from the first start that promises well."""
+        if not self._refines:
+            return False
+        seconds = self._limits.refine_seconds
+        programs = math.inf if seconds is None else seconds / self._slowest
+        return min(self._limits.refine_rounds, programs) >= _ENOUGH_REFINING
+
+    def _closed_form(self, design_epsilon: float) -> list[_Found]:
+        """Return the budgets by what the operator promises, if they hold: they compete, or help out."""
+        split = even_split(design_epsilon, self._store.metric_p)
+        promised = closed_form(self._operator, split, self._store.grid.cell_km)
+        if promised is None:
+            return []
+        budgets = axis_budgets(self._store.grid, promised.beta, self._store.outputs)
+        tried = self._try_budgets(budgets, start=None)
+        return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
+
+    @staticmethod
+    def _tempered(source: str, tried: _Tried, reached: tuple[float, Trial] | None) -> list[_Found]:
+        return [] if reached is None else [_Found(source, tried, *reached)]
+
+    def _search(self) -> tuple[float, _Tried]:
+        """Make a few rounds from every start and, unless refining follows, more from the most promising."""
+        rounds = _ROUNDS_BEFORE_REFINING if self._refining else _ROUNDS_EACH
+        begun = {start: self._rounds_from(start, self._start(start), rounds) for start in self._starts()}
+        promised = {start: self._trials.promise(tried.trial) for start, tried in begun.items()}
+        best = min(promised, key=lambda start: promised[start])
+        tried = begun[best]
+        if not self._refining and not self._done(tried):
+            lowered = tighten(tried.budgets, tried.trial.norms, self._limit)
+            tried = self._rounds_from(best, lowered, _ROUNDS_MORE)
+        return best, tried
+
+    def _starts(self) -> tuple[float, ...]:
+        if self._store.metric_p == 1:
+            # Every axis may use all of ε, so there is nothing to share out: all starts are the same.
+            return _STARTS[:1]
+        return _FEW_STARTS if self._large else _STARTS
+
+    def _start(self, exponent: float) -> Budgets:
+        """Return budgets direction^e · even^(1 − e), for the share of ε to start with."""
+        store, epsilon = self._store, _START_SHARE * self._limit
+        even = axis_budgets(store.grid, even_split(epsilon, store.metric_p), store.outputs)
+        outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        radial = direction_budgets(store.grid, outputs, epsilon, store.metric_p)
+        east, north = (r**exponent * e ** (1 - exponent) for r, e in zip(radial, even, strict=True))
+        return east, north
+
+    def _rounds_from(self, start: float, budgets: Budgets, rounds: int) -> _Tried:
+        """Solve and tighten; return the round with a certificate nearest to ε, for the loss hardly moves."""
+        best: _Tried | None = None
+        for _ in range(rounds):
+            try:
+                tried = self._try_budgets(budgets, start)
+            except SolverError:
+                if best is None:
+                    raise
+                break
+            if best is None or self._distance(tried) < self._distance(best):
+                best = tried
+            if self._done(tried):
+                break
+            budgets = tighten(tried.budgets, tried.trial.norms, self._limit)
+        assert best is not None  # there is at least one round
+        return best
+
+    def _distance(self, tried: _Tried) -> float:
+        return abs(math.log(tried.epsilon / self._limit))
+
+    def _done(self, tried: _Tried) -> bool:
+        """Whether ε is used, or could not be used by any budgets."""
+        used = CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
+        return used or self._unbounded(tried)
+
+    def _unbounded(self, tried: _Tried) -> bool:
+        """Whether no budget binds and ε is kept all the same: there is nothing to gain."""
+        binding = min(float(b.min(initial=np.inf)) for b in tried.budgets) < self._loosest
+        return not binding and tried.epsilon <= self._limit
+
+    def _try_budgets(self, budgets: Budgets, start: float | None) -> _Tried:
+        """Solve the seed LP for budgets and certify what extends from it."""
+        started = time.perf_counter()
+        self._store.write_budgets(budgets)
+        closest = GAP if start is None else _SEARCH_GAP
+        gap = LARGE_GAP if self._large else closest
+        seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
+        self._solves += 1
+        self._slowest = max(self._slowest, time.perf_counter() - started)
+        tried = _Tried(seed, budgets, self._trials.run(seed.rows, budgets))
+        if start is not None:
+            failing = float((tried.trial.norms > self._limit).mean())
+            seconds = time.perf_counter() - started
+            self._rounds.append(Round(start, tried.trial.loss_km, tried.epsilon, failing, seconds))
+            self._note(
+                f"round {len(self._rounds)} (direction {start:g}): loss {tried.trial.loss_km:.4f} km, "
+                f"certificate {tried.epsilon:.4f}/km, {failing:.2%} of cells above"
+            )
+        return tried
+
+    def _note(self, text: str) -> None:
+        self._observer(Note(f"budgets: {text}"))

@@ -1,0 +1,305 @@
+"""What a worker runs to improve rows on a lattice, a box of points at a time.
+
+Every task reads windows of arrays that other tasks have finished, and writes the box that it owns: whole
+chunks of an array of its own. So a program is solved once, by one task, and everybody who needs its points
+afterwards reads the same bytes (requirement A2), whichever worker solved it.
+
+Arrays of a sweep are padded in front, so that its lines lie on borders of chunks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.certificate import certify_source_cells
+from mdpext_dask.errors import StoreError, first_line
+from mdpext_dask.extend.lattice import interpolated
+from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.extend.normalise import exponential, logarithm
+from mdpext_dask.pipeline.cells.budgets import edge_budgets, normaliser_drift
+from mdpext_dask.pipeline.cells.lattice import Box, Lines, cell_patches, line_patches
+from mdpext_dask.pipeline.cells.sweep import Swept, Window, sweep
+from mdpext_dask.seed.budget import dual_exponent
+from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LatticeArray:
+    """An array of the seed group over the points of a lattice and the outputs.
+
+    Parameters
+    ----------
+    name
+        Name of the array.
+    padding
+        What is in front of the first point, to the east and to the north.
+    """
+
+    name: str
+    padding: tuple[int, int] = (0, 0)
+
+    def read(self, store: MechanismStore, box: Box) -> Floats:
+        """Return the points of a box, float64 of shape (points, points, K)."""
+        return store.read(f"seed/{self.name}", *self._part(box))
+
+    def write(self, store: MechanismStore, box: Box, values: Floats) -> None:
+        """Write the points of a box.
+
+        Raises
+        ------
+        StoreError
+            If the store refuses the write.
+        """
+        try:
+            store.array(f"seed/{self.name}")[self._part(box)] = values
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StoreError(f"{store.url}: {self.name} cannot be written: {first_line(error)}") from None
+
+    def _part(self, box: Box) -> tuple[slice, slice]:
+        east, north = self.padding
+        return slice(box.x0 + east, box.x1 + east), slice(box.y0 + north, box.y1 + north)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A lattice between the seeds and the records.
+
+    Parameters
+    ----------
+    shape
+        Points to the east and to the north.
+    rest
+        Fine steps in one of its steps.
+    cost
+        What probabilities of its points cost, in km.
+    """
+
+    shape: tuple[int, int]
+    rest: int
+    cost: LatticeArray
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over the programs of a lattice.
+
+    Parameters
+    ----------
+    level
+        The lattice.
+    lines
+        Its lines, to the east and to the north.
+    reference, sides, result
+        Log probabilities before; with the points on lines solved; with the points inside cells solved as
+        well.
+    drift
+        Arrays whose normalisers are charged to budgets; none on the finest lattice.
+    frozen
+        Name of the array of points that stay, if there is one.
+    tube
+        How far log probabilities of points on lines may go.
+    allowed
+        ε times the spacing of the lattice.
+    margin
+        By what share of that the reference keeps its budgets at least.
+    floor
+        Least probability.
+    target
+        ε, in 1/km, for the certificate of what extends from the result.
+    costs
+        What probabilities of records cost, in km.
+    """
+
+    level: Level
+    lines: tuple[Lines, Lines]
+    reference: LatticeArray
+    sides: LatticeArray
+    result: LatticeArray
+    drift: tuple[LatticeArray, ...]
+    frozen: str | None
+    tube: float
+    allowed: float
+    margin: float
+    floor: float
+    target: float
+    costs: LatticeArray
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a box has come to.
+
+    Parameters
+    ----------
+    above
+        Cells of the lattice in which the certificate of the records is above the target, bool.
+    worst
+        The certificate, in 1/km.
+    loss_km
+        The records' part of the expected loss, in km.
+    swept
+        Its programs.
+    """
+
+    above: NDArray[np.bool_]
+    worst: float
+    loss_km: float
+    swept: Swept
+
+
+def write_costs(url: str, index: int, costs: LatticeArray) -> None:
+    """Write π(x) c(x, y) of the records that a block owns."""
+    store = MechanismStore.open(url, mode="r+")
+    block = store.plan[index]
+    prior = store.read("prior", block.owned_x, block.owned_y)
+    x, y = store.grid.x_km()[block.owned_x], store.grid.y_km()[block.owned_y]
+    values = np.zeros((*prior.shape, store.outputs))
+    loss = cached_loss(url, store.problem_sha256)
+    for i in np.flatnonzero(prior.any(axis=1)):
+        used = np.flatnonzero(prior[i])
+        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
+        values[i, used] = prior[i, used, None] * loss.rows(records)
+    owned = Box(block.owned_x.start, block.owned_x.stop, block.owned_y.start, block.owned_y.stop)
+    costs.write(store, owned, values)
+
+
+def write_level_costs(url: str, box: Box, level: Level, costs: LatticeArray) -> None:
+    """Write what the points of a box of a lattice cost, from the costs of the records."""
+    store = MechanismStore.open(url, mode="r+")
+    level.cost.write(store, box, _restricted(store, box, level, costs))
+
+
+def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: LatticeArray) -> None:
+    """Interpolate log probabilities to the next lattice.
+
+    Parameters
+    ----------
+    url, box
+        The store, and what the task owns of the next lattice.
+    parts
+        Subdivisions N_r.
+    coarse, fine
+        Log probabilities on the lattice before and on the next one.
+    """
+    store = MechanismStore.open(url, mode="r+")
+    around = Box(
+        box.x0 // parts,
+        -(-(box.x1 - 1) // parts) + 1,
+        box.y0 // parts,
+        -(-(box.y1 - 1) // parts) + 1,
+    )
+    scores = coarse.read(store, around)
+    scores = interpolated(interpolated(scores, parts), parts, axis=1)
+    first_x, first_y = box.x0 - around.x0 * parts, box.y0 - around.y0 * parts
+    scores = scores[first_x : first_x + box.x1 - box.x0, first_y : first_y + box.y1 - box.y0]
+    fine.write(store, box, normalised(scores))
+
+
+def solve_sides(url: str, task: Sweep, box: Box) -> Swept:
+    """Solve the programs on the lines of a box, with everything else as in the reference."""
+    store = MechanismStore.open(url, mode="r+")
+    window = _window(store, task, box, widened(box, task.level.shape))
+    solved, swept = sweep(window, window.scores, line_patches(task.lines, box), task.tube)
+    task.sides.write(store, box, _cut(solved, window.origin, box))
+    return swept
+
+
+def solve_insides(url: str, task: Sweep, box: Box) -> Verdict:
+    """Solve the programs inside the cells of a box, and certify what extends from them."""
+    store = MechanismStore.open(url, mode="r+")
+    around = widened(box, task.level.shape)
+    window = _window(store, task, box, around)
+    sides = task.sides.read(store, around)
+    solved, swept = sweep(window, sides, cell_patches(task.lines, box), math.inf)
+    task.result.write(store, box, _cut(solved, window.origin, box))
+    above, worst, loss_km = _verified(store, task, box, solved, window.origin)
+    return Verdict(above, worst, loss_km, swept)
+
+
+def normalised(scores: Floats) -> Floats:
+    """Return log probabilities for log scores."""
+    below = scores - scores.max(axis=-1, keepdims=True)
+    return np.asarray(below - logarithm(np.add.reduce(exponential(below), axis=-1, keepdims=True)))
+
+
+def widened(box: Box, shape: tuple[int, int]) -> Box:
+    """Return a box with the points around it, where the lattice has any."""
+    return Box(max(box.x0 - 1, 0), min(box.x1 + 1, shape[0]), max(box.y0 - 1, 0), min(box.y1 + 1, shape[1]))
+
+
+def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window:
+    scores = task.reference.read(store, around)
+    shape = scores.shape[:2]
+    drift_x, drift_y = np.zeros((shape[0] - 1, shape[1])), np.zeros((shape[0], shape[1] - 1))
+    for array in task.drift:
+        known = scores if array == task.reference else array.read(store, around)
+        more_x, more_y = normaliser_drift(known)
+        drift_x, drift_y = np.maximum(drift_x, more_x), np.maximum(drift_y, more_y)
+    budget_x, budget_y = edge_budgets(
+        scores, task.allowed, (drift_x, drift_y), dual_exponent(store.metric_p), task.margin
+    )
+    cost = np.zeros_like(scores)
+    inner = _cut(cost, (around.x0, around.y0), box)
+    inner[...] = task.level.cost.read(store, box)
+    frozen = np.zeros(shape, dtype=bool)
+    if task.frozen is not None:
+        frozen = store.read(f"seed/{task.frozen}", slice(around.x0, around.x1), slice(around.y0, around.y1))
+    return Window((around.x0, around.y0), scores, budget_x, budget_y, cost, frozen, task.floor)
+
+
+def _cut(values: Floats, origin: tuple[int, int], box: Box) -> Floats:
+    return values[box.x0 - origin[0] : box.x1 - origin[0], box.y0 - origin[1] : box.y1 - origin[1]]
+
+
+def _verified(
+    store: MechanismStore, task: Sweep, box: Box, scores: Floats, origin: tuple[int, int]
+) -> tuple[NDArray[np.bool_], float, float]:
+    """Return where the records' certificate is above the target, how large it is, their part of the loss."""
+    level = task.level
+    closed = Box(box.x0, min(box.x1 + 1, level.shape[0]), box.y0, min(box.y1 + 1, level.shape[1]))
+    corners = _cut(scores, origin, closed)
+    fine = extend_log_convex(np.minimum(corners, 0.0), level.rest)
+    above = np.zeros((len(corners) - 1, corners.shape[1] - 1), dtype=bool)
+    worst = 0.0
+    if above.size:
+        side = store.grid.spacing_km
+        norms = certify_source_cells(fine, side, level.rest, store.metric_p)
+        # Written so that not-a-number is above.
+        above = ~(norms.max(axis=-1) <= task.target)
+        worst = float(norms.max())
+    # A record belongs to the box of the lattice's point to its lower left.
+    owned = Box(
+        box.x0 * level.rest,
+        (box.x1 - 1) * level.rest + (level.rest if box.x1 < level.shape[0] else 1),
+        box.y0 * level.rest,
+        (box.y1 - 1) * level.rest + (level.rest if box.y1 < level.shape[1] else 1),
+    )
+    cost = task.costs.read(store, owned)
+    rows = fine[: cost.shape[0], : cost.shape[1]]
+    return above, worst, float((rows * cost).sum())
+
+
+def _restricted(store: MechanismStore, box: Box, level: Level, costs: LatticeArray) -> Floats:
+    """Return the costs of records, shared out to a lattice's points by bilinear weights."""
+    rest, grid = level.rest, store.grid
+    fine = Box(
+        max((box.x0 - 1) * rest + 1, 0),
+        min(box.x1 * rest, grid.shape[0]),
+        max((box.y0 - 1) * rest + 1, 0),
+        min(box.y1 * rest, grid.shape[1]),
+    )
+    values = costs.read(store, fine)
+    for axis, (first, start, stop) in enumerate(((fine.x0, box.x0, box.x1), (fine.y0, box.y0, box.y1))):
+        values = np.moveaxis(values, axis, 0)
+        shared = np.zeros((stop - start, *values.shape[1:]))
+        for away in range(1 - rest, rest):
+            at = np.arange(start, stop) * rest + away - first
+            there = (at >= 0) & (at < len(values))
+            shared[there] += (1 - abs(away) / rest) * values[at[there]]
+        values = np.moveaxis(shared, 0, axis)
+    return values

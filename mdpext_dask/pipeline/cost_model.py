@@ -1,0 +1,291 @@
+"""What a job will take before it runs: bytes, tasks, memory, the scheduler's work, seconds."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
+from mdpext_dask.errors import SpecError
+from mdpext_dask.extend.choose import check_operator
+from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
+from mdpext_dask.job.spec import JobSpec, check_min_probability
+from mdpext_dask.pipeline import measured_rates
+from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
+from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
+from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
+from mdpext_dask.problem.geometry import FileFrame, Frame, build_frame
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
+from mdpext_dask.store.blocks import FLOAT64, Plan
+
+# Stages in the order in which a job goes through them.
+ORDER = ("domain", "loss", "seed", "cells", "extend", "boundary", "audit", "evaluate")
+WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
+# About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
+# and with refining.
+_SEARCH_SOLVES, _SEARCH_TRIALS = 13, 20
+_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND = 4, 2, 3, 3
+# Cell programs: tries of a sweep on a coarse level, splits that are searched; arrays over records and outputs
+# that are there at once.
+_TRIES, _SPLITS, _ARRAYS = 3, {"certified": 5, "half": 2, "bound": 2}, 6
+# What the scheduler and the client hold of a task together, in bytes.
+_TASK_BYTES = 20_000
+# What a task answers with, in bytes, where that is little.
+_ANSWER_BYTES = 500
+
+
+def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
+    """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
+    if spec.privacy.budget == "half":
+        return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
+    if spec.privacy.budget == "bound":
+        return 1, 0, 0
+    shares = 0
+    if spec.extension.method == "cell-lp":
+        if spec.privacy.epsilon_per_km * grid.cell_km > DENSE_SEEDS:
+            return len(COARSE_SHARES), 0, 0
+        shares = len(DENSE_SHARES)
+    # Only interpolated scores are refined.
+    rounds = spec.seed.refine_rounds if spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else 0
+    if not rounds:
+        return shares + _SEARCH_SOLVES, 0, _SEARCH_TRIALS
+    starts = _FEW_STARTS if many_seeds(grid.seeds) else _STARTS
+    return shares + starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
+
+
+@dataclass(frozen=True)
+class _CellWork:
+    """What cell programs take.
+
+    Parameters
+    ----------
+    seconds
+        About how long, of one worker.
+    parts
+        Over how many workers most of it can be shared out.
+    tasks
+        How many tasks.
+    work_bytes
+        Bytes of arrays in the making beside the store, at most.
+    """
+
+    seconds: float
+    parts: int
+    tasks: int
+    work_bytes: int
+
+
+def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
+    """Return about what cell programs take; nothing, if the job has none."""
+    if spec.extension.method != "cell-lp":
+        return _CellWork(0.0, 1, 0, 0)
+    grid = plan.grid
+    parts = [n for n in grid.refine if n > 1] or [1]
+    coarser = range(len(parts) - 1, -1, -1)
+    sweeps = [spec.extension.sweeps * MORE_SWEEPS**number for number in coarser]
+    tries = [_TRIES] * (len(parts) - 1) + [1]
+    # Splits are judged on the first level.
+    sweeps[0] += TRIAL_SWEEPS * (_SPLITS[spec.privacy.budget] - 1)
+    seconds, tasks, done, boxes = 0.0, 0, 1, 1
+    for step, count, tried in zip(parts, sweeps, tries, strict=True):
+        done *= step
+        points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
+        boxes = round(box_count(points / PATCH**2))
+        work = (
+            points * plan.outputs * measured_rates.CELL
+            + grid.records * plan.outputs * measured_rates.TRIAL
+            + 2 * boxes * measured_rates.TASK_OF_TRIAL
+        )
+        seconds += count * tried * work
+        tasks += count * tried * 2 * boxes
+    return _CellWork(seconds, boxes, tasks, _ARRAYS * grid.records * plan.outputs * FLOAT64)
+
+
+@dataclass(frozen=True)
+class JobCosts:
+    """What a job will take, but for the number of workers.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    plan
+        How its grid is cut.
+    nodes, trees
+        Road nodes, and shortest-path trees over them; none where the loss is read from a file or Euclidean.
+    solves, rounds, trials
+        About how many seed programs, rounds of refining, and trials of a whole mechanism there will be.
+    """
+
+    spec: JobSpec
+    plan: Plan
+    nodes: int
+    trees: int
+    solves: int
+    rounds: int
+    trials: int
+
+    @classmethod
+    def of(cls, spec: JobSpec, frame: Frame | FileFrame) -> "JobCosts":
+        """Return the costs of a job with the network, or the loss file, and the grid of `frame`."""
+        plan = Plan.of(frame.grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
+        nodes = frame.network.nodes if isinstance(frame, Frame) else 0
+        trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
+        return cls(spec, plan, nodes, trees, *_seed_work(spec, frame.grid))
+
+    @property
+    def elements(self) -> int:
+        """Records times outputs."""
+        return self.plan.grid.records * self.plan.outputs
+
+    @cached_property
+    def cells(self) -> "_CellWork":
+        """What cell programs take."""
+        return _cell_work(self.spec, self.plan)
+
+    @property
+    def tasks(self) -> int:
+        """A task for each block in loss, extend, audit, evaluate and every trial; and the seed programs."""
+        return (4 + self.trials) * self.plan.blocks + self.solves + self.rounds + self.cells.tasks
+
+    @property
+    def dispatch(self) -> float:
+        """Seconds of client and scheduler for every task; none where tasks run in this process."""
+        return 0.0 if self.spec.cluster.kind == "inline" else measured_rates.DISPATCH
+
+    def task_seconds(self) -> dict[str, float]:
+        """Return how long a worker has a task of each stage, in s."""
+        elements = self.elements / self.plan.blocks
+        scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else measured_rates.SCORES
+        return {
+            "loss": elements * measured_rates.LOSS + measured_rates.TASK_OF_LOSS,
+            "extend": elements * (measured_rates.EXTEND + scores) + measured_rates.TASK_OF_EXTEND,
+            "audit": elements * measured_rates.AUDIT + measured_rates.TASK_OF_AUDIT,
+            "evaluate": elements * measured_rates.EVALUATE + measured_rates.TASK_OF_EVALUATE,
+            "trial": elements * (measured_rates.TRIAL + scores) + measured_rates.TASK_OF_TRIAL,
+        }
+
+    @property
+    def program_seconds(self) -> float:
+        """How long a seed program takes, in s."""
+        seeds = self.plan.grid.seeds
+        work = seeds**2 * min(self.plan.grid.seeds_shape)
+        return self.plan.outputs * (measured_rates.SEED_ENTRY * seeds + measured_rates.SEED_FLOP * work)
+
+    def seconds(self, workers: int) -> dict[str, float]:
+        """Return about how long each stage takes, and all of it, with so many workers, in s."""
+        blocks, program = self.plan.blocks, self.program_seconds
+        # Tasks go out one after the other, and the last ones leave workers idle.
+        turns = math.ceil(blocks / workers)
+        of_tasks = {
+            stage: max(turns * each, blocks * self.dispatch) for stage, each in self.task_seconds().items()
+        }
+        # Splits are solved side by side, rounds of a search one after the other.
+        solves = self.solves if self.trials else -(-self.solves // workers)
+        refining = min(
+            program * measured_rates.PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf
+        )
+        seed = program * solves + refining + self.trials * of_tasks.pop("trial")
+        # Cell programs solve the seeds that they begin with themselves.
+        cells = self.cells.seconds / min(workers, self.cells.parts) + seed if self.cells.tasks else 0.0
+        seconds = {
+            "domain": self._domain_seconds(),
+            "loss": of_tasks["loss"],
+            "seed": 0.0 if cells else seed,
+            **({"cells": cells} if cells else {}),
+            "extend": of_tasks["extend"],
+            "boundary": measured_rates.CLOSE + blocks * measured_rates.CLOSE_BLOCK,
+            "audit": of_tasks["audit"],
+            "evaluate": of_tasks["evaluate"],
+        }
+        start = measured_rates.START if self.spec.cluster.kind == "local" else 0.0
+        seconds["total"] = sum(seconds.values()) + start
+        return {name: round(value, 3) for name, value in seconds.items()}
+
+    def _domain_seconds(self) -> float:
+        read = 0.0 if self.nodes else self.elements * measured_rates.READ
+        network = self.nodes * (measured_rates.NODE + self.trees * measured_rates.TREE_NODE)
+        return measured_rates.LIBRARIES + network + read + self.plan.grid.records * measured_rates.RECORD
+
+    def scheduler(self) -> dict[str, Any]:
+        """Return what the scheduler has to do; see the README on ``plan``."""
+        longest = self.task_seconds()
+        answers = 4 * self.plan.grid.source_cells * self.plan.outputs * FLOAT64  # parts of the seed cost
+        held = {str(n): min(self.plan.blocks, max(WINDOW, WINDOW_OF_WORKER * n)) for n in WORKER_COUNTS}
+        return {
+            "tasks_at_once": held,
+            "bytes_at_once": {n: count * _TASK_BYTES for n, count in held.items()},
+            "seconds_per_task": self.dispatch,
+            # Beyond so many workers a stage goes no faster, for tasks do not come any faster.
+            "workers_at_most": {
+                stage: max(min(int(each / measured_rates.DISPATCH), self.plan.blocks), 1)
+                for stage, each in longest.items()
+            },
+            "result_bytes": answers + (3 + self.trials) * self.plan.blocks * _ANSWER_BYTES,
+        }
+
+
+def plan_job(spec: JobSpec) -> dict[str, Any]:
+    """Return what ``plan`` prints; see :func:`plan_frame`.
+
+    Raises
+    ------
+    SpecError, DataError
+        For what :func:`mdpext_dask.pipeline.run.build` would refuse about network, grid and outputs.
+    """
+    return plan_frame(spec, build_frame(spec))
+
+
+def plan_frame(spec: JobSpec, frame: Frame | FileFrame) -> dict[str, Any]:
+    """Return what a job takes: sizes exactly, seconds as an estimate by number of workers.
+
+    Raises
+    ------
+    SpecError, DataError
+        For what :func:`mdpext_dask.pipeline.run.build` would refuse about grid and outputs.
+    """
+    costs = JobCosts.of(spec, frame)
+    grid, plan, outputs = frame.grid, costs.plan, costs.plan.outputs
+    check_min_probability(spec.privacy.min_probability, outputs)
+    check_counts(spec, frame)
+    planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
+    design = design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
+    check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, spec.domain.metric_p)
+    try:
+        check_memory(spec, frame)
+        refused = None
+    except SpecError as error:
+        refused = str(error)
+    return {
+        # Why this machine could not run it, if so; elsewhere it may well run.
+        "refused": refused,
+        "records": grid.records,
+        "records_inside": grid.count_vertices_of(frame.kept),
+        "outputs": outputs,
+        "seeds": grid.seeds,
+        "source_cells": grid.source_cells,
+        "source_cells_kept": int(frame.kept.sum()),
+        "cells": [grid.cells_x, grid.cells_y],
+        "blocks": plan.blocks,
+        "blocks_skipped": len(plan.skipped),
+        "block_cells": list(plan.block_cells),
+        "store_bytes": plan.store_bytes,
+        # Beside it while cell programs run; a sixth of it stays, so that blocks can be extended again.
+        "work_bytes": costs.cells.work_bytes,
+        "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
+        # What a worker holds besides, once.
+        "table_bytes_per_worker": table_bytes(spec, frame),
+        # What solving the seed takes, of one worker.
+        "seed_bytes": seed_bytes(plan),
+        "client_bytes": client_bytes(spec, frame, plan),
+        "receipt_bytes": receipt_bytes(plan),
+        "tasks": costs.tasks,
+        "scheduler": costs.scheduler(),
+        "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
+        "road_nodes": costs.nodes,
+        "road_nodes_read": frame.network.nodes_read if isinstance(frame, Frame) else 0,
+        "distortion": frame.distortion,
+        "rotation_deg": 0.0 if frame.projection is None else frame.projection.rotation_deg,
+    }

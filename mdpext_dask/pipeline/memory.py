@@ -1,0 +1,146 @@
+"""What a job needs of memory, on workers and on the client, before any of it is taken."""
+
+import psutil
+
+from mdpext_dask.compute.dask_settings import PAUSE
+from mdpext_dask.errors import SpecError
+from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.outputs import output_count
+from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
+from mdpext_dask.store.loss import CACHE_BYTES
+
+# A trial with certificate vectors needs up to so many times what extending a block does.
+_TRIAL_PEAK = 15
+# What the rows of a refining program need for one seed and output, measured at 2,401 x 100.
+_REFINING_BYTES = 7_000
+# What a task on the largest box of cell programs needs, measured.
+_CELL_BYTES = 160 * 2**20
+# Arrays over all records that the client holds while it makes the prior, outside a region or not, and writes
+# it: two, measured, and flags.
+_CLIENT_ARRAYS = 3
+# What a client has loaded, with a scheduler of its own, before it does anything; measured 190 to 230 MB.
+_CLIENT_BASE = 220 * 2**20
+# And a worker, measured 135 MB; some more when it has run a task.
+_WORKER_BASE = 160 * 2**20
+# A receipt as an object in the store, without its digests; hex digits of the digest of a shared row; and
+# what it takes in memory, as often as in the store.
+_RECEIPT_BYTES, ROW_DIGITS, _RECEIPT_IN_MEMORY = 600, 16, 2.5
+
+
+def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
+    """Refuse a job whose arrays cannot fit into this machine or a worker, before any of them is made.
+
+    Raises
+    ------
+    SpecError
+        With what is needed and what there is.
+    """
+    grid = frame.grid
+    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
+    arrays, loss, seed, tasks = "arrays over all records", "the loss file", "the seed program", "the tasks"
+    needed = {arrays: _CLIENT_ARRAYS * grid.records * FLOAT64}
+    if isinstance(frame, FileFrame):
+        needed[loss] = frame.problem.loss_bytes
+    certified = spec.privacy.budget == "certified"
+    peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
+    if spec.extension.method == "cell-lp":
+        peak += _CELL_BYTES
+    program = seed_bytes(plan)  # one worker solves it
+    if certified and spec.seed.refine_rounds:
+        program += _REFINING_BYTES * grid.seeds * plan.outputs
+    if spec.cluster.memory_gib is not None:
+        _check_worker(spec, frame, spec.cluster.memory_gib, peak, program)
+    if spec.cluster.kind in ("inline", "local"):
+        workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
+        needed[tasks] = workers * (peak + table_bytes(spec, frame))
+        needed[seed] = program
+    total, available = sum(needed.values()), psutil.virtual_memory().total
+    if total > available:
+        most = max(needed, key=lambda part: needed[part])
+        ways_out = {
+            arrays: "larger cells or less refinement",
+            loss: "larger cells or less refinement",
+            seed: "larger cells",
+            # A block is one source cell at least.
+            tasks: "smaller cells with less refinement, smaller store.block_cells or fewer workers",
+        }
+        raise SpecError(
+            f"domain: {grid.records:,} records x {plan.outputs} outputs need {total / 2**30:,.1f} GiB of "
+            f"memory here, {needed[most] / 2**30:,.1f} GiB of it for {most}, but there are "
+            f"{available / 2**30:,.1f} GiB; use {ways_out[most]}"
+        )
+
+
+def _check_worker(spec: JobSpec, frame: Frame | FileFrame, gib: float, peak: int, program: int) -> None:
+    """Refuse a job of which a worker with so many GiB cannot hold a task or the seed program.
+
+    A worker pauses when what is left may not do for another task, at :data:`dask_settings.PAUSE` of what it
+    may use; what needs more than that by itself would never be done.
+    """
+    needed = _WORKER_BASE + table_bytes(spec, frame) + max(peak, program)
+    if needed > PAUSE * gib * 2**30:
+        what, way_out = "a task", "or smaller store.block_cells"
+        if program > peak:
+            what, way_out = "the seed program", "or larger cells"
+        raise SpecError(
+            f"cluster.memory_gib: a worker needs {needed / 2**30:,.2f} GiB with {what}, but pauses at "
+            f"{PAUSE:.0%} of {gib:g} GiB; give it more, {way_out}"
+        )
+
+
+def check_workers(plan: Plan, method: str, limit: int | None) -> None:
+    """Refuse workers that cannot hold the task of extending a block.
+
+    Parameters
+    ----------
+    plan, method
+        How the grid is cut into blocks, and how they are extended.
+    limit
+        What the worker with the least may use, in bytes; None for no limit.
+
+    Raises
+    ------
+    SpecError
+        With what is needed and what there is.
+    """
+    needed = _WORKER_BASE + plan.peak_bytes(method)
+    if limit is not None and needed > PAUSE * limit:
+        raise SpecError(
+            f"cluster: a worker needs {needed / 2**30:,.2f} GiB with a task, but one of them pauses at "
+            f"{PAUSE:.0%} of {limit / 2**30:,.2f} GiB; give workers more, or use smaller store.block_cells"
+        )
+
+
+def table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
+    """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
+    if isinstance(frame, FileFrame):
+        return min(CACHE_BYTES, frame.problem.loss_bytes)
+    tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
+    return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
+
+
+def client_bytes(spec: JobSpec, frame: Frame | FileFrame, plan: Plan) -> int:
+    """Return about what the client holds at most: arrays over all records, the seed cost, or receipts."""
+    prior = _CLIENT_ARRAYS * frame.grid.records * FLOAT64
+    if isinstance(frame, FileFrame):
+        prior += frame.problem.loss_bytes
+    # Corners of all cells, the cost that is assembled from them, and its digest.
+    cost = (2 * 4 * frame.grid.source_cells + frame.grid.seeds) * plan.outputs * FLOAT64
+    receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
+    loss = table_bytes(spec, frame) if isinstance(frame, Frame) else 0
+    return _CLIENT_BASE + loss + max(prior, cost, receipts)
+
+
+def receipt_bytes(plan: Plan) -> int:
+    """Return about what all receipts take in the store; most of it digests of rows that blocks share."""
+    blocks_x, blocks_y = plan.blocks_shape
+    records_x, records_y = plan.grid.shape
+    shared = 2 * ((blocks_x - 1) * records_y + (blocks_y - 1) * records_x)
+    return plan.blocks * _RECEIPT_BYTES + ROW_DIGITS * shared
+
+
+def seed_bytes(plan: Plan) -> int:
+    """Return what solving the seed takes: factors of all outputs, about sixty arrays (J, K), three (J, J)."""
+    seeds, entries = plan.grid.seeds, plan.grid.seeds * plan.outputs
+    return FLOAT64 * (2 * entries * min(plan.grid.seeds_shape) + 60 * entries + 3 * seeds**2)

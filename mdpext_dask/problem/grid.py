@@ -1,0 +1,326 @@
+"""The grid: source cells, refinement levels and the fine lattice of records. Pure arithmetic.
+
+Index order is x first everywhere: record ``(i, j)`` lies at ``(x[i], y[j])`` and has the flat index
+``i * len(y) + j``; seeds (corners of source cells) likewise.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.problem.coarse_lattice import coarse_indices
+
+# A box whose side is a whole number of cells must not gain a cell through rounding ...
+_ROUNDING_CELLS = 1e-9
+# Seeds are listed, and solved for, one by one.
+_MOST_CELLS = 1e8
+# ... and a place on its border must not fall out of it: a millimetre is nothing to anybody.
+_BORDER_KM = 1e-6
+# Rectangles whose areas differ by no more than rounding are alike, and the least turned of them is taken.
+_SAME_AREA = 1e-12
+_ANGLES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in the projected plane, in km."""
+
+    west_km: float
+    south_km: float
+    east_km: float
+    north_km: float
+
+    @property
+    def width_km(self) -> float:
+        """Extent to the east, in km."""
+        return self.east_km - self.west_km
+
+    @property
+    def height_km(self) -> float:
+        """Extent to the north, in km."""
+        return self.north_km - self.south_km
+
+    @classmethod
+    def around(cls, xy_km: NDArray[np.float64]) -> "Box":
+        """Return the least box that holds points of shape (n, 2), in km."""
+        (west, south), (east, north) = xy_km.min(axis=0), xy_km.max(axis=0)
+        return cls(float(west), float(south), float(east), float(north))
+
+    def contains(self, xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return, for points of shape (n, 2) in km, whether each lies in the box, to a millimetre."""
+        low = np.array([self.west_km, self.south_km]) - _BORDER_KM
+        high = np.array([self.east_km, self.north_km]) + _BORDER_KM
+        return np.asarray(((xy_km >= low) & (xy_km <= high)).all(axis=1))
+
+    @cached_property
+    def radius_km(self) -> float:
+        """Radius, in km, of the disc around the origin of the plane that holds the box."""
+        return math.hypot(
+            max(abs(self.west_km), abs(self.east_km)), max(abs(self.south_km), abs(self.north_km))
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rectangle of square source cells and its refinement.
+
+    Parameters
+    ----------
+    west_km, south_km
+        Lower left corner in the projected plane, in km.
+    cells_x, cells_y
+        Number of source cells to the east and to the north.
+    cell_km
+        Side h_0 of a source cell, in km.
+    refine
+        Subdivisions N_r of every level r = 1..L; their product F is the refinement factor.
+    """
+
+    west_km: float
+    south_km: float
+    cells_x: int
+    cells_y: int
+    cell_km: float
+    refine: tuple[int, ...]
+
+    @classmethod
+    def covering(cls, box: Box, cell_km: float, refine: tuple[int, ...]) -> "Grid":
+        """Return the grid from the lower left corner of `box` with as many whole cells as needed.
+
+        Raises
+        ------
+        SpecError
+            If a source cell is larger than the box, or there would be so many that nobody could list them.
+        """
+        if cell_km > min(box.width_km, box.height_km) * (1 + _ROUNDING_CELLS):
+            raise SpecError(
+                f"domain.cell_km: a source cell of {cell_km:g} km is larger than the box of "
+                f"{box.width_km:.3f} km x {box.height_km:.3f} km"
+            )
+        if not (cells := (box.width_km / cell_km) * (box.height_km / cell_km)) <= _MOST_CELLS:
+            raise SpecError(
+                f"domain.cell_km: source cells of {cell_km:g} km would be {cells:.1e} in a box of "
+                f"{box.width_km:.3f} km x {box.height_km:.3f} km; at most {_MOST_CELLS:.0e} can be"
+            )
+        return cls(
+            west_km=box.west_km,
+            south_km=box.south_km,
+            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING_CELLS),
+            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING_CELLS),
+            cell_km=cell_km,
+            refine=refine,
+        )
+
+    @cached_property
+    def factor(self) -> int:
+        """Refinement factor F: fine steps along one side of a source cell."""
+        return math.prod(self.refine)
+
+    @cached_property
+    def spacing_km(self) -> float:
+        """Fine spacing h = h_0 / F, in km."""
+        return self.cell_km / self.factor
+
+    @property
+    def source_cells(self) -> int:
+        """Number of source cells."""
+        return self.cells_x * self.cells_y
+
+    @property
+    def seeds_shape(self) -> tuple[int, int]:
+        """Seeds to the east and to the north."""
+        return self.cells_x + 1, self.cells_y + 1
+
+    @property
+    def seeds(self) -> int:
+        """Number J of seeds."""
+        return math.prod(self.seeds_shape)
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Records to the east and to the north."""
+        return self.cells_x * self.factor + 1, self.cells_y * self.factor + 1
+
+    @property
+    def records(self) -> int:
+        """Number N of records."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def box(self) -> Box:
+        """The closed rectangle that the grid covers."""
+        return Box(
+            self.west_km,
+            self.south_km,
+            # The same operations as in x_km and y_km, so that the last records lie on the border.
+            self.west_km + (self.shape[0] - 1) * self.spacing_km,
+            self.south_km + (self.shape[1] - 1) * self.spacing_km,
+        )
+
+    def x_km(self) -> NDArray[np.float64]:
+        """Return the east coordinates of the fine lattice, float64, in km."""
+        return self.west_km + np.arange(self.shape[0], dtype=np.float64) * self.spacing_km
+
+    def y_km(self) -> NDArray[np.float64]:
+        """Return the north coordinates of the fine lattice, float64, in km."""
+        return self.south_km + np.arange(self.shape[1], dtype=np.float64) * self.spacing_km
+
+    def seeds_xy_km(self) -> NDArray[np.float64]:
+        """Return the seeds' coordinates, float64 of shape (J, 2), in km, x first."""
+        x = self.west_km + np.arange(self.seeds_shape[0]) * self.cell_km
+        y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
+        return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def fractions(self) -> NDArray[np.float64]:
+        """Return i / F for i = 0..F: positions inside a source cell, float64 of shape (F + 1,)."""
+        return np.arange(self.factor + 1) / self.factor
+
+    def nearest_records(
+        self, xy_km: NDArray[np.float64]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+        """Return the nearest record of each point and whether the point lies in the rectangle.
+
+        Clamping to the rectangle first increases no distance d_p in the plane, so the guarantee holds for
+        points outside as well.
+
+        Parameters
+        ----------
+        xy_km
+            Points, float64 of shape (n, 2), in km.
+
+        Returns
+        -------
+        i, j
+            Record indices, each of shape (n,).
+        inside
+            Whether the point lies in the rectangle, bool of shape (n,).
+        """
+        i, j = self.coarse_records(xy_km, 1)
+        return i, j, self.box.contains(xy_km)
+
+    def coarse_records(
+        self, xy_km: NDArray[np.float64], steps: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the nearest record of each point, of only every so manyeth along both axes, and the last.
+
+        Parameters
+        ----------
+        xy_km
+            Points, float64 of shape (n, 2), in km; outside the rectangle they are clamped to it first.
+        steps
+            Of how many steps of the lattice; see :mod:`mdpext_dask.problem.coarse_lattice`.
+        """
+        box, indices = self.box, []
+        sides = ((box.west_km, box.east_km), (box.south_km, box.north_km))
+        for axis, (first, last) in enumerate(sides):
+            position = (np.clip(xy_km[:, axis], first, last) - first) / self.spacing_km
+            indices.append(coarse_indices(position, steps, self.shape[axis] - 1))
+        return indices[0], indices[1]
+
+    def record_at(self, x_km: float, y_km: float, steps: int = 1) -> tuple[int, int]:
+        """Return what :meth:`coarse_records` does for one point, in less time."""
+        box, (rows, columns) = self.box, self.shape
+        across = (min(max(x_km, box.west_km), box.east_km) - box.west_km) / self.spacing_km
+        along = (min(max(y_km, box.south_km), box.north_km) - box.south_km) / self.spacing_km
+        # round() is np.rint(), to even.
+        return (
+            min(round(across / steps) * steps, rows - 1),
+            min(round(along / steps) * steps, columns - 1),
+        )
+
+    def vertices_of(self, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which records are vertices, corners or fine ones, of some of the source cells.
+
+        Parameters
+        ----------
+        cells
+            Which source cells, bool of shape (cells_x, cells_y).
+
+        Returns
+        -------
+        bool of shape `shape`.
+        """
+        fine = cells.repeat(self.factor, axis=0).repeat(self.factor, axis=1)
+        vertices = np.zeros(self.shape, dtype=bool)
+        for east in (0, 1):
+            for north in (0, 1):
+                vertices[east : east + fine.shape[0], north : north + fine.shape[1]] |= fine
+        return vertices
+
+    def count_vertices_of(self, cells: NDArray[np.bool_]) -> int:
+        """Return how many records are vertices of some of the source cells, without an array of records."""
+        around = np.pad(cells, 1)
+        sides_x = around[1:-1, 1:] | around[1:-1, :-1]
+        sides_y = around[1:, 1:-1] | around[:-1, 1:-1]
+        corners = around[1:, 1:] | around[1:, :-1] | around[:-1, 1:] | around[:-1, :-1]
+        within = self.factor - 1
+        return int(cells.sum() * within**2 + (sides_x.sum() + sides_y.sum()) * within + corners.sum())
+
+    def are_vertices_of(
+        self, cells: NDArray[np.bool_], i: NDArray[np.intp], j: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Return :meth:`vertices_of` for the records (i, j) only, bool of shape (n,)."""
+        last_x, last_y = self.cells_x - 1, self.cells_y - 1
+        # The cell before a record on a side between two cells, and the one after.
+        across = np.maximum(-(-i // self.factor) - 1, 0), np.minimum(i // self.factor, last_x)
+        along = np.maximum(-(-j // self.factor) - 1, 0), np.minimum(j // self.factor, last_y)
+        return np.asarray(np.any([cells[a, b] for a in across for b in along], axis=0))
+
+    def lie_in(self, cells: NDArray[np.bool_], xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which points lie in some of the source cells, sides included, to a millimetre.
+
+        Parameters
+        ----------
+        cells
+            Which source cells, bool of shape (cells_x, cells_y).
+        xy_km
+            Points, float64 of shape (n, 2), in km.
+
+        Returns
+        -------
+        bool of shape (n,).
+        """
+        position = (xy_km - (self.west_km, self.south_km)) / self.cell_km
+        border = _BORDER_KM / self.cell_km
+        last = np.array([self.cells_x, self.cells_y]) - 1
+        before, after = (
+            np.clip(np.floor(position + shift), 0, last).astype(np.intp) for shift in (-border, border)
+        )
+        found = [cells[a, b] for a in (before[:, 0], after[:, 0]) for b in (before[:, 1], after[:, 1])]
+        return np.asarray(np.any(found, axis=0) & self.box.contains(xy_km))
+
+
+def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:
+    """Return how far the rectangle of least area around points is turned, counter-clockwise, in degrees.
+
+    One side of it lies along a side of the convex hull, so these directions are all that need be tried.
+
+    Parameters
+    ----------
+    xy_km
+        Points, float64 of shape (n, 2), in km.
+
+    Returns
+    -------
+    The direction of the side that is closest to the first axis, in [-45, 45).
+    """
+    from scipy.spatial import ConvexHull, QhullError  # sampling needs a grid, and need not wait for this
+
+    try:
+        hull = xy_km[ConvexHull(xy_km).vertices]
+    except (QhullError, ValueError):
+        return 0.0  # points on one line, or too few: no grid fits around them, whichever way it is turned
+    east, north = (np.roll(hull, -1, axis=0) - hull).T
+    turned = np.unique((np.rad2deg(np.arctan2(north, east)) + 45) % 90 - 45)
+    areas = []
+    for first in range(0, len(turned), _ANGLES_AT_ONCE):
+        angle = np.deg2rad(turned[first : first + _ANGLES_AT_ONCE])
+        axes = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        areas.append(np.prod(np.ptp(np.einsum("nc,dca->dna", hull, axes), axis=1), axis=0))
+    area = np.concatenate(areas)
+    alike = turned[area <= area.min() * (1 + _SAME_AREA)]
+    return float(alike[np.argmin(np.abs(alike))])

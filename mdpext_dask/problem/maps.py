@@ -1,0 +1,161 @@
+"""What all pictures of a plane share: a frame in km, a field over records, outputs, whose data it is.
+
+Pictures are read in grey and by people who see few colours as well: values go by lightness, and what has to
+be told from the rest differs by its shape or its outline, never by its colour alone. Nothing here keeps state
+in matplotlib, which is imported late: workers never need it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.problem.grid import Box, Grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.image import AxesImage
+
+# Vermilion is told from the sequential map in all common kinds of colour blindness.
+SIGNAL, SEQUENTIAL = "#d55e00", "viridis_r"
+# Records along a side that a picture can show: of more, neighbours are averaged.
+MOST_SHOWN = 1200
+# Points beyond which a drawing made of lines gets an image of them instead.
+MANY_POINTS = 2_000
+# Of a map: margin as a share of its longer side, and its shorter side at least, in the same unit.
+_MARGIN, _SLIMMEST = 0.04, 0.5
+
+
+def limits_of(box: Box) -> tuple[float, float, float, float]:
+    """Return west, east, south and north of a map, in km: not too slim, and with a margin."""
+    sides = box.width_km, box.height_km
+    longer = max(sides) or 1.0
+    half_x, half_y = (max(side, _SLIMMEST * longer) / 2 + _MARGIN * longer for side in sides)
+    x, y = (box.west_km + box.east_km) / 2, (box.south_km + box.north_km) / 2
+    return x - half_x, x + half_x, y - half_y, y + half_y
+
+
+def frame(
+    axes: "Axes",
+    limits: tuple[float, float, float, float],
+    names: tuple[str, str] = ("east", "north"),
+) -> None:
+    """Make axes a map: kilometres, as long to the east as to the north.
+
+    Parameters
+    ----------
+    axes
+        Where the map is drawn.
+    limits
+        West, east, south and north, in km.
+    names
+        Of the coordinates.
+    """
+    west, east, south, north = limits
+    axes.set_xlim(west, east)
+    axes.set_ylim(south, north)
+    axes.set_aspect("equal")
+    axes.set_xlabel(f"{names[0]} (km)")
+    axes.set_ylabel(f"{names[1]} (km)")
+
+
+def around_records(grid: Grid) -> tuple[float, float, float, float]:
+    """Return west, east, south and north of the squares around all records, in km."""
+    box, half = grid.box, grid.spacing_km / 2
+    return box.west_km - half, box.east_km + half, box.south_km - half, box.north_km + half
+
+
+def averaged(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], int]:
+    """Return means over squares of records, and their side: the least for at most so many along a side.
+
+    Parameters
+    ----------
+    values
+        float64 of shape (n, m); not-a-number where there is nothing, which no mean takes notice of.
+    most
+        How many squares there may be along a side.
+    """
+    side = -(-max(values.shape) // most)
+    if side == 1:
+        return values, 1
+    starts = [np.arange(0, n, side) for n in values.shape]
+    there = np.isfinite(values)
+    sums, counts = (
+        np.add.reduceat(np.add.reduceat(numbers, starts[0], axis=0), starts[1], axis=1)
+        for numbers in (np.where(there, values, 0.0), there.astype(np.float64))
+    )
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), side
+
+
+def draw_field(
+    axes: "Axes", grid: Grid, values: NDArray[np.float64], label: str, *, step: int = 1, **options: Any
+) -> "AxesImage":
+    """Draw one value for every square of records, with a bar that says what colours mean.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    grid
+        The grid of records.
+    values
+        float64 of shape (n, m), one for each square, the first one around the first record; not-a-number
+        where there is nothing to show.
+    label
+        What the values are, with their unit.
+    step
+        Side of a square, in records.
+    options
+        Of the image, and `extend` of the bar.
+
+    Returns
+    -------
+    The image.
+    """
+    import matplotlib as mpl
+
+    west, _, south, _ = around_records(grid)
+    east, north = (n * step * grid.spacing_km for n in values.shape)
+    extend = options.pop("extend", "neither")
+    image = axes.imshow(
+        np.ma.masked_invalid(values).T,
+        origin="lower",
+        extent=(west, west + east, south, south + north),
+        interpolation="nearest",
+        **{"cmap": mpl.colormaps[SEQUENTIAL], "gid": "records", **options},
+    )
+    colour_bar(axes, image, label, extend=extend)
+    return image
+
+
+def draw_outputs(axes: "Axes", xy_km: NDArray[np.float64]) -> None:
+    """Draw outputs as white dots with an outline.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    xy_km
+        Outputs, float64 of shape (K, 2), in km.
+    """
+    axes.scatter(
+        xy_km[:, 0], xy_km[:, 1],
+        s=min(max(2000 / len(xy_km), 3.0), 14.0), color="white", edgecolors="black", linewidths=0.7,
+        rasterized=len(xy_km) > MANY_POINTS, zorder=3, label="output", gid="outputs",
+    )  # fmt: skip
+
+
+def colour_bar(axes: "Axes", mappable: Any, label: str, **options: Any) -> "Colorbar":
+    """Draw beside a panel what its colours mean."""
+    return axes.figure.colorbar(mappable, ax=axes, label=label, pad=0.02, aspect=35, **options)
+
+
+def say_whose(axes: "Axes", attribution: str) -> None:
+    """Write whose data a map shows into its lower right corner."""
+    if attribution:
+        axes.text(
+            0.995, 0.005, attribution, transform=axes.transAxes, ha="right", va="bottom", fontsize=6,
+            color="0.25", parse_math=False, gid="attribution", zorder=6,
+            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.0},
+        )  # fmt: skip

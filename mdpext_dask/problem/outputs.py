@@ -1,0 +1,215 @@
+"""The outputs of a job: the places that may be reported, and how many they are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import DataError
+from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.kmeans import weighted_centres
+from mdpext_dask.problem.places import STREAM_OUTPUTS, generator_of, nearest_nodes, read_places
+
+# Of all road nodes, unless the job says otherwise; the seed program grows with them.
+MOST_ROAD_NODES = 2000
+# Records that k-means looks at one by one; of more of them, neighbours are taken together.
+_MOST_PLACES = 100_000
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The places that may be reported.
+
+    Parameters
+    ----------
+    xy_km
+        float64 of shape (K, 2), in km.
+    node
+        The nearest road node of each, shape (K,); where travel ends that goes there.
+    notes
+        What a user should know.
+    """
+
+    xy_km: NDArray[np.float64]
+    node: NDArray[np.intp]
+    notes: tuple[str, ...] = ()
+
+
+def choose_outputs(spec: JobSpec, frame: Frame, prior: NDArray[np.float64]) -> Outputs:
+    """Choose the outputs as the job says.
+
+    Parameters
+    ----------
+    spec, frame
+        The job.
+    prior
+        π of the records, float64 of shape ``grid.shape``, 0 outside the region.
+
+    Raises
+    ------
+    SpecError, DataError
+        If a file cannot be read, or there are not as many places as wanted, or too many.
+    """
+    choose = spec.outputs.choose
+    if choose == "road-nodes":
+        generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
+        node = np.sort(generator.choice(frame.nodes_inside, size=spec.outputs.count, replace=False))
+        return Outputs(frame.node_xy_km[node], node)
+    if choose == "all-road-nodes":
+        node = _all_road_nodes(spec, frame)
+        return Outputs(frame.node_xy_km[node], node)
+    notes: tuple[str, ...] = ()
+    if choose == "seeds":
+        xy = frame.grid.seeds_xy_km()[frame.corners_kept.ravel()]
+    elif choose == "prior":
+        assert spec.outputs.count is not None  # the job file's validation sees to it
+        xy = centres_of(prior, frame.grid, spec.outputs.count, spec.outputs.random_seed)
+    else:
+        xy, notes = _of_file(spec, frame)
+    return Outputs(xy, nearest_nodes(frame, xy), notes)
+
+
+def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
+    """Return K without drawing anything.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the outputs' file cannot be read, or there are too many road nodes.
+    """
+    if isinstance(frame, FileFrame):
+        return len(frame.problem.output_xy_km)
+    if spec.outputs.choose == "seeds":
+        return int(frame.corners_kept.sum())
+    if spec.outputs.choose == "file":
+        return len(_of_file(spec, frame)[0])
+    if spec.outputs.choose == "all-road-nodes":
+        return len(_all_road_nodes(spec, frame))
+    assert spec.outputs.count is not None  # the job file's validation sees to it
+    return spec.outputs.count
+
+
+def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
+    """Refuse to draw more outputs or tasks than there are road nodes, or records, in the box or the region.
+
+    With a loss file nothing is drawn.
+
+    Raises
+    ------
+    DataError
+        With both numbers.
+    """
+    if isinstance(frame, FileFrame):
+        return
+    nodes, records = (len(frame.nodes_inside), "road nodes"), (_records(frame), "records")
+    wanted = []
+    if spec.outputs.count is not None:
+        places = records if spec.outputs.choose == "prior" else nodes
+        wanted.append(("outputs.count", spec.outputs.count, *places))
+    if spec.loss.kind == "travel" and spec.loss.tasks_file is None:
+        wanted.append(("loss.tasks", spec.loss.tasks, *nodes))
+    for key, count, available, what in wanted:
+        if count > available:
+            raise DataError(f"{key}: {count} are wanted, but {_place(spec)} holds only {available} {what}")
+
+
+def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: int) -> NDArray[np.float64]:
+    """Return the centres of a weighted k-means of the records, float64 of shape (count, 2), in km.
+
+    Each is the mean, under the prior, of the records that are nearest to it: a place that may lie off every
+    road. Where more than 100,000 records have any prior, squares of neighbouring ones are taken together,
+    each at the mean of its records.
+
+    Raises
+    ------
+    DataError
+        If fewer records than `count` have any prior.
+    """
+    available = int(np.count_nonzero(prior))
+    if count > available:
+        raise DataError(f"outputs.count: {count} are wanted, but only {available} records have any prior")
+    x, y, mass = grid.x_km()[:, None], grid.y_km()[None, :], prior
+    side = 1
+    # At most four squares become one, so enough of them are left.
+    while np.count_nonzero(mass) > max(_MOST_PLACES, 4 * count):
+        side *= 2
+        mass = _of_squares(prior, side)
+    there = mass > 0
+    if side == 1:
+        places = [np.broadcast_to(axis, mass.shape)[there] for axis in (x, y)]
+    else:
+        places = [_of_squares(prior * axis, side)[there] / mass[there] for axis in (x, y)]
+    generator = generator_of(random_seed, STREAM_OUTPUTS)
+    return weighted_centres(np.stack(places, axis=-1), mass[there], count, generator)
+
+
+def _of_squares(values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+    """Return the sums of values of shape (n_x, n_y) over squares of `side` by `side`."""
+    first = [np.arange(0, n, side) for n in values.shape]
+    return np.asarray(np.add.reduceat(np.add.reduceat(values, first[0], axis=0), first[1], axis=1))
+
+
+def _records(frame: Frame) -> int:
+    return frame.grid.count_vertices_of(frame.kept)
+
+
+def _place(spec: JobSpec) -> str:
+    return "the box" if spec.domain.region is None else "the region"
+
+
+def _all_road_nodes(spec: JobSpec, frame: Frame) -> NDArray[np.intp]:
+    """Return the road nodes in the box, or the region; of several in the same place the first.
+
+    Raises
+    ------
+    DataError
+        If they are more than the job allows.
+    """
+    _, first = np.unique(frame.node_xy_km[frame.nodes_inside], axis=0, return_index=True)
+    node = frame.nodes_inside[np.sort(first)]
+    limit = MOST_ROAD_NODES if spec.outputs.limit is None else spec.outputs.limit
+    if len(node) > limit:
+        raise DataError(
+            f'outputs.choose: "all-road-nodes": {_place(spec)} holds {len(node)} road nodes, more than '
+            f'{limit}; raise outputs.limit, use a smaller region, or draw some: choose = "road-nodes" or '
+            '"prior", with count'
+        )
+    return node
+
+
+def _of_file(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return the places of the outputs' file, and a note on those that were left out.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the file cannot be read, two of its places are the same, or one lies outside the grid where the job
+        does not drop such.
+    """
+    name = spec.outputs.file
+    xy, _ = read_places(name, "outputs.file", frame, weights=False)
+    outside = ~frame.grid.box.contains(xy)
+    notes: tuple[str, ...] = ()
+    if outside.any():
+        row, count, all_of_them = int(np.argmax(outside)), int(outside.sum()), len(xy)
+        if spec.outputs.outside == "error":
+            raise DataError(
+                f"outputs.file: {name}: {count} of {all_of_them} outputs lie outside the grid, the first in "
+                f"row {row + 1} at x = {xy[row, 0]:.3f} km, y = {xy[row, 1]:.3f} km; leave them out, or let "
+                'outputs.outside = "drop" do it'
+            )
+        if count == all_of_them:
+            raise DataError(f"outputs.file: {name}: all of its {count} outputs lie outside the grid")
+        notes = (f"{count} of the {all_of_them} outputs of {name} lie outside the grid and were left out",)
+    rows = np.flatnonzero(~outside)
+    xy = xy[rows]
+    _, first, of = np.unique(xy, axis=0, return_index=True, return_inverse=True)
+    if len(first) < len(xy):
+        second = int(np.argmax(first[of.ravel()] != np.arange(len(xy))))
+        pair = rows[first[of.ravel()[second]]] + 1, rows[second] + 1
+        raise DataError(
+            f"outputs.file: {name}: two outputs are the same place, those of rows {pair[0]} and {pair[1]}"
+        )
+    return xy, notes

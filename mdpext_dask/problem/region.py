@@ -1,0 +1,317 @@
+"""A region: polygons of a file or of a place, and the source cells that meet them.
+
+A region says which records are kept. It does not change what is certified: the seed program and the
+certificate cover the whole rectangle around it, which is convex (PROOF.md, section 2).
+
+Sides of polygons are straight in longitude and latitude, as GeoJSON has it (RFC 7946); they are cut into
+short pieces before they are projected, so that they are in the right place in the plane as well. Polygons
+across the antimeridian are cut there, as RFC 7946 (section 3.1.9) wants it; here the parts are put together
+again, with longitudes that go on beyond 180.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import DataError, first_line
+from mdpext_dask.job.spec import BUILTIN_PREFIX, PLACE, PLACE_PREFIX
+from mdpext_dask.problem.grid import Box, Grid
+from mdpext_dask.problem.projection import LARGEST_RADIUS_KM, Projection
+from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of
+from mdpext_dask.readers.polygons import SUFFIXES, read_polygons
+from mdpext_dask.readers.roads.downloads import outline_of_place
+
+# About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
+_PIECE_DEGREES = 0.01
+_ROUNDING = 1e-9
+# A ring comes back to its first place.
+_LEAST_POSITIONS = 4
+# How files of before RFC 7946 say that their coordinates are degrees after all.
+_DEGREES_CRS = ("CRS84", "4326")
+# Objects that hold others, and where.
+_MEMBERS = {"FeatureCollection": "features", "GeometryCollection": "geometries"}
+
+
+@dataclass(frozen=True)
+class Region:
+    """One or more polygons, with holes or without.
+
+    Parameters
+    ----------
+    path
+        The file they come from, or the place.
+    shape
+        The polygons, as one Shapely geometry in degrees; across the antimeridian longitudes exceed 180.
+    notes
+        What a user should know.
+    """
+
+    path: str
+    shape: Any
+    notes: tuple[str, ...]
+
+    @property
+    def box_degrees(self) -> Degrees:
+        """West, south, east, north of the region, in degrees; west > east across the antimeridian."""
+        west, south, east, north = map(float, self.shape.bounds)
+        return west, south, east - FULL_TURN if east > HALF_TURN else east, north
+
+    def within(self, box: Degrees) -> "Region":
+        """Return the part of the region in a box: west, south, east, north in degrees.
+
+        Raises
+        ------
+        DataError
+            If there is none.
+        """
+        import shapely
+
+        west, south, east, north = box[0], box[1], east_of(box[0], box[2]), box[3]
+        # Both may go on beyond 180 degrees, or only one of them.
+        turns = [shapely.box(west + turn, south, east + turn, north) for turn in (0.0, FULL_TURN, -FULL_TURN)]
+        reached = [turn for turn in turns if shapely.box(*self.shape.bounds).intersects(turn)] or turns[:1]
+        part = shapely.intersection(self.shape, shapely.union_all(reached) if reached[1:] else reached[0])
+        if reached[1:]:
+            parts = shapely.get_parts(part)
+            part = _joined([polygon for polygon in parts if polygon.area > 0])
+        if part.area == 0:
+            raise DataError(
+                f"domain.region: {self.path}: lies outside domain.bbox {list(box)}; the region spans "
+                f"{[round(d, 4) for d in self.box_degrees]}"
+            )
+        left_out = 1 - part.area / self.shape.area
+        notes = (f"{left_out:.1%} of the region lies outside domain.bbox",) if left_out > _ROUNDING else ()
+        return replace(self, shape=part, notes=self.notes + notes)
+
+    def outline_km(self, projection: Projection) -> NDArray[np.float64]:
+        """Return places along the region's border in the plane, float64 of shape (n, 2), in km.
+
+        Raises
+        ------
+        DataError
+            If there is no plane for the whole of it.
+        """
+        import shapely
+
+        places = np.asarray(shapely.get_coordinates(self._in_plane(projection)), dtype=np.float64)
+        if not np.isfinite(places).all():
+            raise DataError(f"domain.region: {self.path}: reaches too far around the Earth for one plane")
+        return places
+
+    def box_km(self, projection: Projection) -> Box:
+        """Return the box around the region in the plane.
+
+        Raises
+        ------
+        DataError
+            If the region is too large for one plane.
+        """
+        box = Box.around(self.outline_km(projection))
+        if box.radius_km > LARGEST_RADIUS_KM:
+            raise DataError(
+                f"domain.region: {self.path}: is too large for one plane: its box reaches "
+                f"{box.radius_km:.0f} km from its centre, {LARGEST_RADIUS_KM:.0f} km is the most"
+            )
+        return box
+
+    def cells(self, grid: Grid, projection: Projection) -> NDArray[np.bool_]:
+        """Return which source cells meet the region, be it in a single point of their sides.
+
+        Returns
+        -------
+        bool of shape (cells_x, cells_y).
+        """
+        import shapely
+
+        shape = self._in_plane(projection)
+        shapely.prepare(shape)
+        x = grid.west_km + np.arange(grid.cells_x + 1) * grid.cell_km
+        y = grid.south_km + np.arange(grid.cells_y + 1) * grid.cell_km
+        kept = np.zeros((grid.cells_x, grid.cells_y), dtype=bool)
+        # Squares of cells, halved again and again where the border passes: most cells are never looked at.
+        side = 1 << (max(kept.shape) - 1).bit_length()
+        west, south = np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
+        while side:
+            east, north = np.minimum(west + side, grid.cells_x), np.minimum(south + side, grid.cells_y)
+            squares = shapely.box(x[west], y[south], x[east], y[north])
+            meets = shapely.intersects(shape, squares)
+            whole = shapely.covers(shape, squares) | (side == 1)
+            for a, b, c, d in zip(*(v[meets & whole] for v in (west, south, east, north)), strict=True):
+                kept[a:c, b:d] = True
+            side //= 2
+            halves = [(a, b) for a in (0, side) for b in (0, side)]
+            west, south = (
+                np.concatenate([v[meets & ~whole] + half[axis] for half in halves])
+                for axis, v in enumerate((west, south))
+            )
+            there = (west < grid.cells_x) & (south < grid.cells_y)
+            west, south = west[there], south[there]
+        return kept
+
+    def _in_plane(self, projection: Projection) -> Any:
+        import shapely
+
+        return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
+
+
+def read_region(name: str, place: str | None = None) -> Region:
+    """Read polygons from a GeoJSON file, a shapefile or a GeoPackage; points and lines do not count.
+
+    Parameters
+    ----------
+    name
+        Path of the file; ``"place"`` for the outline of `place`, ``"place:NAME"`` for that of another one.
+    place
+        The job's place, if it has one.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, holds no polygon, or one that is broken.
+    SpecError
+        If it needs an extra that is not installed.
+    """
+    if name.startswith(BUILTIN_PREFIX):
+        raise DataError(f"domain.region: {name}: there are no built-in regions; give a path")
+    path = Path(name)
+    if (of := outlined(name, place)) is not None:
+        path, name = outline_of_place(of, "domain.region"), of
+    elif name.lower().endswith(SUFFIXES):
+        polygons, skipped = read_polygons(path)
+        return _region(name, polygons, skipped)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=float)
+    except FileNotFoundError:
+        raise DataError(f"domain.region: {path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"domain.region: {path} cannot be read: {first_line(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"domain.region: {path}: not a GeoJSON file: {first_line(error)}") from None
+    reader = _Reader(path)
+    reader.check_crs(document)
+    try:
+        polygons = [reader.polygon(rings) for rings in reader.polygons(document)]
+    except RecursionError:
+        raise DataError(
+            f"domain.region: {path}: not a GeoJSON file: objects in objects without end"
+        ) from None
+    return _region(name, polygons, reader.skipped)
+
+
+def outlined(name: str | None, place: str | None) -> str | None:
+    """Return the place whose outline a region is; None of a file, and without a region."""
+    if name == PLACE:
+        return place
+    return name.removeprefix(PLACE_PREFIX) if name is not None and name.startswith(PLACE_PREFIX) else None
+
+
+def _region(name: str, polygons: list[Any], skipped: int) -> Region:
+    if not polygons:
+        raise DataError(f"domain.region: {name}: holds no polygons")
+    notes = (f"{name}: points and lines do not count; {skipped} left out",) if skipped else ()
+    return Region(name, _joined(polygons), notes)
+
+
+def _joined(polygons: list[Any]) -> Any:
+    """Return one geometry of polygons in degrees, those beyond the antimeridian put where it goes on."""
+    import shapely
+
+    if polygons:
+        bounds = shapely.bounds(polygons)
+        west, east = arc(bounds[:, 0], bounds[:, 2])
+        if west > east:
+            turn = np.array([FULL_TURN, 0.0])
+            beyond = bounds[:, 0] < west
+            polygons = [
+                shapely.transform(polygon, lambda lonlat: lonlat + turn) if over else polygon
+                for polygon, over in zip(polygons, beyond, strict=True)
+            ]
+    return shapely.union_all(polygons)
+
+
+class _Reader:
+    """Takes polygons out of a GeoJSON document, and says what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.skipped = 0
+
+    def _bad(self, complaint: str) -> DataError:
+        return DataError(f"domain.region: {self._path}: {complaint}")
+
+    def check_crs(self, document: Any) -> None:
+        crs = document.get("crs") if isinstance(document, dict) else None
+        if crs is not None and not any(name in json.dumps(crs) for name in _DEGREES_CRS):
+            raise self._bad("has a crs of its own; coordinates must be degrees on WGS 84")
+
+    def polygons(self, entry: Any) -> Iterator[list[Any]]:
+        """Yield the rings of every polygon under a GeoJSON object, those without any left out."""
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if kind is not None and not isinstance(kind, str):
+            raise self._bad(f"not a GeoJSON file: a type must be a name, got {json.dumps(kind)[:40]}")
+        if kind in _MEMBERS:
+            for member in self._list(entry, _MEMBERS[kind]):
+                yield from self.polygons(member)
+        elif kind == "Feature":
+            if entry.get("geometry") is not None:
+                yield from self.polygons(entry["geometry"])
+        elif kind in ("Polygon", "MultiPolygon"):
+            listed = self._list(entry, "coordinates")
+            yield from (rings for rings in (listed if kind == "MultiPolygon" else [listed]) if rings)
+        elif kind in ("Point", "MultiPoint", "LineString", "MultiLineString"):
+            self.skipped += 1
+        else:
+            raise self._bad(f"not a GeoJSON file: an object has the type {kind!r}")
+
+    def polygon(self, rings: Any) -> Any:
+        """Return a polygon of Shapely's."""
+        import shapely
+
+        if not isinstance(rings, list):
+            raise self._bad("the coordinates of a polygon must be a list of rings")
+        shell, *holes = [self._ring(ring) for ring in rings]
+        polygon = shapely.Polygon(shell, holes)
+        if not shapely.is_valid(polygon):
+            raise self._bad(f"a polygon is broken: {shapely.is_valid_reason(polygon)}")
+        return polygon
+
+    def _list(self, entry: dict[str, Any], key: str) -> list[Any]:
+        value = entry.get(key)
+        if not isinstance(value, list):
+            raise self._bad(f"{entry['type']}: {key} must be a list")
+        return value
+
+    def _ring(self, ring: Any) -> list[tuple[float, float]]:
+        if not isinstance(ring, list) or len(ring) < _LEAST_POSITIONS:
+            raise self._bad(f"a ring must be a list of at least {_LEAST_POSITIONS} positions")
+        places = [self._place(position) for position in ring]
+        if places[0] != places[-1]:
+            raise self._bad(
+                f"a ring is not closed: it begins at {list(places[0])} and ends at {list(places[-1])}"
+            )
+        for (lon, _), (to, _) in pairwise(places):
+            # Of what goes all the way round, sides may lie along the poles.
+            if abs(to - lon) > HALF_TURN and abs(lon) + abs(to) < FULL_TURN:
+                raise self._bad(
+                    f"a side goes from longitude {lon:g} to {to:g}, more than half-way round the Earth; "
+                    "polygons across the antimeridian must be cut there (RFC 7946, section 3.1.9)"
+                )
+        return places
+
+    def _place(self, position: Any) -> tuple[float, float]:
+        numbers = position[:2] if isinstance(position, list) else []
+        if len(numbers) < 2 or not all(
+            isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
+        ):
+            raise self._bad(f"a position must be [lon, lat], got {json.dumps(position)[:40]}")
+        lon, lat = map(float, numbers)
+        if abs(lon) > 180 or abs(lat) > 90:
+            raise self._bad(f"lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees")
+        return lon, lat

@@ -1,0 +1,91 @@
+"""Points from files: CSV, Parquet and GeoJSON, whole or a chunk at a time.
+
+The suffix says which: ``.parquet``, ``.pq``, ``.geoparquet``; ``.geojson``, ``.json``; ``.geojsonl``,
+``.geojsons``, ``.geojsonseq``, ``.ndjson``, ``.jsonl`` for a feature on each line; anything else is CSV. CSV
+and GeoJSON may be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zip``).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.readers.point_chunks import PointChunk, Points, all_points, even_chunks
+from mdpext_dask.readers.point_geojson import collection_pieces, line_pieces
+from mdpext_dask.readers.point_tables import csv_pieces, parquet_pieces
+
+PARQUET_SUFFIXES = (".parquet", ".pq", ".geoparquet")
+GEOJSON_SUFFIXES = (".geojson", ".json")
+GEOJSON_LINES_SUFFIXES = (".geojsonl", ".geojsons", ".geojsonseq", ".ndjson", ".jsonl")
+_COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip")
+# Names that nobody gives to a CSV file.
+_OTHER_SUFFIXES = (".xlsx", ".xls", ".ods", ".shp", ".gpkg", ".kml", ".kmz", ".gpx", ".feather", ".arrow")
+
+
+def format_of(path: Path) -> str:
+    """Return what a file's name says that it is: csv, parquet, geojson or geojson-lines.
+
+    Raises
+    ------
+    SpecError
+        If it says that it is a spreadsheet, or one of the other formats that are not for points here.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in PARQUET_SUFFIXES:
+        return "parquet"
+    if suffixes and suffixes[-1] in _COMPRESSED_SUFFIXES:
+        suffixes.pop()
+    last = suffixes[-1] if suffixes else ""
+    if last in _OTHER_SUFFIXES:
+        raise SpecError(f"{path}: points and reports are CSV, Parquet or GeoJSON, not {last}")
+    if last in GEOJSON_LINES_SUFFIXES:
+        return "geojson-lines"
+    return "geojson" if last in GEOJSON_SUFFIXES else "csv"
+
+
+def point_chunks(
+    path: Path, *, weights: bool, extra: tuple[str, ...] = (), chunk_points: int = 200_000
+) -> Iterator[PointChunk]:
+    """Yield the points of a file in chunks, in the order of the file; memory holds a few chunks.
+
+    Parameters
+    ----------
+    path
+        Table with columns lon,lat or x_km,y_km, or GeoJSON with points in degrees. Where both pairs are
+        there, x_km,y_km count.
+    weights
+        Whether a column (or property) weight counts. Without one every weight is 1.
+    extra
+        Further columns (or properties) to return, as text.
+    chunk_points
+        Points in a chunk, at least 1; the last one has what is left.
+
+    Raises
+    ------
+    DataError
+        While iterating, with the first cell, row or feature that is wrong: columns are missing or there
+        twice, a coordinate is not a finite number or out of range, a weight is negative; at the end, if
+        there are no points, or all their weights are zero. The chunks before have been yielded by then.
+    SpecError
+        If `chunk_points` is not positive.
+    """
+    if chunk_points < 1:
+        raise SpecError(f"chunk_points: must be at least 1, got {chunk_points}")
+    read = {
+        "csv": csv_pieces,
+        "parquet": parquet_pieces,
+        "geojson": collection_pieces,
+        "geojson-lines": line_pieces,
+    }[format_of(path)]
+    return even_chunks(read(path, weights=weights, extra=extra), chunk_points, path)
+
+
+def read_points(path: Path, *, weights: bool = True) -> Points:
+    """Read all points of a file; see :func:`point_chunks`.
+
+    Raises
+    ------
+    DataError
+        If columns are missing, a cell is not a number, a coordinate is out of range, or the weights
+        are negative or all zero.
+    """
+    return all_points(point_chunks(path, weights=weights))

@@ -1,0 +1,260 @@
+"""Extracts of OpenStreetMap: .osm.pbf, .osm, .osm.bz2 and .osm.gz, read by osmium.
+
+Ways are read first and nodes after them, so that of all nodes only those of drivable ways are kept: some 50
+bytes for each. Roads go on where a file's border cuts them only as far as their nodes are in the file.
+"""
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import DataError, first_line
+from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, east_of
+from mdpext_dask.readers.optional_libraries import import_osm
+from mdpext_dask.readers.roads.drivable_ways import direction, is_drivable, is_ferry
+from mdpext_dask.readers.roads.junctions import Arcs, join_at_junctions
+from mdpext_dask.readers.roads.network import RoadNetwork, assemble, ground_km
+
+SUFFIXES = (".osm.pbf", ".osm", ".osm.bz2", ".osm.gz", ".pbf")
+# A table of the places of all nodes takes 16 bytes for each, about twice what its file takes; a set of ids
+# may take 1.6 GB, whatever the file. Smaller files get the table, which is faster.
+_LARGEST_WITH_TABLE = 800_000_000
+# What sorted files say of themselves; in others a table would not find what it holds.
+_SORTED = "Type_then_ID"
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Drivable ways: the ids of their nodes, one way after the other.
+
+    `count` says how many of `refs` are a way's; `direction` is that of
+    :func:`~mdpext_dask.readers.roads.drivable_ways.direction`.
+    """
+
+    ids: NDArray[np.int64]
+    refs: NDArray[np.int64]
+    count: NDArray[np.int64]
+    direction: NDArray[np.int64]
+    ferries: int
+
+    def only(self, keep: NDArray[np.bool_]) -> "_Ways":
+        """Return some of the ways."""
+        return replace(
+            self,
+            ids=self.ids[keep],
+            refs=self.refs[np.repeat(keep, self.count)],
+            count=self.count[keep],
+            direction=self.direction[keep],
+        )
+
+
+def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
+    """Read the drivable roads of an extract, joined at junctions.
+
+    Parameters
+    ----------
+    path
+        The file.
+    box
+        West, south, east, north in degrees: only ways that touch it count; default: all.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or holds no drivable road.
+    SpecError
+        If osmium is not installed.
+    """
+    osmium = import_osm("osmium", f"domain.roads: {path}")
+    with _complaints(path):
+        ways = _read_ways(osmium, path)
+        notes = []
+        ways, again = _last_versions(ways)
+        if again:
+            notes.append(f"{path}: ways that are there more than once: {again}; the last one of each counts")
+        if ways.ferries:
+            notes.append(f"{path}: ferries are left out, which are no roads: {ways.ferries}")
+        if len(ways.refs) == 0:
+            raise DataError(f"{path}: holds no drivable roads")
+        ids = np.unique(ways.refs)
+        lonlat = _read_places(osmium, path, ids)
+    ids, lonlat, refs, welded = _weld(ids, lonlat, ways.refs)
+    if welded:
+        notes.append(f"{path}: nodes that were joined across the antimeridian: {welded}")
+    ways = replace(ways, refs=np.searchsorted(ids, refs))
+    there = np.asarray(np.isfinite(lonlat[:, 0]), dtype=bool)
+    if not there.any():
+        raise DataError(f"{path}: none of the {len(ids)} nodes of its roads is in the file")
+    if box is not None:
+        ways, clipped = _touching(ways, lonlat, box)
+        if clipped:
+            notes.append(
+                f"{path}: {clipped} of {clipped + len(ways.ids)} roads do not touch domain.bbox and were not "
+                "read"
+            )
+        if len(ways.ids) == 0:
+            raise DataError(f"domain.bbox: no road within reach: no road of {path} touches {list(box)}")
+    if missing := int(np.sum(~there[np.unique(ways.refs)])):
+        notes.append(f"{path}: nodes of its roads that are not in the file: {missing}; the roads end there")
+    return _network(ways, ids, lonlat, there, str(path), notes)
+
+
+def _network(
+    ways: _Ways,
+    ids: NDArray[np.int64],
+    lonlat: NDArray[np.float64],
+    there: NDArray[np.bool_],
+    source: str,
+    notes: list[str],
+) -> RoadNetwork:
+    begin, end = ways.refs[:-1], ways.refs[1:]
+    way = np.repeat(np.arange(len(ways.ids)), ways.count)
+    # A node that is named twice in a row is named once.
+    piece = (way[:-1] == way[1:]) & there[begin] & there[end] & (begin != end)
+    begin, end, towards = begin[piece], end[piece], ways.direction[way[:-1][piece]]
+    length = ground_km(lonlat[begin], lonlat[end])
+    forward, backward = towards >= 0, towards <= 0
+    arcs = Arcs(
+        np.concatenate([begin[forward], end[backward]]),
+        np.concatenate([end[forward], begin[backward]]),
+        np.concatenate([length[forward], length[backward]]),
+    )
+    kept, arcs, rings = join_at_junctions(arcs, len(ids))
+    if rings:
+        notes.append(f"{source}: closed rings that no other road meets are left out: {rings}")
+    return assemble(
+        ids=ids[kept],
+        lonlat=lonlat[kept],
+        ends=(ids[kept][arcs.start], ids[kept][arcs.end]),
+        length_km=arcs.length_km,
+        oneway=np.ones(len(arcs.start), dtype=bool),
+        directions_known=True,
+        source=source,
+        notes=tuple(notes),
+    )
+
+
+@contextmanager
+def _complaints(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # osmium has no errors of its own: what its parsers raise arrives as one of these.
+    except (RuntimeError, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a readable OpenStreetMap file: {first_line(error)}") from None
+
+
+def _read_ways(osmium: Any, path: Path) -> _Ways:
+    ids, refs, count, towards, ferries = array("q"), array("q"), array("q"), array("q"), 0
+    ways = osmium.FileProcessor(path, osmium.osm.WAY)
+    for way in ways.with_filter(osmium.filter.KeyFilter("highway", "route")):
+        tags = way.tags
+        if not way.visible:  # deleted, in files with history
+            continue
+        if is_drivable(tags):
+            nodes = [node.ref for node in way.nodes]
+            ids.append(way.id)
+            refs.extend(nodes)
+            count.append(len(nodes))
+            towards.append(direction(tags))
+        else:
+            ferries += is_ferry(tags)
+    columns = [np.array(column, dtype=np.int64) for column in (ids, refs, count, towards)]
+    return _Ways(columns[0], columns[1], columns[2], columns[3], ferries)
+
+
+def _last_versions(ways: _Ways) -> tuple[_Ways, int]:
+    """Return the last one of all ways with the same id, and how many are left out."""
+    _, last = np.unique(ways.ids[::-1], return_index=True)
+    again = len(ways.ids) - len(last)
+    if not again:
+        return ways, 0
+    keep = np.zeros(len(ways.ids), dtype=bool)
+    keep[len(ways.ids) - 1 - last] = True
+    return ways.only(keep), again
+
+
+def _read_places(osmium: Any, path: Path, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return lon and lat of nodes, float64 of shape (n, 2), not-a-number where they are not in the file.
+
+    Of a node that is there more than once, the first one counts.
+    """
+    header = osmium.io.Reader(path, osmium.osm.NOTHING).header()
+    size = path.stat().st_size
+    if ids[0] > 0 and size <= _LARGEST_WITH_TABLE and header.get("sorting") == _SORTED:
+        return _places_by_table(osmium, path, ids)
+    nodes = osmium.FileProcessor(path, osmium.osm.NODE)
+    filtered = ids[0] > 0 and size > _LARGEST_WITH_TABLE
+    if filtered:
+        nodes = nodes.with_filter(osmium.filter.IdFilter(iter(ids.tolist())))
+    wanted = set() if filtered else set(ids.tolist())
+    found, lon, lat = array("q"), array("d"), array("d")
+    for node in nodes:
+        if filtered or node.id in wanted:
+            place = node.location
+            if place.valid():
+                found.append(node.id)
+                lon.append(place.lon)
+                lat.append(place.lat)
+    identifier, first = np.unique(np.array(found, dtype=np.int64), return_index=True)
+    lonlat = np.full((len(ids), 2), np.nan)
+    lonlat[np.searchsorted(ids, identifier)] = np.stack([lon, lat], axis=-1)[first]
+    return lonlat
+
+
+def _places_by_table(osmium: Any, path: Path, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    table = osmium.index.create_map("sparse_mem_array")
+    osmium.apply(osmium.io.Reader(path, osmium.osm.NODE), osmium.NodeLocationsForWays(table))
+    lonlat = np.full((len(ids), 2), np.nan)
+    for row, identifier in enumerate(ids.tolist()):
+        try:
+            place = table.get(identifier)
+        except KeyError:
+            continue
+        if place.valid():
+            lonlat[row] = place.lon, place.lat
+    return lonlat
+
+
+def _weld(
+    ids: NDArray[np.int64], lonlat: NDArray[np.float64], refs: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int]:
+    """Make one node of two at the same latitude of which one is at 180 and the other at -180 degrees.
+
+    Roads of OpenStreetMap end at the antimeridian, and go on from another node on its other side.
+    """
+    west, east = (np.flatnonzero(lonlat[:, 0] == side) for side in (-HALF_TURN, HALF_TURN))
+    _, in_west, in_east = np.intersect1d(lonlat[west, 1], lonlat[east, 1], return_indices=True)
+    gone, stays = west[in_west], east[in_east]
+    if len(gone) == 0:
+        return ids, lonlat, refs, 0
+    position = np.searchsorted(ids, refs)
+    becomes = np.arange(len(ids))
+    becomes[gone] = stays
+    left = np.ones(len(ids), dtype=bool)
+    left[gone] = False
+    return ids[left], lonlat[left], ids[becomes[position]], len(gone)
+
+
+def _touching(ways: _Ways, lonlat: NDArray[np.float64], box: Degrees) -> tuple[_Ways, int]:
+    """Return the ways of which a piece may touch a box, and how many do not."""
+    west, south, east, north = box
+    half = (east_of(west, east) - west) / 2
+    # From the middle of the box, so that nothing near it goes round the Earth.
+    x = (lonlat[:, 0] - (west + half) + HALF_TURN) % FULL_TURN - HALF_TURN
+    place = np.stack([x, lonlat[:, 1]], axis=-1)[ways.refs]
+    low, high = np.minimum(place[:-1], place[1:]), np.maximum(place[:-1], place[1:])
+    way = np.repeat(np.arange(len(ways.ids)), ways.count)
+    # Not-a-number, where a node is missing, touches nothing.
+    near = (low[:, 0] <= half) & (high[:, 0] >= -half) & (low[:, 1] <= north) & (high[:, 1] >= south)
+    near &= (way[:-1] == way[1:]) & (high[:, 0] - low[:, 0] <= HALF_TURN)
+    touch = np.zeros(len(ways.ids), dtype=bool)
+    touch[way[:-1][near]] = True
+    return ways.only(touch), int(np.sum(~touch))

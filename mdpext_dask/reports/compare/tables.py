@@ -1,0 +1,195 @@
+"""Results as files: every answer as CSV, one table as Markdown and HTML."""
+
+import html
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mdpext_dask.errors import StoreError, first_line
+from mdpext_dask.files import rendered
+from mdpext_dask.reports.compare.figure import comparison_of
+from mdpext_dask.reports.compare.summary import NORMAL_95, CaseSummary
+
+PICTURE = "utility-time.png"
+# Of a bound: it is no other.
+_SAME = 1e-6
+# Of the single answers; what else a method tells is left to its file.
+_COLUMNS = (
+    "case", "method", "repetition", "completed", "reason", "loss_km", "sampled_standard_error_km", "seconds",
+    "epsilon_audited", "violation_ratio", "verdict", "guarantee", "audit_seconds", "lower_bound_km",
+    "expected_km", "stride",
+)  # fmt: skip
+HEADER = (
+    "method", "family", "loss, km", "to the default", "above the bound", "seconds", "ε audited, 1/km",
+    "triples that break ε", "repetitions",
+)  # fmt: skip
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; }
+th, td { border-bottom: 1px solid #8886; padding: .3rem .6rem; text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+tr.default { font-weight: 600; }
+tr.broken td:first-child::after { content: " ✗"; }
+img { max-width: 100%; background: white; }
+"""
+
+
+def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
+    """Write everything; return the files.
+
+    Parameters
+    ----------
+    folder
+        Where they go; files of before are replaced.
+    summaries
+        All cases.
+
+    Raises
+    ------
+    StoreError
+        If the folder cannot be written.
+    """
+    answers = pd.DataFrame([one for summary in summaries for one in summary.answers])
+    rows = pd.DataFrame([row for summary in summaries for row in summary.rows])
+    answers, texts = answers.reindex(columns=list(_COLUMNS)), "\n".join(map(_markdown, summaries))
+    try:
+        picture = _draw(summaries, folder / PICTURE)
+        answers.to_csv(folder / "answers.csv", index=False)
+        rows.to_csv(folder / "table.csv", index=False)
+        (folder / "table.md").write_text(texts, encoding="utf-8")
+        (folder / "table.html").write_text(_page(summaries, picture), encoding="utf-8")
+        (folder / "results.json").write_text(json.dumps(as_json(summaries), indent=1), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written: {first_line(error)}") from None
+    names = ["table.md", "table.html", "table.csv", "answers.csv", "results.json"]
+    return [folder / name for name in [*names, *([PICTURE] if picture else [])]]
+
+
+def _draw(summaries: Sequence[CaseSummary], path: Path) -> bool:
+    """Draw the cases that have any loss; return whether there were some, and something to draw them with."""
+    drawn = [summary for summary in summaries if any(row["loss_km"] is not None for row in summary.rows)]
+    if not drawn:
+        return False
+    try:
+        content = rendered(lambda: comparison_of(drawn), path.suffix)
+    except ImportError:
+        return False
+    path.write_bytes(content)
+    return True
+
+
+def as_json(summaries: Sequence[CaseSummary]) -> dict[str, Any]:
+    """Return all cases as one document; of several, `problem` is a list."""
+    problems = [{"case": summary.name, **summary.problem} for summary in summaries]
+    return {
+        "problem": problems[0] if len(problems) == 1 else problems,
+        "rows": [row for summary in summaries for row in summary.rows],
+    }
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row as people read it; see :data:`HEADER`."""
+    broken = row["violation_ratio"]
+    return (
+        row["title"],
+        row["family"],
+        with_error(row["loss_km"], row["loss_standard_error"]),
+        with_error(row["loss_to_default"], row["loss_to_default_standard_error"]),
+        _shown(row["gap"], lambda gap: f"{gap:+.1%}"),
+        _shown(row["seconds"], lambda seconds: f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"),
+        _shown(row["epsilon_audited"], lambda audited: f"{float(audited):.4g}"),
+        _shown(
+            broken,
+            lambda ratio: "none" if ratio == 0 else f"{ratio:.2%}" if ratio >= 1e-4 else f"{ratio:.1e}",
+        ),
+        str(row["repeats"]),
+    )
+
+
+def with_error(value: float | None, standard_error: float | None) -> str:
+    """Return a mean and half its 95 % interval, if there is one."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" + ("" if standard_error is None else f" ± {NORMAL_95 * standard_error:.3f}")
+
+
+def heading(summary: CaseSummary) -> str:
+    """Return what the table of a case is about, in one line."""
+    problem = summary.problem
+    size = (
+        f"{problem['records']:,} records, {problem['outputs']} outputs, {problem['seeds']} seeds of "
+        f"{problem['cell_km']:g} km, ε = {problem['epsilon_per_km']:g}/km"
+    )
+    return (
+        f"{problem['name']}: {size}"
+        if summary.name == "the job"
+        else f"{problem['name']}, {summary.name}: {size}"
+    )
+
+
+def bound_sentence(summary: CaseSummary) -> str:
+    """Return what is known of the best possible, in one sentence."""
+    problem = summary.problem
+    if problem["lower_bound_km"] is None:
+        why = problem["lower_bound_reason"]
+        return f"No lower bound: {why}." if why else "No lower bound was asked for."
+    shown = with_error(problem["lower_bound_km"], problem["lower_bound_standard_error"])
+    sentence = f"No mechanism on these outputs that keeps ε can lose less than {shown} km (certified)."
+    expected = problem["lower_bound_expected_km"]
+    if expected <= problem["lower_bound_km"] * (1 + _SAME):
+        return sentence
+    return (
+        f"{sentence} There was time for a part of the lattices only; all of them would make it about "
+        f"{expected:.3f} km."
+    )
+
+
+def _shown(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+def _markdown(summary: CaseSummary) -> str:
+    lines = [f"## {heading(summary)}", "", bound_sentence(summary), ""]
+    lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    for row in summary.rows:
+        name, *others = cells(row)
+        name = f"**{name}**" if row["default"] else name
+        lines.append("| " + " | ".join([name, *others]) + " |")
+    notes = notes_on(summary)
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+
+
+def notes_on(summary: CaseSummary) -> list[str]:
+    """Return why rows are not complete, and what is to be known of those that were not found to keep ε."""
+    notes = [f"{row['title']}: {row['reason']}." for row in summary.rows if row["reason"]]
+    kept = ("epsilon", "holds")
+    apart = [row for row in summary.rows if row["note"] and (row["guarantee"], row["verdict"]) != kept]
+    return notes + [f"{row['title']} (promises {row['guarantee']}): {row['note']}" for row in apart]
+
+
+def _page(summaries: Sequence[CaseSummary], picture: bool) -> str:
+    parts = []
+    for summary in summaries:
+        rows = []
+        for row in summary.rows:
+            kinds = [k for k, on in (("default", row["default"]), ("broken", row["violation_ratio"])) if on]
+            name, family, *numbers = map(html.escape, cells(row))
+            tail = "".join(f'<td class="number">{number}</td>' for number in numbers)
+            rows.append(f'<tr class="{" ".join(kinds)}"><td>{name}</td><td>{family}</td>{tail}</tr>')
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in notes_on(summary))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
+        parts.append(
+            f"<h2>{html.escape(heading(summary))}</h2><p>{html.escape(bound_sentence(summary))}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table><ul>{notes}</ul>"
+        )
+    image = f'<img src="{PICTURE}" alt="Loss against the time that it took, by method">' if picture else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Methods compared</title>'
+        f"<style>{_STYLE}</style></head><body><h1>Methods on equal terms</h1>"
+        f"<p>The same records, outputs, prior, loss and ε for every row. ± is 1.96 standard errors over "
+        f"repetitions with other outputs and tasks. ✗ breaks ε.</p>{image}{''.join(parts)}</body></html>"
+    )

@@ -1,0 +1,206 @@
+"""What a report holds, as plain values: taken from a store and from what was found out about it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.result import AuditReport
+from mdpext_dask.auditors.words import in_words, sentence
+from mdpext_dask.reports.page import maps, words
+from mdpext_dask.reports.page.costs import Findings, costs_of
+from mdpext_dask.reports.page.provenance import making_of
+from mdpext_dask.reports.page.rasters import ON_DARK, colour_table
+from mdpext_dask.reports.page.thinned import Table, Thinned, encoded
+from mdpext_dask.store import objects
+from mdpext_dask.store.integrity import CERTIFICATE
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+_RADII_KM = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+
+
+def contents_of(store: MechanismStore, found: Findings, now: str) -> dict[str, Any]:
+    """Return all values of the page.
+
+    Parameters
+    ----------
+    store
+        The store.
+    found
+        What was found out about it.
+    now
+        When, as text.
+    """
+    return {
+        "made": now,
+        **_promised(store, found.certificate),
+        **_maps(store, found),
+        **costs_of(store, found),
+        **making_of(store),
+    }
+
+
+# --- the promise ----------------------------------------------------------------------------------
+
+
+def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
+    attributes, planar = store.attributes, store.projection is None
+    facts: dict[str, Any] = {
+        "epsilon_per_km": float(attributes["epsilon_per_km"]),
+        "metric": words.metric_in_words(store.metric_p, planar=planar),
+        "outputs": store.outputs,
+        "quantisation_km": float(attributes["quantisation_km"]),
+        "distortion": float(attributes["distortion"]),
+        "planar": planar,
+    }
+    hashes = attributes.get("chunk_hashes")
+    stored = objects.get_json(store.objects, CERTIFICATE)
+    stored = stored if isinstance(stored, Mapping) else {}
+    p = store.metric_p
+    return {
+        "name": str(attributes["job"]["job"].get("name", "mechanism")),
+        "store_name": store_name(store),
+        "state": store.state,
+        "verdict": words.headline(store.state, report),
+        "records": store.grid.records,
+        "records_inside": int(attributes.get("records_inside", store.grid.records)),
+        **facts,
+        "metric_p": "∞" if math.isinf(p) else f"{p:g}",
+        "epsilon_certified": report.epsilon,
+        "share_used": report.epsilon / report.limit_per_km,
+        "promise": words.promise(facts),
+        "proof": words.proof(report, facts["distortion"]),
+        "limits": words.limits(facts),
+        "factors": words.factors(facts["epsilon_per_km"], facts["quantisation_km"]),
+        "certificate": {
+            "outcome": sentence(report),
+            "limit_per_km": report.limit_per_km,
+            "triples": report.triples_checked,
+            "violations": report.violations,
+            "recomputed": report.recomputed,
+            "worst": in_words(report.worst) if report.worst else "",
+            "seconds": report.seconds,
+            "digest": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+            "fingerprint": store.fingerprint,
+            "changed": [*report.changed, *report.missing, *report.extra],
+            "before": stored.get("epsilon_certified"),
+        },
+    }
+
+
+def store_name(store: MechanismStore) -> str:
+    """Return what a store is called: of a local path only the last part.
+
+    Reports are passed around, and folders say where somebody works.
+    """
+    return store.url if objects.is_remote(store.url) else PurePath(store.url).name
+
+
+# --- maps -----------------------------------------------------------------------------------------
+
+
+def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
+    thinned = Thinned.of(store)
+    frame = maps.Frame.of(store)
+    a, b = thinned.typical()
+    row = thinned.rows[a, b]
+    output = int(np.nan_to_num(row).argmax())
+    table = Table.of(thinned.rows)
+    xy = np.stack(np.meshgrid(thinned.x_km, thinned.y_km, indexing="ij"), axis=-1)
+    projection = store.projection
+    lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
+    places = _places(store)
+    here = maps.Frame.place(frame, xy[a, b][None])[0].tolist()
+    outputs_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+    radii = _radii_km(thinned)
+    within = thinned.within(output, outputs_km[output], radii)
+    order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()
+    inside = thinned.kept
+    return {
+        "base": maps.base_of(store, frame),
+        "seeds": maps.seeds_path(store, frame),
+        "seed_count": store.grid.seeds,
+        "cell_km": store.grid.cell_km,
+        "spacing_km": store.grid.spacing_km,
+        "thinned": {
+            "step": thinned.step,
+            "records": int(thinned.prior.size),
+            "error": table.relative_error,
+        },
+        "typical": {
+            "x": here[0],
+            "y": here[1],
+            "place": place_in_words(xy[a, b], None if lonlat is None else lonlat[a, b]),
+            "dots": maps.dots_of(row),
+            "top": [
+                {
+                    "number": k,
+                    "place": places[k],
+                    "probability": float(row[k]),
+                    "share": float(row[k] / row[order[0]]),
+                }
+                for k in order
+                if math.isfinite(row[k])
+            ],
+        },
+        "posterior": {
+            "output": output,
+            "place": places[output],
+            "field": maps.posterior_field(frame, thinned, output),
+            "within": [
+                {"radius_km": radius, "probability": round(probability, 9)}
+                for radius, probability in zip(radii, within, strict=True)
+            ],
+        },
+        "prior_field": maps.prior_field(frame, thinned),
+        "loss_field": None if found.expected_km is None else maps.loss_field(frame, store, found.expected_km),
+        "certificate_field": maps.certificate_field(frame, store, found.certificate),
+        "output_places": places,
+        "data": {
+            "shape": list(thinned.prior.shape),
+            "outputs": store.outputs,
+            "typical": [a, b],
+            "output": output,
+            "codes": encoded(table.codes),
+            "least_log": table.least_log,
+            "step_log": table.step_log,
+            "prior": encoded(thinned.prior.astype(np.float32)),
+            "inside": encoded(inside.astype(np.uint8)),
+            "x": frame.place(np.stack([thinned.x_km, np.zeros(len(thinned.i))], axis=-1))[:, 0].tolist(),
+            "y": frame.place(np.stack([np.zeros(len(thinned.j)), thinned.y_km], axis=-1))[:, 1].tolist(),
+            "x_km": np.round(thinned.x_km, 4).tolist(),
+            "y_km": np.round(thinned.y_km, 4).tolist(),
+            "lonlat": None if lonlat is None else encoded(lonlat.astype(np.float32)),
+            "places": places,
+            "outputs_km": np.round(outputs_km, 4).tolist(),
+            "radii_km": radii,
+            "colours": encoded(colour_table(ON_DARK)),
+            "largest": maps.LARGEST_DOT,
+        },
+    }
+
+
+def _radii_km(thinned: Thinned) -> list[float]:
+    """Return distances to tell probabilities within: more than squares are wide, less than all of it."""
+    box, side = thinned.grid.box, thinned.step * thinned.grid.spacing_km
+    most = math.hypot(box.width_km, box.height_km)
+    return [radius for radius in _RADII_KM if 2 * side <= radius <= most]
+
+
+def _places(store: MechanismStore) -> list[str]:
+    """Return where outputs are, in words: degrees, or km in the plane."""
+    x, y = store.read("output_x"), store.read("output_y")
+    if store.projection is None:
+        return [place_in_words(np.array([a, b]), None) for a, b in zip(x, y, strict=True)]
+    lonlat = zip(store.read("output_lon"), store.read("output_lat"), strict=True)
+    return [place_in_words(np.zeros(2), np.array(place)) for place in lonlat]
+
+
+def place_in_words(xy_km: NDArray[np.float64], lonlat: NDArray[np.float64] | None) -> str:
+    """Return a place as latitude and longitude to a tenth of a second or so, or in km."""
+    if lonlat is None:
+        return f"x {xy_km[0]:.3f}, y {xy_km[1]:.3f} km"
+    return f"{lonlat[1]:.5f}, {lonlat[0]:.5f}"

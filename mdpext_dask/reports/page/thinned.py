@@ -1,0 +1,236 @@
+"""What a report holds of a store's rows: a part of the records, few enough to be sent and looked at."""
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_at
+
+# Numbers that a report holds, a byte each; and records along a side, of which more are no finer to the eye.
+MOST_NUMBERS, MOST_ALONG = 1_000_000, 160
+# Codes of a quantised table: 0 is nothing known, the others are steps of the logarithm.
+_LEVELS = 254
+# Of rows, and of the prior, that are read together.
+_ROW_NUMBERS, _STRIP_RECORDS = 4_000_000, 10_000_000
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """Every `step`-th record of a store along both axes, with their rows.
+
+    Parameters
+    ----------
+    grid
+        The grid of all records.
+    step
+        Fine steps between the records.
+    i, j
+        Which fine columns and rows, shapes (n_x,) and (n_y,).
+    rows
+        M, float64 of shape (n_x, n_y, K), normalised; not-a-number where a row cannot be used.
+    prior
+        Prior of the records that are nearest to each, float64 of shape (n_x, n_y).
+    kept
+        Which of them belong to the region, bool of shape (n_x, n_y).
+    """
+
+    grid: Grid
+    step: int
+    i: NDArray[np.intp]
+    j: NDArray[np.intp]
+    rows: NDArray[np.float64]
+    prior: NDArray[np.float64]
+    kept: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, store: MechanismStore) -> "Thinned":
+        """Read as many records of a store as a report can hold.
+
+        Parameters
+        ----------
+        store
+            The store; rows that cannot be read are filled with not-a-number.
+        """
+        grid, outputs = store.grid, store.outputs
+        step = step_for(grid.shape, outputs)
+        i, j = (positions(n, step) for n in grid.shape)
+        kept = grid.are_vertices_of(store.kept, *(at.ravel() for at in np.meshgrid(i, j, indexing="ij")))
+        columns = max(_ROW_NUMBERS // (len(j) * outputs), 1)
+        parts = []
+        for first in range(0, len(i), columns):
+            east, north = np.meshgrid(i[first : first + columns], j, indexing="ij")
+            parts.append(_distributions(rows_at(store, east.ravel(), north.ravel(), damaged=math.nan)))
+        rows = np.concatenate(parts).reshape(len(i), len(j), outputs)
+        return cls(grid, step, i, j, rows, _gathered_prior(store, i, j, step), kept.reshape(len(i), len(j)))
+
+    @property
+    def x_km(self) -> NDArray[np.float64]:
+        """East coordinates, float64, in km."""
+        return self.grid.x_km()[self.i]
+
+    @property
+    def y_km(self) -> NDArray[np.float64]:
+        """North coordinates, float64, in km."""
+        return self.grid.y_km()[self.j]
+
+    def typical(self) -> tuple[int, int]:
+        """Return the position of a record that many are near: the one nearest to the prior's medians.
+
+        Of the records whose rows can be used, those with a prior if there are any.
+        """
+        usable = np.asarray(np.isfinite(self.rows).all(axis=2))
+        wanted = usable & (self.prior > 0)
+        if not wanted.any():
+            wanted = usable if usable.any() else np.ones_like(usable)
+        weights = np.where(wanted, np.maximum(self.prior, np.finfo(float).tiny), 0.0)
+        x = _median(self.x_km, weights.sum(axis=1))
+        y = _median(self.y_km, weights.sum(axis=0))
+        apart = np.hypot(self.x_km[:, None] - x, self.y_km - y)
+        a, b = np.unravel_index(np.where(wanted, apart, np.inf).argmin(), apart.shape)
+        return int(a), int(b)
+
+    def posterior(self, output: int) -> NDArray[np.float64]:
+        """Return P(x | y) ∝ π(x) M(y|x) of the records near each of these, float64 of shape (n_x, n_y).
+
+        An approximation where records are left out: those near one get its row.
+        """
+        joint = self.prior * np.nan_to_num(self.rows[..., output])
+        total = joint.sum()
+        return joint / total if total > 0 else joint
+
+    def within(self, output: int, place_km: NDArray[np.float64], radii_km: Sequence[float]) -> list[float]:
+        """Return how likely somebody who gives a report is within each distance of a place.
+
+        Parameters
+        ----------
+        output
+            Number of the report.
+        place_km
+            Where from, x and y in km: as a rule the reported place.
+        radii_km
+            The distances, ‖·‖₂ in the plane, in km.
+        """
+        posterior = self.posterior(output)
+        apart = np.hypot(self.x_km[:, None] - place_km[0], self.y_km - place_km[1])
+        return [float(posterior[apart <= radius].sum()) for radius in radii_km]
+
+
+def step_for(shape: tuple[int, int], outputs: int) -> int:
+    """Return the least step with which records along both axes, and numbers in all, are not too many."""
+    step = 1
+    while True:
+        along = [len(positions(n, step)) for n in shape]
+        if step >= max(shape) or (
+            math.prod(along) * outputs <= MOST_NUMBERS and math.prod(along) <= MOST_ALONG**2
+        ):
+            return step
+        step += 1
+
+
+def positions(n: int, step: int) -> NDArray[np.intp]:
+    """Return every `step`-th of n, as much left out before the first as after the last."""
+    return np.arange((n - 1) % step // 2, n, step, dtype=np.intp)
+
+
+def gathered(
+    values: NDArray[np.float64], i: NDArray[np.intp], j: NDArray[np.intp], step: int
+) -> NDArray[np.float64]:
+    """Add up the values of all records at the nearest of those that are kept.
+
+    Parameters
+    ----------
+    values
+        float64 of the grid's shape.
+    i, j
+        The fine columns and rows that are kept.
+    step
+        Fine steps between them.
+    """
+    starts = _starts(i, step), _starts(j, step)
+    return np.asarray(np.add.reduceat(np.add.reduceat(values, starts[0], axis=0), starts[1], axis=1))
+
+
+def _starts(kept: NDArray[np.intp], step: int) -> NDArray[np.intp]:
+    """Return the first position that is given to each one that is kept."""
+    return np.append(0, kept[1:] - step // 2)
+
+
+def _gathered_prior(
+    store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], step: int
+) -> NDArray[np.float64]:
+    """Return :func:`gathered` of the prior, of which no more than a strip is held."""
+    starts = np.append(_starts(i, step), store.grid.shape[0])
+    strips = max(_STRIP_RECORDS // (store.grid.shape[1] * step), 1)
+    parts = []
+    for first in range(0, len(i), strips):
+        own = i[first : first + strips]
+        strip = slice(int(starts[first]), int(starts[first + len(own)]))
+        values = np.asarray(store.read("prior", strip), dtype=np.float64)
+        parts.append(gathered(values, own - strip.start, j, step))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Probabilities in a byte each, for looking at, never for sampling.
+
+    Parameters
+    ----------
+    codes
+        uint8 of the rows' shape: 0 where nothing is known, else 1 + the number of the step.
+    least_log, step_log
+        log probability of code 1, and of every further code.
+    """
+
+    codes: NDArray[np.uint8]
+    least_log: float
+    step_log: float
+
+    @classmethod
+    def of(cls, rows: NDArray[np.float64]) -> "Table":
+        """Quantise the logarithms of probabilities, all positive or not-a-number."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(rows)
+        known = np.isfinite(logs)
+        if not known.any():
+            return cls(np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0)
+        least, most = float(logs[known].min()), float(logs[known].max())
+        step = max((most - least) / _LEVELS, 1e-9)
+        codes = np.where(known, 1 + np.rint((np.where(known, logs, least) - least) / step), 0)
+        return cls(codes.astype(np.uint8), least, step)
+
+    @property
+    def relative_error(self) -> float:
+        """By how much a probability is off at most, relative to it."""
+        return math.expm1(self.step_log / 2)
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return what the codes stand for; not-a-number where nothing is known."""
+        values = np.exp(self.least_log + self.step_log * (self.codes.astype(np.float64) - 1))
+        return np.where(self.codes > 0, values, np.nan)
+
+
+def encoded(values: NDArray[np.generic]) -> str:
+    """Return the bytes of an array, little-endian, in base64."""
+    little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
+    return base64.b64encode(little.tobytes()).decode("ascii")
+
+
+def _distributions(stored: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return rows that add up to 1; not-a-number for those that the sampler would refuse."""
+    rows = stored.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        sound = (rows > 0).all(axis=1) & (rows <= 2).all(axis=1)
+    rows[~sound] = np.nan
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+
+def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    sums = np.cumsum(weights)
+    return float(values[min(int(np.searchsorted(sums, sums[-1] / 2)), len(values) - 1)])

@@ -1,0 +1,387 @@
+"""Pictures for notebooks: each function draws into matplotlib axes and returns them.
+
+They take the axes to draw into as `ax`; without, new ones are made, and nothing else of matplotlib's state is
+touched. A mechanism may be given as :class:`mdpext_dask.sampling.mechanism.Mechanism`, or by the path or URL
+of its store. Whose data a map shows is written into its corner, and has to stay there.
+
+What is drawn for people who are not the mechanism's operators must not show one person's place: see
+:func:`plot_row`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.figure import draw_map, draw_ratios
+from mdpext_dask.auditors.figure_file import map_data
+from mdpext_dask.auditors.methods import Sampling, sample_pairs
+from mdpext_dask.auditors.result import CERTIFICATE, SAMPLED, AuditReport
+from mdpext_dask.auditors.subject import is_store, store_subject
+from mdpext_dask.compute.executor import InlineExecutor, open_executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import SpecError, first_line
+from mdpext_dask.evaluation.evaluate import loss_map, measure_spread
+from mdpext_dask.evaluation.figure import draw_loss
+from mdpext_dask.events import silent
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.problem.maps import (
+    MANY_POINTS,
+    MOST_SHOWN,
+    SEQUENTIAL,
+    SIGNAL,
+    around_records,
+    colour_bar,
+    draw_field,
+    draw_outputs,
+    frame,
+    say_whose,
+)
+from mdpext_dask.problem.notebook_card import prior_in_squares
+from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
+from mdpext_dask.store import objects
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# What is drawn: a mechanism, or where it is stored.
+Drawn = Mechanism | str | Path
+# Of new axes: a map is so high, and as wide as it needs to be, within limits; in inches.
+_HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES = 5.6, 1.4, (3.6, 9.0)
+_PANEL_INCHES = 7.4, 4.4
+# Squares along the longer side in which a prior is counted, so that one can see where it is dense.
+_PRIOR_SQUARES = 60
+# Seeds along a side that are drawn as a grid; of more, only the border.
+_MOST_LINES = 120
+# Area, in points squared, of an output that would be reported for certain.
+_LARGEST_BUBBLE = 1500.0
+# Pairs that are drawn by distance, if nobody says how many.
+_PAIRS = 20_000
+
+
+def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
+    """Draw what a mechanism is made for: road nodes, source cells, prior and outputs.
+
+    Source cells that are not kept, since they do not meet the region, are hatched.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism, or its store.
+    ax
+        Where to draw; default: new axes.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+    """
+    store = _store_of(mechanism)
+    axes = _axes(store, ax)
+    _draw_nodes(axes, store)
+    _draw_source_cells(axes, store)
+    _draw_prior(axes, store, alpha=0.8)
+    draw_outputs(axes, _outputs_km(store))
+    grid = store.grid
+    title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
+    return _finished(axes, store, title)
+
+
+def plot_prior(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
+    """Draw the prior as a density: probability per km², in squares large enough to be seen.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism, or its store.
+    ax
+        Where to draw; default: new axes.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+    """
+    store = _store_of(mechanism)
+    axes = _axes(store, ax)
+    _draw_prior(axes, store)
+    return _finished(axes, store, "prior")
+
+
+def plot_row(
+    mechanism: Drawn,
+    *,
+    lon: float | None = None,
+    lat: float | None = None,
+    x_km: float | None = None,
+    y_km: float | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw M(·|x): what a person at one place reports, larger dots being likelier.
+
+    The place itself is marked, so this is a picture for those who know the place anyway.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism, or its store.
+    lon, lat
+        The place in degrees; or
+    x_km, y_km
+        in the plane, in km.
+    ax
+        Where to draw; default: new axes.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+
+    Raises
+    ------
+    SpecError
+        If the place is not given in one of these ways.
+    """
+    opened, store = _mechanism_of(mechanism), _store_of(mechanism)
+    row = opened.row(lon=lon, lat=lat, x_km=x_km, y_km=y_km)
+    axes = _axes(store, ax)
+    _draw_nodes(axes, store)
+    _draw_bubbles(axes, opened.output_xy_km, row.values)
+    axes.plot(float(row.x), float(row.y), "x", color="white", markersize=13, markeredgewidth=5, zorder=5)
+    axes.plot(
+        float(row.x), float(row.y), "x", color=SIGNAL, markersize=11, markeredgewidth=2.5, zorder=5,
+        label="place", gid="place",
+    )  # fmt: skip
+    return _finished(axes, store, "what a person at the cross reports")
+
+
+def plot_output(mechanism: Drawn, output: int, ax: "Axes | None" = None) -> "Axes":
+    """Draw M(y|·): how likely people at each place are to report one output, which is outlined.
+
+    Reads the whole store. Of more than 1,200 records along a side, every second, third, ... is shown.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism, or its store.
+    output
+        Which output, from 0.
+    ax
+        Where to draw; default: new axes.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+
+    Raises
+    ------
+    SpecError
+        If there is no such output.
+    """
+    opened, store = _mechanism_of(mechanism), _store_of(mechanism)
+    step = -(-max(store.grid.shape) // MOST_SHOWN)
+    column = opened.column(output, step=step).values
+    axes = _axes(store, ax)
+    draw_field(axes, store.grid, 100 * column, f"probability of output {output} (%)", step=step, vmin=0)
+    draw_outputs(axes, opened.output_xy_km[output : output + 1])
+    return _finished(axes, store, f"who reports output {output}")
+
+
+def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None = None) -> "Axes":
+    """Draw what each record can expect to lose: ℓ(x) = Σ_y M(y|x) c(x, y), where there is a prior.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism, or its store.
+    ax
+        Where to draw; default: new axes.
+    workers
+        Local processes to work it out with; default: none but this one.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+    """
+    store = _store_of(mechanism)
+    cluster = ClusterSection(kind="inline" if workers is None else "local", workers=workers or 1)
+    with open_executor(cluster) as executor:
+        spread = measure_spread(store, executor, Stages(silent), keep_records=True)
+    shown = loss_map(store, spread)
+    axes = _axes(store, ax)
+    draw_loss(axes, shown)
+    return _finished(axes, store, f"expected loss {shown.loss_km:.4g} km")
+
+
+def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> "Axes":
+    """Draw the certified ε of every block over what is allowed, and the worst pairs.
+
+    Parameters
+    ----------
+    subject
+        The report of an audit of a store by the certificate; or a mechanism or its store, of which the last
+        certificate is taken that was left there.
+    ax
+        Where to draw; default: new axes.
+
+    Returns
+    -------
+    The axes, in km in the mechanism's plane.
+
+    Raises
+    ------
+    SpecError
+        If the report is not of a store, or there is no certificate.
+    """
+    report = subject if isinstance(subject, AuditReport) else _certificate_of(_store_of(subject))
+    store = _audited_store(report)
+    axes = _axes(store, ax)
+    draw_map(axes, report, map_data(report, store_subject(store)))
+    say_whose(axes, _attribution(store))
+    return axes
+
+
+def plot_ratios(
+    subject: AuditReport | Drawn, ax: "Axes | None" = None, *, pairs: int = _PAIRS, random_seed: int = 0
+) -> "Axes":
+    """Draw |log ratio| / (ε d) of pairs drawn at random, by distance: what is above 1 breaks the promise.
+
+    Parameters
+    ----------
+    subject
+        The report of a sampled audit of anything; or any report of a store, a mechanism or its store, of
+        which pairs are then drawn.
+    ax
+        Where to draw; default: new axes.
+    pairs, random_seed
+        How pairs are drawn.
+
+    Returns
+    -------
+    The axes.
+
+    Raises
+    ------
+    SpecError
+        If the report is neither sampled nor of a store.
+    """
+    if isinstance(subject, AuditReport) and subject.method == SAMPLED:
+        report = drawn = subject
+    else:
+        store = _audited_store(subject) if isinstance(subject, AuditReport) else _store_of(subject)
+        how = Sampling(pairs=pairs, random_seed=random_seed)
+        drawn = sample_pairs(store_subject(store), how, InlineExecutor(), Stages(silent))
+        report = subject if isinstance(subject, AuditReport) else drawn
+    axes = _new_axes(_PANEL_INCHES) if ax is None else ax
+    draw_ratios(axes, report, drawn)
+    return axes
+
+
+# --- what is drawn --------------------------------------------------------------------------------
+
+
+def _draw_nodes(axes: "Axes", store: MechanismStore) -> None:
+    """Draw the nodes of the road network, if the store has one, as faint dots."""
+    if store.problem_attributes.get("loss") == "travel":
+        nodes = store.read("problem/node_xy")
+        axes.scatter(
+            nodes[:, 0], nodes[:, 1], s=0.6, color="0.72", linewidths=0, zorder=0.5,
+            rasterized=len(nodes) > MANY_POINTS, gid="roads",
+        )  # fmt: skip
+
+
+def _draw_source_cells(axes: "Axes", store: MechanismStore) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    grid = store.grid
+    box = grid.box
+    x = grid.x_km()[:: grid.factor]
+    y = grid.y_km()[:: grid.factor]
+    if max(len(x), len(y)) > _MOST_LINES:
+        x, y = x[[0, -1]], y[[0, -1]]
+    axes.vlines(x, box.south_km, box.north_km, color="0.5", linewidth=0.4, zorder=0.7, gid="seeds east")
+    axes.hlines(y, box.west_km, box.east_km, color="0.5", linewidth=0.4, zorder=0.7, gid="seeds north")
+    dropped = [
+        Rectangle((grid.west_km + i * grid.cell_km, grid.south_km + j * grid.cell_km), *[grid.cell_km] * 2)
+        for i, j in np.argwhere(~store.kept).tolist()
+    ]
+    if dropped:
+        looks: dict[str, Any] = {"facecolor": "0.93", "edgecolor": "0.6", "linewidth": 0.0, "hatch": "////"}
+        named: dict[str, Any] = {"label": "not in the region", "gid": "dropped"}
+        axes.add_collection(PatchCollection(dropped, **looks, **named, zorder=0.8))
+
+
+def _draw_prior(axes: "Axes", store: MechanismStore, **options: Any) -> None:
+    """Draw the prior as a density, in squares of records large enough to be seen."""
+    prior = np.asarray(store.read("prior"), dtype=np.float64)
+    values, step = prior_in_squares(prior, store.grid, _PRIOR_SQUARES)
+    draw_field(axes, store.grid, values, "prior (1/km²)", step=step, vmin=0, zorder=1, **options)
+
+
+def _draw_bubbles(axes: "Axes", xy_km: NDArray[np.float64], probability: NDArray[np.float64]) -> None:
+    bubbles = axes.scatter(
+        xy_km[:, 0], xy_km[:, 1], s=np.maximum(_LARGEST_BUBBLE * probability, 1.0), c=100 * probability,
+        cmap=SEQUENTIAL, vmin=0, edgecolors="black", linewidths=0.4, zorder=3, gid="row",
+    )  # fmt: skip
+    colour_bar(axes, bubbles, "probability (%)")
+
+
+# --- around it ------------------------------------------------------------------------------------
+
+
+def _store_of(mechanism: Drawn) -> MechanismStore:
+    return MechanismStore.open(objects.address_of(mechanism))
+
+
+def _mechanism_of(mechanism: Drawn) -> Mechanism:
+    return mechanism if isinstance(mechanism, Mechanism) else open_mechanism(mechanism)
+
+
+def _outputs_km(store: MechanismStore) -> NDArray[np.float64]:
+    return np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+
+
+def _certificate_of(store: MechanismStore) -> AuditReport:
+    found = objects.get_json(store.objects, f"audit/{CERTIFICATE}.json")
+    if not isinstance(found, Mapping):
+        raise SpecError(f"{store.url}: has no certificate yet; run the job again, or audit it")
+    # Stores are moved: it is this one's, whatever it was called.
+    return replace(AuditReport.from_json(found), subject=store.url)
+
+
+def _audited_store(report: AuditReport) -> MechanismStore:
+    if not is_store(report.subject):
+        raise SpecError(f"{report.subject}: is no mechanism store, so there is nothing to draw the report on")
+    return MechanismStore.open(report.subject)
+
+
+def _new_axes(size_inches: tuple[float, float]) -> "Axes":
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise SpecError(
+            f"plots: matplotlib is needed: pip install 'mdpext-dask[plot]' ({first_line(error)})"
+        ) from None
+    axes: Axes = plt.subplots(figsize=size_inches, layout="constrained")[1]
+    return axes
+
+
+def _axes(store: MechanismStore, ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    box = store.grid.box
+    width = _HEIGHT_INCHES * box.width_km / box.height_km + _BESIDE_INCHES
+    return _new_axes((min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1]), _HEIGHT_INCHES))
+
+
+def _finished(axes: "Axes", store: MechanismStore, title: str) -> "Axes":
+    frame(axes, around_records(store.grid))
+    axes.set_title(title, fontsize=10, parse_math=False)
+    say_whose(axes, _attribution(store))
+    return axes
+
+
+def _attribution(store: MechanismStore) -> str:
+    return str(store.attributes.get("attribution", ""))

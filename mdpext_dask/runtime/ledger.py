@@ -1,0 +1,352 @@
+"""A ledger of releases: how often a user's places have been reported, and no more often than was promised.
+
+Independent releases compose: for places x_1, ..., x_n and x'_1, ..., x'_n the log ratio of the joint
+probabilities is the sum of those of the single ones, at most Σ ε_i d(x_i, x'_i); for n reports of one place
+at one ε, that is n ε. The places may be chosen in the light of earlier reports (the sum is then one of
+conditional probabilities). With different metrics in one ledger, d is the largest of them.
+
+:class:`ReleaseBudget` is such a ledger in an SQLite file; it refuses what would exceed the limit with
+:class:`mdpext_dask.errors.BudgetExceeded` (exit code 1: a promise would be broken).
+:meth:`ReleaseBudget.charge` charges one user before anything is drawn; :meth:`ReleaseBudget.batch` a whole
+file, or nothing of it.
+
+A sticky answer (:mod:`mdpext_dask.runtime.sticky`) that is repeated is no new release: of those, each user
+and record of one key, epoch and mechanism counts once. What is kept for that is a keyed tag, not the record.
+Users are kept as salted hashes, which hide names from a glance and not from somebody who tries names. How
+many releases a user has had, and for sticky answers that is how many records, stands there for whoever reads
+the file: it is created so that its owner alone can.
+
+Processes on one machine may share a ledger, and one that is killed loses nothing that was charged. File
+systems without sound locks (some network ones) will not do. Whoever deletes the file, or puts an older copy
+in its place, forgets what was released.
+"""
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, first_line
+from mdpext_dask.runtime.sticky import encoded_user, encoded_users
+
+# Of the file, so that no other database is taken for a ledger: "mdpe".
+_APPLICATION, _VERSION = 0x6D647065, 1
+# Releases at once, and of a limit; far below what SQLite's integers hold.
+_MOST_RELEASES = 10**9
+_SALT_BYTES, _USER_BYTES = 16, 16
+_PRIVATE = 0o600
+_IDENTITY = ("PRAGMA application_id", "PRAGMA user_version", "SELECT COUNT(*) FROM sqlite_master")
+_TABLES = """
+    CREATE TABLE promise (release_limit INTEGER NOT NULL, salt BLOB NOT NULL);
+    CREATE TABLE spent (user BLOB NOT NULL, epsilon REAL NOT NULL, releases INTEGER NOT NULL,
+                        PRIMARY KEY (user, epsilon)) WITHOUT ROWID;
+    CREATE TABLE sticky (user BLOB NOT NULL, tag BLOB NOT NULL, PRIMARY KEY (user, tag)) WITHOUT ROWID;
+"""
+# Of one connection, and written to no ledger: what a batch is about to be charged.
+_PENDING = """
+    CREATE TEMP TABLE pending (user BLOB NOT NULL, epsilon REAL NOT NULL, releases INTEGER NOT NULL,
+                               PRIMARY KEY (user, epsilon)) WITHOUT ROWID;
+    CREATE TEMP TABLE answers (user BLOB NOT NULL, tag BLOB NOT NULL, epsilon REAL NOT NULL,
+                               PRIMARY KEY (user, tag)) WITHOUT ROWID;
+"""
+_ADD_PENDING = """
+    INSERT INTO pending VALUES (?, ?, ?)
+    ON CONFLICT (user, epsilon) DO UPDATE SET releases = releases + excluded.releases
+"""
+_ADD_ANSWER = "INSERT OR IGNORE INTO answers VALUES (?, ?, ?)"
+# "WHERE true" tells SQLite that ON CONFLICT belongs to the INSERT.
+_COUNT_NEW_ANSWERS = """
+    INSERT INTO pending
+    SELECT user, epsilon, COUNT(*) FROM answers
+    WHERE NOT EXISTS (SELECT 1 FROM sticky WHERE sticky.user = answers.user AND sticky.tag = answers.tag)
+    GROUP BY user, epsilon
+    ON CONFLICT (user, epsilon) DO UPDATE SET releases = releases + excluded.releases
+"""
+_CHARGE = """
+    INSERT INTO spent SELECT user, epsilon, releases FROM pending WHERE true
+    ON CONFLICT (user, epsilon) DO UPDATE SET releases = releases + excluded.releases
+"""
+_MOST_EPSILON = """
+    SELECT MAX(total) FROM (
+        SELECT SUM(releases * epsilon) + (? - SUM(releases)) * ? AS total FROM spent GROUP BY user)
+"""
+_EXCEEDED = """
+    SELECT COUNT(*), MAX(total) FROM (
+        SELECT SUM(releases) AS total FROM spent WHERE user IN (SELECT user FROM pending)
+        GROUP BY user HAVING total > ?)
+"""
+
+
+class Charges(Protocol):
+    """What draws are charged to: a ledger, or a batch of it."""
+
+    def charge_many(
+        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
+    ) -> None:
+        """Charge one release of `epsilon_per_km` for every entry of `users`.
+
+        Parameters
+        ----------
+        users
+            Names, once for each release.
+        epsilon_per_km
+            ε, in 1/km.
+        tags
+            Of sticky answers, one for each entry: those that a user has had before are free.
+        """
+
+
+class ReleaseBudget:
+    """A ledger in a file, made where there is none.
+
+    Parameters
+    ----------
+    path
+        The file.
+    limit
+        Releases for each user, at most; may be left out for a ledger that is there. It is written into a new
+        ledger, which then is for that limit and no other.
+    wait_seconds
+        How long to wait for other processes that are charging.
+
+    Raises
+    ------
+    SpecError
+        If the limit is no whole number from 1 to 10^9, another than that of the ledger, or missing for a new
+        one.
+    StoreError
+        If the file is no ledger, or cannot be read or written.
+    """
+
+    def __init__(self, path: str | Path, limit: int | None = None, *, wait_seconds: float = 60.0) -> None:
+        if limit is not None and not _is_count(limit):
+            raise SpecError(
+                f"release limit: must be a whole number from 1 to {_MOST_RELEASES}, got {limit!r}"
+            )
+        self._path, self._wait_seconds = Path(path), wait_seconds
+        if limit is None and not self._path.exists():
+            raise SpecError(f"{path}: there is no ledger yet; a new one needs a release limit")
+        with self._connected() as connection:
+            if not connection.execute("PRAGMA user_version").fetchone()[0]:
+                self._create(connection, limit)
+            self._limit, self._salt = connection.execute("SELECT release_limit, salt FROM promise").fetchone()
+        if limit not in (None, self._limit):
+            raise SpecError(
+                f"{path}: is a ledger for at most {self._limit} releases a user, not {limit}; another limit "
+                "is another promise, and needs another ledger"
+            )
+
+    @property
+    def limit(self) -> int:
+        """Releases for each user, at most."""
+        return int(self._limit)
+
+    def charge(self, user: str, n: int = 1, *, epsilon_per_km: float) -> None:
+        """Charge `n` independent releases, before they are drawn.
+
+        Raises
+        ------
+        BudgetExceeded
+            If these are more than the user has left; then none is charged.
+        SpecError
+            If the user is no text, or the numbers are not positive.
+        StoreError
+            If the ledger cannot be written.
+        """
+        with self.batch() as pending:
+            pending.charge(user, n, epsilon_per_km)
+
+    def charge_many(
+        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
+    ) -> None:
+        """Charge one release for every entry, all of them or none; see :meth:`Charges.charge_many`.
+
+        Raises
+        ------
+        BudgetExceeded, SpecError, StoreError
+            As for :meth:`charge`.
+        """
+        with self.batch() as pending:
+            pending.charge_many(users, epsilon_per_km, tags)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator["Batch"]:
+        """Collect charges, and make them all, or none, where the block ends.
+
+        What is drawn in the block must not leave before the block has ended without an error::
+
+            with budget.batch() as pending:
+                draw, with budget=pending, into a temporary file
+            rename the file
+
+        Other processes go on charging meanwhile.
+
+        Raises
+        ------
+        BudgetExceeded
+            At the end, if a user would exceed the limit.
+        StoreError
+            If the ledger cannot be written.
+        """
+        with self._connected() as connection:
+            connection.executescript(_PENDING)
+            yield Batch(connection, self._salt)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._settle(connection)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def spent(self, user: str) -> int:
+        """Return how many releases a user has been charged."""
+        with self._connected() as connection:
+            query = "SELECT COALESCE(SUM(releases), 0) FROM spent WHERE user = ?"
+            return int(connection.execute(query, (_hashed(encoded_user(user), self._salt),)).fetchone()[0])
+
+    def composed_epsilon(self, user: str) -> float:
+        """Return Σ ε over a user's releases, in 1/km: what they add up to for one place."""
+        with self._connected() as connection:
+            query = "SELECT COALESCE(SUM(releases * epsilon), 0) FROM spent WHERE user = ?"
+            return float(connection.execute(query, (_hashed(encoded_user(user), self._salt),)).fetchone()[0])
+
+    def most_epsilon(self, epsilon_per_km: float) -> float:
+        """Return what no user's releases can exceed, added up, in 1/km, if all further ones are of one ε.
+
+        That is the limit times this ε, unless somebody has had releases of a larger one.
+
+        Parameters
+        ----------
+        epsilon_per_km
+            ε of further releases, in 1/km.
+        """
+        with self._connected() as connection:
+            found = connection.execute(_MOST_EPSILON, (self._limit, epsilon_per_km)).fetchone()[0]
+        return max(float(self._limit * epsilon_per_km), float(found or 0.0))
+
+    def _settle(self, connection: sqlite3.Connection) -> None:
+        if connection.execute("SELECT salt FROM promise").fetchone()[0] != self._salt:
+            raise StoreError(
+                f"{self._path}: another ledger has been put in the place of the one that was opened"
+            )
+        connection.execute(_COUNT_NEW_ANSWERS)
+        connection.execute("INSERT OR IGNORE INTO sticky SELECT user, tag FROM answers")
+        connection.execute(_CHARGE)
+        users, most = connection.execute(_EXCEEDED, (self._limit,)).fetchone()
+        if users:
+            who = "a user" if users == 1 else f"{users} users"
+            raise BudgetExceeded(
+                f"{self._path}: {who} would have up to {most} releases, {self._limit} are the limit; nothing "
+                "is released",
+                users=users,
+            )
+
+    def _create(self, connection: sqlite3.Connection, limit: int | None) -> None:
+        connection.execute("BEGIN IMMEDIATE")  # two processes may get here at the same time
+        if not connection.execute("PRAGMA user_version").fetchone()[0]:
+            if limit is None:
+                raise SpecError(f"{self._path}: is empty; a new ledger needs a release limit")
+            for statement in _TABLES.split(";")[:-1]:
+                connection.execute(statement)
+            salt = secrets.token_bytes(_SALT_BYTES)
+            connection.execute("INSERT INTO promise VALUES (?, ?)", (limit, salt))
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction: nothing is shared with other threads, or a child process."""
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, _PRIVATE))
+        except OSError as error:
+            raise StoreError(f"{self._path}: the ledger cannot be opened: {error.strerror}") from None
+        try:
+            with contextlib.closing(
+                sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
+            ) as connection:
+                # On the disk, with the folder that names the journal, before anything is drawn.
+                connection.execute("PRAGMA synchronous = EXTRA")
+                self._check(connection)
+                yield connection
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: the ledger cannot be used: {first_line(error)}") from None
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Refuse a file that is another database, or a ledger of a newer version."""
+        # In one transaction, so that another process does not make the ledger between two of these questions.
+        connection.execute("BEGIN")
+        found = tuple(connection.execute(query).fetchone()[0] for query in _IDENTITY)
+        connection.execute("COMMIT")
+        # New, or left empty by an interruption: what is created is created whole.
+        if found[:2] != (_APPLICATION, _VERSION) and found != (0, 0, 0):
+            raise StoreError(f"{self._path}: is no ledger of releases, or of another version")
+
+
+class Batch:
+    """What is to be charged at the end of :meth:`ReleaseBudget.batch`."""
+
+    def __init__(self, connection: sqlite3.Connection, salt: bytes) -> None:
+        self._connection, self._salt = connection, salt
+
+    def charge(self, user: str, n: int, epsilon_per_km: float) -> None:
+        """Note `n` independent releases; otherwise as :meth:`charge_many`.
+
+        Raises
+        ------
+        SpecError
+            If the user is no text, or the numbers are not positive.
+        """
+        if not _is_count(n):
+            raise SpecError(f"n: must be a whole number from 1 to {_MOST_RELEASES}, got {n!r}")
+        self._note(
+            _ADD_PENDING, [(_hashed(encoded_user(user), self._salt), epsilon_per_km, n)], epsilon_per_km
+        )
+
+    def charge_many(
+        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
+    ) -> None:
+        """Note one release for every entry; see :meth:`Charges.charge_many`.
+
+        Raises
+        ------
+        SpecError
+            If a user is no text, ε is not a positive number, or there are not as many tags as users.
+        """
+        hashed = {user: _hashed(name, self._salt) for user, name in encoded_users(users).items()}
+        if tags is None:
+            rows = [(hashed[user], epsilon_per_km, releases) for user, releases in Counter(users).items()]
+            self._note(_ADD_PENDING, rows, epsilon_per_km)
+            return
+        if len(tags) != len(users):
+            raise SpecError(f"tags: must be {len(users)}, one for each release, got {len(tags)}")
+        # In the order of the table, which is several times as fast.
+        answers = sorted({hashed[user] + tag for user, tag in zip(users, tags, strict=True)})
+        split = _USER_BYTES
+        self._note(
+            _ADD_ANSWER, [(one[:split], one[split:], epsilon_per_km) for one in answers], epsilon_per_km
+        )
+
+    def _note(self, statement: str, rows: Sequence[tuple[object, ...]], epsilon_per_km: float) -> None:
+        if not 0 < epsilon_per_km < math.inf:
+            raise SpecError(f"epsilon_per_km: must be a positive number, got {epsilon_per_km!r}")
+        # Of tables of this connection alone, so the ledger is not locked.
+        self._connection.execute("BEGIN")
+        self._connection.executemany(statement, rows)
+        self._connection.execute("COMMIT")
+
+
+def _is_count(number: object) -> bool:
+    # True is an int to Python.
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= _MOST_RELEASES
+
+
+def _hashed(name: bytes, salt: bytes) -> bytes:
+    return hashlib.sha256(salt + name).digest()[:_USER_BYTES]

@@ -1,0 +1,299 @@
+"""From a true place to a reported one, wherever rows are read from, with numpy alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
+from mdpext_dask.runtime.nearest_record import Places
+from mdpext_dask.runtime.random_bits import Words
+from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below
+
+if TYPE_CHECKING:
+    from mdpext_dask.runtime.ledger import Charges
+
+# What a batch does with points outside the grid, or outside the region.
+OutsideRule = Literal["nearest", "drop", "error"]
+# From the positions of some of the draws, shape (n,), and the totals of their rows, uint64 of shape (n,): a
+# number below each total.
+Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
+
+
+class Reporter(ABC):
+    """What samples from rows: a subclass says where they are.
+
+    Parameters
+    ----------
+    places
+        From places to records.
+    output_lonlat, output_xy_km
+        Where the outputs are, float64 of shape (K, 2).
+    remap
+        What is reported instead of each output, shape (K,); without, the output itself.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        output_lonlat: NDArray[np.float64],
+        output_xy_km: NDArray[np.float64],
+        remap: NDArray[np.intp] | None,
+    ) -> None:
+        self._places = places
+        self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
+        self._remap = np.arange(len(output_xy_km)) if remap is None else remap
+
+    # --- what a subclass says ---------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def epsilon_per_km(self) -> float:
+        """Promised ε, in 1/km, for distance on the ground; of a planar mechanism, in the plane."""
+
+    @property
+    @abstractmethod
+    def epsilon_certified(self) -> float:
+        """Certified ε, in 1/km, for distance in the plane."""
+
+    @property
+    @abstractmethod
+    def max_quantisation_km(self) -> float:
+        """Largest distance ρ, in km, from a location in the grid to its record."""
+
+    @property
+    @abstractmethod
+    def content_sha256(self) -> str:
+        """Digest of the certified bytes: what a sticky answer takes for the identity of the mechanism."""
+
+    @abstractmethod
+    def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
+        """Return the cumulative weights of the record (i, j), uint64 of shape (K,)."""
+
+    @abstractmethod
+    def _draw_many(self, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
+        """Draw one output for each of many records, given by flat indices, shape (n,)."""
+
+    # --- the same for all -------------------------------------------------------------------------
+
+    @property
+    def metric_p(self) -> float:
+        """Exponent of the metric."""
+        return self._places.metric_p
+
+    def quantisation_km(self, place_km: float | None = None) -> float:
+        """Return ρ', in km: :attr:`max_quantisation_km` where places are first made coarse.
+
+        Parameters
+        ----------
+        place_km
+            As for :meth:`sample`; without, records are what they are.
+
+        Raises
+        ------
+        SpecError
+            If it is not a positive number.
+        """
+        finest = self._places.quantisation_km(None)
+        # What ρ has on top of that, such as the error of another projection, ρ' has too.
+        return self._places.quantisation_km(place_km) + max(self.max_quantisation_km - finest, 0.0)
+
+    @property
+    def output_lonlat(self) -> NDArray[np.float64]:
+        """Outputs, lon and lat in degrees, float64 of shape (K, 2); not-a-number where it is planar."""
+        return self._output_lonlat.copy()
+
+    @property
+    def output_xy_km(self) -> NDArray[np.float64]:
+        """Outputs in the plane, x and y in km, float64 of shape (K, 2)."""
+        return self._output_xy_km.copy()
+
+    @property
+    def planar(self) -> bool:
+        """Whether places and reports are x and y in km, with no longitude and latitude."""
+        return self._places.projection is None
+
+    def sample(
+        self,
+        lon: float | None = None,
+        lat: float | None = None,
+        *,
+        x_km: float | None = None,
+        y_km: float | None = None,
+        n: int = 1,
+        user: str | None = None,
+        sticky: StickyKey | None = None,
+        budget: "Charges | None" = None,
+        place_km: float | None = None,
+        entropy_for_tests: Words | None = None,
+    ) -> NDArray[np.float64]:
+        """Return `n` independent reported places for one true place, shape (n, 2).
+
+        They are lon and lat in degrees; of a planar mechanism, x and y in km. Every one of them is a
+        release of its own: n of them together are n ε, not ε.
+
+        Parameters
+        ----------
+        lon, lat, x_km, y_km
+            The place, as for :meth:`row`.
+        n
+            How many; with `sticky` there is one answer.
+        user
+            Whose place it is, for `sticky` and `budget`.
+        sticky
+            Key for answers that repeat.
+        budget
+            Ledger that is charged before anything is drawn.
+        place_km
+            Side, in km, of coarse places, to which places are moved first: one that wobbles then is one
+            place, unless it wobbles across a border. :meth:`quantisation_km` is what that costs.
+        entropy_for_tests
+            Random bits that can be predicted, for tests only.
+
+        Raises
+        ------
+        SpecError
+            If `n` is not a positive whole number, the place is not given in one way, or the arguments do not
+            go together.
+        BudgetExceeded
+            If the user has too few releases left.
+        StoreError
+            If the row cannot be read, or the ledger cannot be written.
+        """
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
+        if sticky is not None and n > 1:
+            raise SpecError("n: a sticky answer is always the same one")
+        users = _named(None if user is None else [user], 1, sticky, budget)
+        i, j = self._places.record(self._places.one(lon, lat, x_km, y_km), place_km)
+        cumulative = self._cumulative(i, j)
+        record = np.array([i * self._places.grid.shape[1] + j])
+        self._charge(users * int(n), record.repeat(n), sticky, budget)
+        if sticky is None:
+            drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
+        else:
+            drawn = pick(
+                cumulative, sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
+            )
+        reported = self._output_xy_km if self.planar else self._output_lonlat
+        return np.asarray(reported[self._remap[drawn]])
+
+    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
+        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
+        return self._places.holds_degrees(coordinates)
+
+    def holds_swapped(self, coordinates: NDArray[np.float64]) -> bool:
+        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon."""
+        return self._places.holds_swapped(coordinates)
+
+    def sample_points(
+        self,
+        coordinates: NDArray[np.float64],
+        *,
+        planar: bool = False,
+        outside: OutsideRule = "nearest",
+        users: Sequence[str] | None = None,
+        sticky: StickyKey | None = None,
+        budget: "Charges | None" = None,
+        place_km: float | None = None,
+        entropy_for_tests: Words | None = None,
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Draw one output for each of many places.
+
+        Parameters
+        ----------
+        coordinates
+            float64 of shape (n, 2): lon and lat in degrees, or x and y in km.
+        planar
+            Whether they are x and y.
+        outside
+            Rule for places outside the grid, or whose nearest record lies outside the region: ``"nearest"``
+            reports from the nearest record of the whole grid (the guarantee still holds), ``"drop"`` gives -1
+            (which reveals that the place is outside), ``"error"`` refuses the batch.
+        users
+            Whose places they are, n names, for `sticky` and `budget`.
+        sticky, budget, place_km, entropy_for_tests
+            As for :meth:`sample`. The batch is charged as a whole, before anything is drawn; or not at all.
+
+        Returns
+        -------
+        outputs
+            Output numbers, shape (n,); -1 where dropped.
+        was_outside
+            Which places lie outside, bool of shape (n,).
+
+        Raises
+        ------
+        DataError
+            If a place is outside and the rule is ``"error"``, or coordinates are not finite numbers, two for
+            each place.
+        SpecError
+            If the rule is not known, places are in degrees and the mechanism is planar, or the arguments do
+            not go together.
+        BudgetExceeded
+            If a user has too few releases left.
+        StoreError
+            If rows cannot be read, or the ledger cannot be written.
+        """
+        if outside not in get_args(OutsideRule):
+            raise SpecError(f"outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
+        xy = self._places.many(coordinates, planar=planar)
+        names = _named(users, len(xy), sticky, budget)
+        records, inside = self._places.records(xy, place_km)
+        if outside == "error" and not inside.all():
+            place = "grid" if self._places.all_kept else "region"
+            raise DataError(
+                f"points: {int((~inside).sum())} of {len(inside)} lie outside the {place}, the first in "
+                f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"
+            )
+        wanted = np.flatnonzero(inside) if outside == "drop" else np.arange(len(xy))
+        records = records[wanted]
+        names = [names[k] for k in wanted.tolist()] if names else []
+        self._charge(names, records, sticky, budget)
+
+        def numbers(part: NDArray[np.intp], totals: NDArray[np.uint64]) -> NDArray[np.uint64]:
+            if sticky is None:
+                return uniform_below(totals, entropy_for_tests=entropy_for_tests)
+            some = [names[k] for k in part.tolist()]
+            return sticky_below(sticky, self.content_sha256, some, records[part], totals)
+
+        outputs = np.full(len(xy), -1, dtype=np.intp)
+        outputs[wanted] = self._remap[self._draw_many(records, numbers)]
+        return outputs, ~inside
+
+    def _charge(
+        self,
+        users: Sequence[str],
+        records: NDArray[np.int64],
+        sticky: StickyKey | None,
+        budget: "Charges | None",
+    ) -> None:
+        if budget is not None and len(records):
+            tags = None if sticky is None else release_tags(sticky, self.content_sha256, users, records)
+            budget.charge_many(users, self.epsilon_per_km, tags)
+
+
+def _named(
+    users: Sequence[str] | None, points: int, sticky: StickyKey | None, budget: "Charges | None"
+) -> list[str]:
+    """Return the users of points; none where nothing depends on them.
+
+    Raises
+    ------
+    SpecError
+        If they are missing, not wanted, not as many as points, or no texts.
+    """
+    if sticky is None and budget is None:
+        if users is not None:
+            raise SpecError("user: goes with a sticky key or a release budget")
+        return []
+    if users is None:
+        raise SpecError("user: is needed with a sticky key or a release budget")
+    if isinstance(users, str) or len(users) != points:
+        raise SpecError(f"users: must be {points}, one for each point, got {len(users)}")
+    names = list(users)
+    encoded_users(names)
+    return names

@@ -1,0 +1,214 @@
+"""Exporting a finished store to one compact file, for :mod:`mdpext_dask.runtime`.
+
+What is sampled from the file is what was certified, bit for bit: the store is held against its receipts
+first, and the digest of every tile's rows goes into the file. Where rows come out of the seed's log scores
+by the log-convex extension, the scores are all that is written, a few bytes for a thousand; the extension
+gives the same bits on every machine, and the digests notice if one ever does not. Any other rows are
+compressed without loss.
+"""
+
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.files import whole_file
+from mdpext_dask.runtime import city_layout
+from mdpext_dask.runtime.geodesic import around
+from mdpext_dask.runtime.plane_fit import PlaneFit
+from mdpext_dask.sampling.mechanism import check_finished
+from mdpext_dask.sampling.row_cache import require_same
+from mdpext_dask.store import integrity, objects
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.remap import TABLE, content_of, read_remap
+from mdpext_dask.store.rows import rows_of
+
+PACKINGS = ("auto", city_layout.SEED, city_layout.ROWS)
+# With fewer records between two seeds, their scores, in float64, take more room than the rows.
+_LEAST_FACTOR = 3
+# Lengths and digests of sections, and digests of the rows of tiles.
+_Written = tuple[list[tuple[int, str]], list[str]]
+_IN_MEMORY = 2**26
+# Around the box, so that places just outside it cost no geodesic either.
+_MARGIN = 1.1
+_SIDE_POINTS = 33
+
+
+def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]:
+    """Write a finished store as one file.
+
+    Parameters
+    ----------
+    url
+        The store.
+    output
+        Where the file goes, whole or not at all.
+    packing
+        ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the former
+        where they give the rows.
+
+    Returns
+    -------
+    What was written: its size, and what it says.
+
+    Raises
+    ------
+    SpecError
+        If the packing is not known, or not one for this store, or the file would lie in the store.
+    IncompleteStoreError, GuaranteeViolation
+        If the store is not complete, is refused, or is not what was certified any more.
+    StoreError
+        If it cannot be read, or is replaced meanwhile.
+    DataError
+        If the file cannot be written.
+    """
+    started = time.perf_counter()
+    if packing not in PACKINGS:
+        raise SpecError(f"--packing: must be {', '.join(PACKINGS)}, got {packing!r}")
+    if not objects.is_remote(url) and objects.local_path(url).resolve() in output.resolve().parents:
+        raise SpecError(f"{output}: lies inside the store")
+    store = MechanismStore.open(url)
+    check_finished(store)
+    integrity.verify(store)
+    header = _header(store)
+    tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
+        written = None
+        if packing == city_layout.SEED or (packing == "auto" and store.grid.factor >= _LEAST_FACTOR):
+            written = _write_seed(store, tiles, spool)
+            if written is None and packing == city_layout.SEED:
+                raise SpecError(
+                    f"--packing seed: the rows of {url} are not those that its seed extends to; use rows"
+                )
+        packed = city_layout.ROWS if written is None else city_layout.SEED
+        sections, digests = _write_rows(store, tiles, spool) if written is None else written
+        # What has been read since it was verified is of the store that was.
+        require_same(store)
+        header |= {"packing": packed, "sections": sections, "rows_sha256": digests}
+        content = city_layout.encode(header)
+        size = len(content) + spool.tell()
+        spool.seek(0)
+        with whole_file(output) as file:
+            file.write(content)
+            shutil.copyfileobj(spool, file)
+    raw = 4 * store.grid.records * store.outputs
+    return {
+        "file": str(output),
+        "bytes": size,
+        "bytes_raw": raw,
+        "ratio": raw / size,
+        "packing": packed,
+        "records": store.grid.records,
+        "outputs": store.outputs,
+        "remap": header["remap"] is not None,
+        "epsilon_per_km": header["epsilon_per_km"],
+        "epsilon_certified": header["epsilon_certified"],
+        "fingerprint": store.fingerprint,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _header(store: MechanismStore) -> dict[str, Any]:
+    attributes, grid = store.attributes, store.grid
+    certificate = objects.get_bytes(store.objects, integrity.CERTIFICATE) or b""
+    names = {"lon": "output_lon", "lat": "output_lat", "x": "output_x", "y": "output_y"}
+    outputs = {short: store.read(name) for short, name in names.items()}
+    has_remap = objects.exists(store.objects, TABLE)
+    kept = store.kept
+    copied = (
+        "epsilon_per_km", "epsilon_planar_per_km", "epsilon_certified", "metric_p", "quantisation_km",
+        "distortion", "fingerprint", "problem_sha256", "attribution", "title", "units", "software", "grid",
+    )  # fmt: skip
+    return {
+        **{key: attributes[key] for key in copied if key in attributes},
+        "projection": None if store.projection is None else attributes["projection"],
+        "plane_fit": _fitted(store),
+        "content_sha256": content_of(store),
+        "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
+        "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
+        # JSON has no word for not-a-number, which is what degrees are on a plane that is nowhere.
+        "outputs": {
+            short: [v if np.isfinite(v) else None for v in a.tolist()] for short, a in outputs.items()
+        },
+        "remap": read_remap(store).output if has_remap else None,
+        "tile_cells": city_layout.tile_cells(grid, store.outputs),
+    }
+
+
+def _fitted(store: MechanismStore) -> dict[str, Any] | None:
+    """Return polynomials for the plane around the box, if there are any that are good enough."""
+    projection, box = store.projection, store.grid.box
+    if projection is None:
+        return None
+    x = np.linspace(box.west_km, box.east_km, _SIDE_POINTS)
+    y = np.linspace(box.south_km, box.north_km, _SIDE_POINTS)
+    sides = ((x, box.south_km), (x, box.north_km), (box.west_km, y), (box.east_km, y))
+    border = np.concatenate([np.stack(np.broadcast_arrays(*side), axis=-1) for side in sides])
+    lon, lat = projection.to_degrees(border).T
+    east = around(lon - projection.centre_lon)
+    middle = (lat.min() + lat.max()) / 2
+
+    unturned = replace(projection, rotation_deg=0.0)
+
+    def plane(
+        east: NDArray[np.float64], lat: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        x, y = unturned.to_plane(np.stack([projection.centre_lon + east, lat], axis=-1)).T
+        return x, y
+
+    half_lon, half_lat = float(np.abs(east).max()), float(lat.max() - middle)
+    fit = PlaneFit.of(plane, _MARGIN * half_lon, float(middle), _MARGIN * half_lat)
+    return None if fit is None else fit.to_json()
+
+
+def _write_seed(store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes]) -> _Written | None:
+    """Write the seed's scores, or answer None where they do not give the rows."""
+    scores = store.read("seed/score")
+    digests = []
+    for tile, rows in _rows_of_tiles(store, tiles):
+        across, along = tiles.cells(tile)
+        corners = scores[across.start : across.stop + 1, along.start : along.stop + 1]
+        fine = extend_log_convex(corners, store.grid.factor)[: rows.shape[0], : rows.shape[1]]
+        if not np.array_equal(fine.view(np.uint32), rows.view(np.uint32)):
+            return None
+        digests.append(city_layout.rows_sha256(rows))
+    return [_written(city_layout.pack_scores(scores), spool)], digests
+
+
+def _write_rows(store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes]) -> _Written:
+    """Write the compressed rows of all tiles."""
+    sections, digests = [], []
+    for _, rows in _rows_of_tiles(store, tiles):
+        sections.append(_written(city_layout.pack_rows(rows), spool))
+        digests.append(city_layout.rows_sha256(rows))
+    return sections, digests
+
+
+def _written(section: bytes, spool: IO[bytes]) -> tuple[int, str]:
+    """Write a section, and return its length and digest."""
+    spool.write(section)
+    return len(section), hashlib.sha256(section).hexdigest()
+
+
+def _rows_of_tiles(
+    store: MechanismStore, tiles: city_layout.Tiles
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield the rows of all tiles, stored or not, float32 of shape (records east, records north, K)."""
+    across, along = tiles.shape
+    for column in range(across):
+        band = range(column * along, (column + 1) * along)
+        x, _ = tiles.records(band[0])
+        # The whole band at once, so that what neighbours share is read once.
+        rows = rows_of(store, x, slice(0, store.grid.shape[1]))
+        for tile in band:
+            _, y = tiles.records(tile)
+            yield tile, np.ascontiguousarray(rows[:, y])

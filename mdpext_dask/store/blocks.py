@@ -1,0 +1,291 @@
+"""Blocks of source cells: what one task computes and owns, and what it costs in memory.
+
+A block *computes* the closed range of its fine rows and *owns* the half-open one (closed at the upper
+border of the grid). Owned ranges are whole shards of the store, so no two tasks ever write one shard;
+shared rows are computed by both neighbours and compared. A block none of whose source cells meets the region
+is *skipped*: it is computed where it is needed, and never stored.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.problem.grid import Grid
+
+FLOAT32, FLOAT64 = 4, 8
+# A block's stored bytes: small enough to spread, large enough to outweigh a task's overhead.
+_BLOCK_BYTES = 32 * 2**20
+_LEAST_BLOCKS = 16
+_LEAST_BLOCK_BYTES = 256 * 2**10
+# An inner chunk is what must be read to look up one record.
+_CHUNK_BYTES = 192 * 2**10
+# Seeds are read in chunks of at most this, so that a worker reads its corners and little more.
+_SEED_CHUNK_BYTES = 256 * 2**10
+# What writing a block adds to it (a copy in the shard's order, its compressed chunks, the file they are
+# joined to) as a share of the block; slabs of one fine row that the extension holds; and interpreter
+# objects of one task. Measured; the last two matter for tiny blocks only.
+_WRITE_SHARE = 2.1
+_SLABS = 8
+_COLUMNS, _UNPACKED = 4, 9
+# What an operator of the user's own may need of columns, if it transforms scores and back.
+_OWN_COLUMNS = 12
+_TASK_OVERHEAD_BYTES = 150 * 2**10
+
+
+@dataclass(frozen=True)
+class Block:
+    """One task: a rectangle of source cells.
+
+    Parameters
+    ----------
+    index
+        Position in the plan, from 0.
+    cells_x, cells_y
+        Half-open ranges of source cells.
+    owned_x, owned_y
+        Half-open ranges of fine rows that the task writes.
+    closed_x, closed_y
+        Half-open ranges of fine rows that the task computes: the owned ones and the row after.
+    neighbours
+        Indices of the neighbouring blocks to the ``"east"`` and ``"north"``, where there are any.
+    """
+
+    index: int
+    cells_x: slice
+    cells_y: slice
+    owned_x: slice
+    owned_y: slice
+    closed_x: slice
+    closed_y: slice
+    neighbours: dict[str, int]
+
+    @property
+    def owned_shape(self) -> tuple[int, int]:
+        """Rows to the east and to the north that the task writes."""
+        return _length(self.owned_x), _length(self.owned_y)
+
+    @property
+    def closed_shape(self) -> tuple[int, int]:
+        """Rows to the east and to the north that the task computes."""
+        return _length(self.closed_x), _length(self.closed_y)
+
+    def shards(self, shard: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the positions of the shards that the rows which the task writes fill.
+
+        Parameters
+        ----------
+        shard, shape
+            Rows to the east and to the north of a shard, and of the whole array.
+
+        Raises
+        ------
+        ValueError
+            If they are not whole shards; two tasks would write one file.
+        """
+        ranges = []
+        for owned, side, end in zip((self.owned_x, self.owned_y), shard, shape, strict=True):
+            if owned.start % side or (owned.stop % side and owned.stop != end):
+                raise ValueError(
+                    f"rows {owned.start}..{owned.stop - 1} are not whole shards of {side} rows in an array "
+                    f"of {end}"
+                )
+            ranges.append(range(owned.start // side, math.ceil(owned.stop / side)))
+        return [(i, j) for i in ranges[0] for j in ranges[1]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a grid is cut into blocks.
+
+    Parameters
+    ----------
+    grid
+        The grid.
+    outputs
+        Number K of outputs.
+    block_cells
+        Source cells of a full block, to the east and to the north.
+    skipped
+        Blocks that are not stored.
+    """
+
+    grid: Grid
+    outputs: int
+    block_cells: tuple[int, int]
+    skipped: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        outputs: int,
+        block_cells: tuple[int, int] | None = None,
+        kept: NDArray[np.bool_] | None = None,
+    ) -> "Plan":
+        """Return the plan for a grid; it depends on the job alone, never on the number of workers.
+
+        Without `block_cells`, blocks are as square as the grid allows and hold about 32 MB, or a
+        sixteenth of the whole rectangle if that is less. Blocks without any of the source cells in `kept`,
+        bool of shape (cells_x, cells_y), are skipped; without `kept`, none is.
+        """
+        if block_cells is None:
+            block_cells = _choose_block_cells(grid, outputs)
+        plan = cls(
+            grid=grid,
+            outputs=outputs,
+            block_cells=(min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)),
+        )
+        if kept is None or kept.all():
+            return plan
+        stored = np.zeros(plan.blocks_shape, dtype=bool)
+        cells_x, cells_y = np.nonzero(kept)
+        stored[cells_x // plan.block_cells[0], cells_y // plan.block_cells[1]] = True
+        return replace(plan, skipped=frozenset(np.flatnonzero(~stored).tolist()))
+
+    def owner(self, record: int, axis: int) -> int:
+        """Return the position, along an axis, of the blocks that own a fine row."""
+        last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1
+        return min(record // self.grid.factor, last) // self.block_cells[axis]
+
+    @property
+    def blocks_shape(self) -> tuple[int, int]:
+        """Blocks to the east and to the north."""
+        return (
+            math.ceil(self.grid.cells_x / self.block_cells[0]),
+            math.ceil(self.grid.cells_y / self.block_cells[1]),
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.prod(self.blocks_shape)
+
+    @property
+    def shard_shape(self) -> tuple[int, int, int]:
+        """Shape of a shard: the fine rows of a full block, all outputs."""
+        factor = self.grid.factor
+        return self.block_cells[0] * factor, self.block_cells[1] * factor, self.outputs
+
+    @property
+    def chunk_shape(self) -> tuple[int, int, int]:
+        """Shape of an inner chunk; its sides divide the shard's."""
+        side_x, side_y, outputs = self.shard_shape
+        chunk_x, chunk_y = side_x, side_y
+        while chunk_x * chunk_y * outputs * FLOAT32 > _CHUNK_BYTES and chunk_x * chunk_y > 1:
+            if chunk_x >= chunk_y:
+                chunk_x = _next_divisor(side_x, chunk_x)
+            else:
+                chunk_y = _next_divisor(side_y, chunk_y)
+        return chunk_x, chunk_y, outputs
+
+    @property
+    def seed_chunk_shape(self) -> tuple[int, int, int]:
+        """Shape of a chunk of the seed arrays."""
+        side = max(int(math.sqrt(_SEED_CHUNK_BYTES / (FLOAT64 * self.outputs))), 1)
+        seeds_x, seeds_y = self.grid.seeds_shape
+        return min(side, seeds_x), min(side, seeds_y), self.outputs
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes of all stored probabilities before compression; skipped blocks are not stored."""
+        skipped = sum(math.prod(self[index].owned_shape) for index in self.skipped)
+        return (self.grid.records - skipped) * self.outputs * FLOAT32
+
+    def peak_bytes(self, method: str) -> int:
+        """Return the predicted peak of what an extension task allocates, in bytes.
+
+        The corners' scores as they are read; then the closed block in float32, with slabs in float64 while it
+        is computed, or with what writing it adds. Operators that make scores need slabs of a column of cells;
+        cell programs leave scores of the whole block, which are unpacked as they are read.
+
+        Parameters
+        ----------
+        method
+            How the job extends.
+        """
+        rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
+        block = rows_x * rows_y * self.outputs * FLOAT32
+        slabs = _SLABS * rows_y * self.outputs * FLOAT64
+        if method == "cell-lp":
+            slabs += _UNPACKED * block
+        elif method != "log-convex":
+            columns = _OWN_COLUMNS if ":" in method else _COLUMNS
+            slabs = columns * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
+        seed = math.prod(self.seed_chunk_shape) * FLOAT64
+        return int(max(seed, block + max(_WRITE_SHARE * block, slabs)) + _TASK_OVERHEAD_BYTES)
+
+    @property
+    def first_stored(self) -> int:
+        """Index of the first block that is stored."""
+        return next(index for index in range(self.blocks) if index not in self.skipped)
+
+    def __len__(self) -> int:
+        return self.blocks
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self[index] for index in range(self.blocks))
+
+    def __getitem__(self, index: int) -> Block:
+        if not 0 <= index < self.blocks:
+            raise IndexError(f"block {index} is not in 0..{self.blocks - 1}")
+        across, along = divmod(index, self.blocks_shape[1])
+        cells_x = _range(across, self.block_cells[0], self.grid.cells_x)
+        cells_y = _range(along, self.block_cells[1], self.grid.cells_y)
+        neighbours = {}
+        if across + 1 < self.blocks_shape[0]:
+            neighbours["east"] = index + self.blocks_shape[1]
+        if along + 1 < self.blocks_shape[1]:
+            neighbours["north"] = index + 1
+        factor = self.grid.factor
+        return Block(
+            index=index,
+            cells_x=cells_x,
+            cells_y=cells_y,
+            owned_x=_owned(cells_x, factor, self.grid.cells_x),
+            owned_y=_owned(cells_y, factor, self.grid.cells_y),
+            closed_x=slice(cells_x.start * factor, cells_x.stop * factor + 1),
+            closed_y=slice(cells_y.start * factor, cells_y.stop * factor + 1),
+            neighbours=neighbours,
+        )
+
+
+def common(one: slice, other: slice) -> slice:
+    """Return what two half-open ranges have in common; it ends before it starts if that is nothing."""
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def relative(part: slice, start: int) -> slice:
+    """Return a half-open range counted from `start`."""
+    return slice(part.start - start, part.stop - start)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _range(position: int, size: int, end: int) -> slice:
+    return slice(position * size, min((position + 1) * size, end))
+
+
+def _owned(cells: slice, factor: int, end: int) -> slice:
+    return slice(cells.start * factor, cells.stop * factor + int(cells.stop == end))
+
+
+def _next_divisor(side: int, below: int) -> int:
+    return next(d for d in range(below - 1, 0, -1) if side % d == 0) if below > 1 else 1
+
+
+def _choose_block_cells(grid: Grid, outputs: int) -> tuple[int, int]:
+    cell_bytes = grid.factor**2 * outputs * FLOAT32
+    total = cell_bytes * grid.source_cells
+    target = min(_BLOCK_BYTES, max(total / _LEAST_BLOCKS, _LEAST_BLOCK_BYTES))
+    cells = max(target / cell_bytes, 1.0)
+    side = math.sqrt(cells)
+    # Cut each axis into equal parts, so that the last block is not a sliver.
+    parts_x = math.ceil(grid.cells_x / min(max(side, 1.0), grid.cells_x))
+    block_x = math.ceil(grid.cells_x / parts_x)
+    parts_y = math.ceil(grid.cells_y / min(max(cells / block_x, 1.0), grid.cells_y))
+    return block_x, math.ceil(grid.cells_y / parts_y)

@@ -1,0 +1,361 @@
+"""Whether a store still is what was certified.
+
+Nothing is signed. What a store says is held against what else it says, so a change is noticed wherever the
+rest was not changed to match. Somebody who rewrites all of it consistently, digests, attributes, receipts and
+certificate, has made another store, and cannot be noticed: whoever has to rule that out keeps a copy of the
+root's attributes elsewhere.
+
+Figures that promise nothing, such as `loss_km`, `seconds` or how the seed was solved, are not held against
+anything; nor is what only readers of maps use of the plane, `spatial_ref`, beyond its description.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.job.spec import fingerprint_of, is_job_of
+from mdpext_dask.seed.budget import vector_norm
+from mdpext_dask.store import objects, receipts, schema
+from mdpext_dask.store.blocks import Block
+from mdpext_dask.store.hierarchy import ROOT_KEY
+from mdpext_dask.store.loss import is_problem_of
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.store.receipts import Receipt
+from mdpext_dask.store.schema import PROBABILITY, is_number
+
+# The certificate as it was when the store was last audited.
+CERTIFICATE = "audit/certificate.json"
+# States in which a store has been finished, whatever came of it.
+FINISHED = (COMPLETE, REFUSED)
+_SAME_PLACE_KM = 1e-3
+_ROUNDING = 1e-6
+# Of each kind of damage, in a message.
+_NAMED = 5
+
+
+def inconsistencies(store: MechanismStore, certified: float | None = None) -> list[str]:
+    """Return the attributes that do not belong to each other, or to the receipts of a finished store.
+
+    Parameters
+    ----------
+    store
+        The store.
+    certified
+        What a finished store's certificate has just been found to be; default: what its last audit says.
+    """
+    attributes = store.attributes
+    identity, wrong = attributes["identity"], []
+    if fingerprint_of(identity) != attributes["fingerprint"]:
+        wrong.append("fingerprint")
+    if identity.get("privacy", {}).get("epsilon_per_km") != attributes["epsilon_per_km"]:
+        wrong.append("epsilon_per_km")
+    if identity.get("domain", {}).get("metric_p") != attributes["metric_p"]:
+        wrong.append("metric_p")
+    if not _outputs_are_where_they_are_said_to_be(store):
+        wrong.append("projection")
+    if not is_job_of(identity, attributes["job"]):
+        wrong.append("job")
+    wrong += _misreported(store, certified)
+    if attributes.get("units", schema.UNITS) != schema.UNITS:
+        wrong.append("units")
+    grid = store.grid
+    if not np.array_equal(store.read("inside"), grid.vertices_of(store.kept)):
+        wrong.append("inside")
+    for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km()), ("output", np.arange(store.outputs))):
+        if not np.array_equal(store.read(name), coordinates):
+            wrong.append(name)
+    if attributes["state"] in FINISHED:
+        if not store.has_seed():
+            wrong.append("seed")
+        elif not _seed_rows_are_those_of_its_scores(store):
+            wrong.append("seed/probability")
+        hashes = attributes.get("chunk_hashes")
+        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+        found = store.read_receipts()
+        known = {store.content_digest(found)}
+        if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
+            known.add(receipts.digest_of(found, b""))
+        if digest not in known:
+            wrong.append("chunk_hashes")
+        wrong += _described_otherwise(store)
+    return wrong
+
+
+def _described_otherwise(store: MechanismStore) -> list[str]:
+    """Return the documents that describe arrays and groups otherwise than the root's copies of them do.
+
+    Readers elsewhere go by the copies, written when the store was finished; here the documents are read.
+    """
+    root = objects.get_json(store.objects, ROOT_KEY)
+    copies = (root.get("consolidated_metadata") or {}).get("metadata") or {}
+    keys = [f"{name}/{ROOT_KEY}" for name in copies]
+    documents = objects.get_many_json(store.objects, keys)
+    return [
+        key
+        for key, document, copy in zip(keys, documents, copies.values(), strict=True)
+        if not isinstance(document, Mapping) or _described(document) != _described(copy)
+    ]
+
+
+def _described(document: Mapping[str, Any]) -> dict[str, Any]:
+    # The copy of a group has copies of its own, of nothing.
+    return {key: value for key, value in document.items() if key != "consolidated_metadata"}
+
+
+def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
+    """Return the attributes with figures that are not those of the grid, the plane and the certificate."""
+    attributes, grid, limit = store.attributes, store.grid, store.planar_limit()
+    half = grid.spacing_km / 2
+    expected: dict[str, float] = {
+        "quantisation_km": vector_norm(half, half, store.metric_p),
+        "epsilon_planar_per_km": limit,
+        # Without a plane on Earth nothing is charged.
+        "distortion": float(attributes["epsilon_per_km"]) / limit - 1,
+        "source_cells_kept": int(store.kept.sum()),
+        "records_inside": grid.count_vertices_of(store.kept),
+    }
+    if attributes["state"] in FINISHED:
+        if certified is None:
+            certified = _epsilon_of_last_audit(store)
+        # No store is complete without a certificate within the limit.
+        expected["epsilon_certified"] = certified if is_number(certified) and certified <= limit else math.nan
+    # Older stores do not say all of it.
+    return [key for key, value in expected.items() if key in attributes and not _is(attributes[key], value)]
+
+
+def _epsilon_of_last_audit(store: MechanismStore) -> Any:
+    """Return what the last audit has certified; None if it did not hold, or was of another promise."""
+    report, attributes = objects.get_json(store.objects, CERTIFICATE), store.attributes
+    if not isinstance(report, Mapping) or report.get("holds") is not True:
+        return None
+    alike = all(report.get(key) == attributes[key] for key in ("epsilon_per_km", "metric_p"))
+    return report.get("epsilon_certified") if alike else None
+
+
+def _is(figure: Any, expected: float) -> bool:
+    """Whether a figure is what was expected: to rounding, and versions of PROJ, unless it is a count."""
+    if isinstance(expected, int):
+        return bool(figure == expected)
+    return is_number(figure) and math.isclose(figure, expected, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def _seed_rows_are_those_of_its_scores(store: MechanismStore) -> bool:
+    """Whether the corners' rows, from which nothing is made any more, are those of their log scores."""
+    try:
+        step = store.array("seed/score").chunks[0]
+        for first in range(0, store.grid.seeds_shape[0], step):
+            part = slice(first, first + step)
+            rows, scores = store.read("seed/probability", part), store.read("seed/score", part)
+            if rows.shape != scores.shape or not np.allclose(np.exp(scores), rows, rtol=_ROUNDING, atol=0):
+                return False
+    except StoreError:
+        return False
+    return True
+
+
+def _outputs_are_where_they_are_said_to_be(store: MechanismStore) -> bool:
+    """Whether degrees and plane of the outputs belong together, and to the projection."""
+    names = "output_lon", "output_lat", "output_x", "output_y"
+    read = [store.read(name) for name in names]
+    if any(values.shape != (store.outputs,) for values in read):
+        return False
+    lonlat, xy = np.stack(read[:2], axis=-1), np.stack(read[2:], axis=-1)
+    if store.projection is None:
+        # Without a centre no distortion is charged, so there must not have been one.
+        return not np.isfinite(lonlat).any()
+    # Versions of PROJ differ by less than this, and nobody gains by a metre.
+    return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
+
+
+def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
+    """Return the receipts of all blocks; refuse to go on while one is missing.
+
+    Raises
+    ------
+    IncompleteStoreError
+        With all missing blocks.
+    """
+    done = store.read_receipts()
+    blocks = store.plan.blocks
+    missing = [index for index in range(blocks) if index not in done]
+    if missing:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise IncompleteStoreError(
+            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
+            missing=missing,
+        )
+    return done
+
+
+def verify(store: MechanismStore) -> None:
+    """Compare every shard with the hash its receipt names, and what the store says of itself with itself.
+
+    All shards and all tables of the problem are read once. Nothing is signed; see the module's text for what
+    cannot be noticed.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If something is not what was certified. The message names up to five of each kind; `worst` all of
+        them: the `blocks` at fault, shards that are `changed`, `missing` or `extra`, those of no block among
+        the last, and the `attributes`, arrays and documents that do not belong to the rest.
+    StoreError
+        If something cannot be read at all.
+    """
+    wrong = inconsistencies(store)
+    if not is_problem_of(store):
+        wrong.append("problem_sha256")
+    found, blocks, parts = store.read_receipts(), [], []
+    for block in store.plan:
+        damage = damage_against(store, block, found.get(block.index))
+        if damage or block.index not in found:
+            blocks.append(block)
+            parts.append(damage)
+    damage = ShardDamage.joined([*parts, ShardDamage(extra=extra_shards(store))])
+    said = _said_of_blocks(blocks)
+    unproved = [str(block.index) for block in blocks if block.index not in found]
+    for what, names in (
+        ("no receipt of blocks", unproved),
+        ("changed shards", damage.changed),
+        ("missing shards", damage.missing),
+        ("extra shards", damage.extra),
+    ):
+        if names:
+            said.append(f"{what}: {_some(names)}")
+    if wrong:
+        said.append(f"{', '.join(wrong)} has changed since the store was certified; run the audit")
+    if said:
+        raise GuaranteeViolation(
+            f"{store.url}: {'; '.join(said)}",
+            worst={"blocks": [block.index for block in blocks], **asdict(damage), "attributes": wrong},
+        )
+
+
+def _said_of_blocks(blocks: Sequence[Block]) -> list[str]:
+    if not blocks:
+        return []
+    first, *others = blocks
+    x, y = first.owned_x, first.owned_y
+    plural = "s" if len(others) > 1 else ""
+    more = f" and block{plural} {_some([str(block.index) for block in others])}" if others else ""
+    return [
+        f"block {first.index} (records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}){more} "
+        f"{'have' if others else 'has'} changed since it was certified"
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+@dataclass(frozen=True)
+class ShardDamage:
+    """Shards at fault, by key; falsy if there are none.
+
+    Parameters
+    ----------
+    changed
+        Those whose bytes are not the ones that the receipt names.
+    missing
+        Those that are not there.
+    extra
+        Those that are there although no receipt names them.
+    """
+
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Iterable["ShardDamage"]) -> "ShardDamage":
+        """Return what several blocks and the rest of a store have, as one."""
+        kinds = zip(*((part.changed, part.missing, part.extra) for part in (cls(), *parts)), strict=True)
+        return cls(*(tuple(key for keys in kind for key in keys) for kind in kinds))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All of them, the changed first, then the missing."""
+        return self.changed + self.missing + self.extra
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+
+def damage_of_block(store: MechanismStore, index: int) -> ShardDamage:
+    """Compare the shards of one block with its receipt as it is in the store; see :func:`damage_against`.
+
+    Parameters
+    ----------
+    store, index
+        Which block of which store.
+
+    Raises
+    ------
+    StoreError
+        If the description of the array is damaged.
+    """
+    receipt = receipts.read_receipt(store.objects, index, store.plan.skipped)
+    return damage_against(store, store.plan[index], receipt)
+
+
+def damage_against(store: MechanismStore, block: Block, receipt: Receipt | None) -> ShardDamage:
+    """Compare the shards of one block with a receipt of it.
+
+    Parameters
+    ----------
+    store, block
+        Which block of which store.
+    receipt
+        Its receipt. Without one nothing says what its shards should be: those that are there are extra, those
+        that are not are missing. A block that the plan skips must have no shards, whatever a receipt names.
+
+    Raises
+    ------
+    StoreError
+        If the description of the array is damaged.
+    """
+    named = {} if receipt is None else receipt.shards
+    changed, missing, extra = [], [], []
+    for key in store.shard_keys(block):
+        if block.index in store.plan.skipped or key not in named:
+            if objects.exists(store.objects, key):
+                extra.append(key)
+            elif block.index not in store.plan.skipped:
+                missing.append(key)
+            continue
+        found = receipts.shard_sha256(store.objects, key)
+        if found is None:
+            missing.append(key)
+        elif found != named[key]:
+            changed.append(key)
+    return ShardDamage(tuple(changed), tuple(missing), tuple(extra))
+
+
+def extra_shards(store: MechanismStore) -> tuple[str, ...]:
+    """Return the keys of objects beside the shards that belong to no block of the plan, sorted.
+
+    Whatever their names, and however deep they lie. What killed writes leave behind (``*.partial``) is none
+    of them: nothing ever reads it, and finishing a store sweeps it away. Where a store cannot be listed none
+    are found: nothing reads them either, as they belong to no block.
+
+    Parameters
+    ----------
+    store
+        The store.
+
+    Raises
+    ------
+    StoreError
+        If the description of the array is damaged.
+    """
+    owned = {key for block in store.plan for key in store.shard_keys(block)}
+    return tuple(
+        key
+        for key in objects.list_keys_if_possible(store.objects, f"{PROBABILITY}/c/") or ()
+        if key not in owned and not key.endswith(objects.LEFTOVER)
+    )

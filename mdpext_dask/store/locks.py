@@ -1,0 +1,275 @@
+"""One run at a time on a store: who is at work on it, and whether they still are.
+
+The lock spares two runs from doing the same work, and their users from wondering; that nothing goes wrong
+does not hang on it. Tasks of two runs write the same bytes, and a certificate is of the bytes that are there.
+
+A lock is an object in the store. Whether its holder is alive is seen, on the holder's own machine, from its
+process; elsewhere from a counter in the lock that the holder keeps advancing. No two clocks are compared, so
+clocks may be wrong, and may be put back.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import psutil
+from zarr.abc.store import Store
+
+from mdpext_dask.errors import ClusterError, IncompleteStoreError, StoreAccessError, StoreError
+from mdpext_dask.store import objects
+
+KEY = objects.LOCK
+# A living holder advances its counter so often, in seconds; one whose counter stands for so long is dead.
+BEAT_SECONDS, PATIENCE_SECONDS = 3.0, 15.0
+# After taking over a dead run's lock: time for others who do so as well to have written theirs.
+_SETTLE_SECONDS = 0.3
+# Owners that are, or are about to be, at work in this process.
+_OWN: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who is at work on a store.
+
+    Parameters
+    ----------
+    owner
+        A random name of this one run.
+    host
+        Name of its machine, for people.
+    machine
+        What tells machines, their boots and containers apart.
+    pid, started
+        Process, and when it was started, in units of the machine's own.
+    beat
+        Advances while it is alive.
+    """
+
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    started: float
+    beat: int
+
+    @classmethod
+    def this_process(cls) -> "Holder":
+        """Return a new holder: this process."""
+        pid, owner = os.getpid(), uuid.uuid4().hex
+        _OWN.add(owner)
+        return cls(owner, socket.gethostname(), _machine(), pid, _started(pid) or 0.0, 0)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, where this process sees it."""
+        return self.machine == _machine()
+
+    def is_dead(self) -> bool:
+        """Whether it is known to be dead; never of one elsewhere."""
+        if not self.is_here:
+            return False
+        # Or left by an earlier run of this process, at whose end the store did not answer.
+        is_left = self.pid == os.getpid() and self.owner not in _OWN
+        return is_left or _started(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Lock:
+    """The lock of a store, held by this process; see :func:`hold`."""
+
+    def __init__(self, store: Store, url: str, holder: Holder) -> None:
+        # Who waits for this run's end is not to wait for a store that does not answer, several times over.
+        self._store, self._url, self._holder = objects.impatient(store, PATIENCE_SECONDS), url, holder
+        self._lost: Holder | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="mdpext-lock", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Go on only while the lock is held.
+
+        Raises
+        ------
+        ClusterError
+            If another run has taken it over, which thought this one dead.
+        """
+        if self._lost is not None:
+            raise ClusterError(
+                f"{self._url}: {self._lost} has taken this store over, as nothing had been heard of this run "
+                f"for {PATIENCE_SECONDS:.0f} s; run again when it is done"
+            )
+
+    def release(self) -> None:
+        """Let go of it, if it still is this process's."""
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(StoreError, StoreAccessError):  # what is left is seen to be dead
+            found = _read(self._store)
+            if found is not None and found.owner == self._holder.owner:
+                objects.delete_keys(self._store, [KEY])
+        _OWN.discard(self._holder.owner)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                found = _read(self._store)
+                if found is not None and found.owner != self._holder.owner:
+                    self._lost = found
+                    return
+                self._holder = replace(self._holder, beat=self._holder.beat + 1)
+                _write(self._store, self._holder)
+            except (StoreError, StoreAccessError):
+                # A store that fails for longer will be told by whoever needs more of it than this.
+                continue
+
+
+@contextlib.contextmanager
+def hold(url: str, told: Callable[[str], None] = lambda _: None) -> Iterator[Lock]:
+    """Hold the lock of the store at `url`, whether it exists or not; nothing else is left of it afterwards.
+
+    Parameters
+    ----------
+    url
+        Of the store.
+    told
+        Is told what is waited for.
+
+    Raises
+    ------
+    IncompleteStoreError
+        If another run is at work.
+    StoreError
+        If the store cannot be written.
+    """
+    store, made = objects.open_objects(url), _folders_to_make(url)
+    try:
+        lock = Lock(store, url, _take(store, url, told))
+        try:
+            yield lock
+        finally:
+            lock.release()
+    finally:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+
+
+def holder_of(store: Store) -> Holder | None:
+    """Return who holds the lock of a store, if anybody is known to who is not known to be dead."""
+    try:
+        found = _read(store)
+    except StoreAccessError as error:
+        if error.transient:
+            raise
+        return None  # some may read what is there, but not be told what is not
+    return None if found is None or found.is_dead() else found
+
+
+def as_json(holder: Holder | None) -> dict[str, object] | None:
+    """Return what ``status`` says of a holder."""
+    return None if holder is None else {"host": holder.host, "pid": holder.pid}
+
+
+def _take(store: Store, url: str, told: Callable[[str], None]) -> Holder:
+    """Return this process as the holder, once the lock is its own."""
+    own = Holder.this_process()
+    if objects.create_exclusively(store, KEY, _text(own)):
+        return own
+    found = _read(store)
+    if found is not None and not found.is_dead():
+        if not found.is_here:
+            told(f"waiting {PATIENCE_SECONDS:.0f} s to see whether {found} is still at work on this store")
+            if not _stands_still(store, found):
+                raise _refusal(url, _read(store) or found)
+        else:
+            raise _refusal(url, found)
+    # Of several that find a dead run's lock at once, the last to write has it.
+    _write(store, own)
+    time.sleep(_SETTLE_SECONDS)
+    found = _read(store)
+    if found is not None and found.owner != own.owner:
+        raise _refusal(url, found)
+    return own
+
+
+def _stands_still(store: Store, found: Holder) -> bool:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(BEAT_SECONDS / 3)
+        now = _read(store)
+        if now is None:
+            return True
+        if now != found:
+            return False
+    return True
+
+
+def _refusal(url: str, holder: Holder) -> StoreError:
+    return IncompleteStoreError(
+        f"{url}: another run is at work on this store ({holder}); wait for it, or stop it"
+    )
+
+
+def _folders_to_make(url: str) -> list[Path]:
+    """Return the folders that writing into a local store would make, innermost first."""
+    if objects.is_remote(url):
+        return []
+    path = Path(objects.absolute(url))
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _read(store: Store) -> Holder | None:
+    """Return the holder that a lock names; None where there is no lock, or nothing that is one."""
+    content = objects.get_json(store, KEY)
+    if not isinstance(content, Mapping) or {*content} != {field.name for field in fields(Holder)}:
+        return None
+    holder = Holder(**content)
+    sound = isinstance(holder.owner, str) and isinstance(holder.machine, str) and isinstance(holder.pid, int)
+    return holder if sound else None
+
+
+def _write(store: Store, holder: Holder) -> None:
+    objects.put_bytes(store, KEY, _text(holder))
+
+
+def _text(holder: Holder) -> bytes:
+    return json.dumps(asdict(holder), sort_keys=True).encode()
+
+
+def _machine() -> str:
+    """Return what tells this machine, its present boot and its space of process numbers from others."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+        parts += [str(Path("/proc/self/ns/pid").readlink())]
+    return " ".join(parts)
+
+
+def _started(pid: int) -> float | None:
+    """Return when a process was started; None if it is not there or has ended.
+
+    From the kernel's own count since boot where there is one: other systems tell it by a clock that may be
+    put back.
+    """
+    try:
+        # After the name, which may hold anything, in parentheses: state, and 19 fields on the start.
+        fields_after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields_after_name[0] in "ZX" else float(fields_after_name[19])
+    except (OSError, IndexError, ValueError):
+        pass
+    if Path("/proc/self/stat").exists():
+        return None
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None

@@ -1,0 +1,102 @@
+"""The loss of a store's problem, as a task reads it."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.problem.loss import EuclideanLoss, Loss, TableLoss, TravelLoss
+from mdpext_dask.store import schema
+from mdpext_dask.store.hierarchy import DAMAGE
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+_TABLE = "problem/loss"
+# What a process keeps of a loss table, so that trials of the same block do not read it again and again.
+CACHE_BYTES = 32 * 2**20
+
+
+class StoredTable:
+    """The loss table of a store, read chunk by chunk as it is needed; never all of it at once.
+
+    Parameters
+    ----------
+    store
+        A store whose problem has one.
+    """
+
+    def __init__(self, store: MechanismStore) -> None:
+        self._store = store
+        array = store.array(_TABLE)
+        self.shape: tuple[int, ...] = array.shape
+        self._step = array.chunks[1]
+        kept = max(CACHE_BYTES // (self._step * self.shape[2] * array.dtype.itemsize), 1)
+        self._chunk = lru_cache(maxsize=kept)(self._read_chunk)
+
+    def _read_chunk(self, i: int, position: int) -> NDArray[Any]:
+        first = position * self._step
+        return np.asarray(self._store.read(_TABLE, slice(i, i + 1), slice(first, first + self._step))[0])
+
+    def __getitem__(self, index: tuple[int, slice]) -> NDArray[Any]:
+        """Return the losses of consecutive records in km, of shape (records, K).
+
+        Raises
+        ------
+        StoreError
+            If a chunk is lost or damaged.
+        """
+        i, rows = index
+        first, last = rows.start // self._step, (rows.stop - 1) // self._step
+        part = np.concatenate([self._chunk(i, position) for position in range(first, last + 1)])
+        part = part[rows.start - first * self._step : rows.stop - first * self._step]
+        if not np.isfinite(part).all():
+            raise StoreError(f"{self._store.url}: {_TABLE} is damaged; use --overwrite")
+        return part
+
+
+def read_loss(store: MechanismStore) -> Loss:
+    """Return the loss of a store's problem.
+
+    Raises
+    ------
+    StoreError
+        If its tables are missing or damaged.
+    """
+    kind = store.problem_attributes.get("loss")
+    if kind is None:
+        raise StoreError(f"{store.url}: the tables of the loss are missing; use --overwrite")
+    if kind == "table":
+        return TableLoss(store.grid, StoredTable(store))
+    if kind == "euclidean":
+        return EuclideanLoss(np.stack([store.read("output_x"), store.read("output_y")], axis=-1))
+    return TravelLoss(
+        node_xy_km=store.read("problem/node_xy"),
+        task_distance_km=store.read("problem/task_distance"),
+        task_weight=store.read("problem/task_weight"),
+        output_node=store.read("problem/output_node"),
+    )
+
+
+def is_problem_of(store: MechanismStore) -> bool:
+    """Whether outputs, prior and the tables of the loss are those that a store was made with, bit for bit.
+
+    All of them are read, a loss table chunk by chunk. The oldest stores do not say what they were made with.
+    """
+    try:
+        loss = read_loss(store)
+        tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else schema.loss_tables(loss)
+        outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        first, place = (outputs, store.array("prior")), (store.grid, store.projection)
+        found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
+        if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest
+            found.add(schema.problem_sha256(store.grid, (*first, *tables)))
+    except DAMAGE:
+        return False
+    return store.problem_sha256 in {*found, *([] if schema.says_its_cells(store.attributes) else [""])}
+
+
+@lru_cache(maxsize=2)
+def cached_loss(url: str, problem_sha256: str) -> Loss:  # noqa: ARG001 part of the cache's key
+    """Return the loss of a store's problem, read once per process for as long as it is that problem."""
+    return read_loss(MechanismStore.open(url))

@@ -1,0 +1,500 @@
+"""The mechanism store: one Zarr v3 hierarchy with the mechanism, its seed, its problem and its proof.
+
+    probability (x, y, output)     float32; one shard = one block of source cells x all outputs
+    x, y, output_x, ..., prior     coordinates and prior
+    inside (x, y), kept (cell_x, cell_y)   records and source cells of the region
+    seed/                          corner rows (float64), log scores, budgets, objectives
+    problem/                       tables of the loss, so that a finished store can be evaluated
+    receipts/                      one small object per finished block
+    audit/                         certificates and audits
+    remap/                         which output to report instead of each, if that has been asked for
+    lock.json                      who is at work on it, while somebody is
+
+The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
+and its receipt. The state ``complete`` is the last thing written, after the certificate.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import zarr
+import zarr.errors
+from numpy.typing import NDArray
+from zarr.storage import MemoryStore
+
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
+from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, parse_job
+from mdpext_dask.problem.domain import Domain
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.seed.budget import planar_epsilon
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.store import objects, receipts, schema
+from mdpext_dask.store.blocks import Block, Plan
+from mdpext_dask.store.hierarchy import DAMAGE, ROOT_KEY, Hierarchy
+from mdpext_dask.store.receipts import Receipt
+
+# States in the order in which a store goes through them, after template.CREATING.
+PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
+
+
+class MechanismStore(Hierarchy):
+    """A mechanism store, open for reading or for writing; see :meth:`create` and :meth:`open`."""
+
+    # --- life cycle -------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, url: str, spec: JobSpec, domain: Domain, facts: Mapping[str, Any]) -> "MechanismStore":
+        """Create the whole hierarchy, with everything in it that does not depend on the seed.
+
+        Parameters
+        ----------
+        url
+            Local path or URL; must be empty or not exist.
+        spec, domain
+            The job and its problem.
+        facts
+            Further attributes of the root (planar ε, and so on).
+
+        Raises
+        ------
+        StoreError
+            If it cannot be written.
+        """
+        store = objects.open_objects(url)
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+        try:
+            root = zarr.create_group(
+                store,
+                attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)),
+                overwrite=False,
+            )
+            schema.write_arrays(root, domain, plan)
+        except (OSError, zarr.errors.ContainsGroupError) as error:
+            raise StoreError(f"{url}: cannot be created: {error}") from None
+        created = cls(url, store, root)
+        created.update(state=PLANNED)
+        return created
+
+    @classmethod
+    def open(cls, url: str, *, mode: str = "r") -> "MechanismStore":
+        """Open an existing store; `mode` is ``"r"`` or ``"r+"``.
+
+        Raises
+        ------
+        StoreError
+            If there is no mechanism store, or one of a newer format.
+        """
+        if not objects.is_remote(url) and not objects.local_path(url).exists():
+            raise StoreError(f"{url}: no such store")
+        store = objects.open_objects(url, read_only=mode == "r")
+        try:
+            # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
+            root = zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
+        except DAMAGE as error:
+            raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
+        schema.check_attributes(root.attrs, url)
+        return cls(url, store, root)
+
+    @classmethod
+    def find(cls, url: str, spec: JobSpec) -> "MechanismStore | None":
+        """Return the job's own unfinished or finished store at `url`, or None if nothing usable is there.
+
+        Raises
+        ------
+        StoreError
+            If something else is there, or another job's store.
+        """
+        found = cls._at(url)
+        if found is None or found.state == schema.CREATING:
+            return None
+        identity = spec.identity()
+        if found.fingerprint != fingerprint_of(identity):
+            keys = ", ".join(differing_keys(found.attributes["identity"], identity))
+            raise StoreError(
+                f"{url}: belongs to another job, which differs in {keys}; use --overwrite to replace it, or "
+                "another --store"
+            )
+        return found
+
+    @classmethod
+    def clear(cls, url: str) -> None:
+        """Delete the mechanism store at `url`, finished or half created; anything else never is.
+
+        Raises
+        ------
+        StoreError
+            If something else is there.
+        """
+        found = cls._at(url)
+        if found is not None:
+            found.delete()
+
+    @classmethod
+    def check_room(cls, url: str) -> None:
+        """Refuse a place where something else than a mechanism store is.
+
+        Raises
+        ------
+        StoreError
+            If so, or it cannot be read.
+        """
+        cls._at(url)
+
+    @classmethod
+    def _at(cls, url: str) -> "MechanismStore | None":
+        store = objects.open_objects(url)
+        if objects.is_empty(store):
+            return None
+        content = objects.get_json(store, ROOT_KEY)
+        if content is None and objects.holds_leftovers_only(store):
+            return None
+        attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
+        if "fingerprint" not in attributes:
+            raise StoreError(
+                f"{url}: exists and is not a mechanism store; choose another path (it is left as it is)"
+            )
+        return cls.open(url, mode="r+")
+
+    def delete(self) -> None:
+        """Delete the whole store; of what an interruption leaves, nothing is ever read."""
+        # One that is half deleted must not say that it is complete. On a full disk even that does not fit.
+        with contextlib.suppress(StoreError):
+            self.update(state=schema.CREATING)
+        first = receipts.PREFIX.rstrip("/")
+        objects.delete_everything(self.objects, self.url, first=first, last=ROOT_KEY)
+
+    # --- attributes -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``creating``, ``planned``, ``extending``, ``complete`` or ``refused``."""
+        return str(self.attributes["state"])
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: it is complete, and has lost no receipt since."""
+        return self.state == COMPLETE and len(self.read_receipts()) == self.plan.blocks
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the job."""
+        return str(self.attributes["fingerprint"])
+
+    @property
+    def problem_sha256(self) -> str:
+        """Digest of grid, plane, kept cells, outputs, prior and the tables of the loss; "" in the oldest."""
+        return str(self.attributes.get("problem_sha256", ""))
+
+    def planar_limit(self) -> float:
+        """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
+        projection = self.projection
+        # A plane that is not said to be anywhere on Earth stretches nothing.
+        distortion = 0.0 if projection is None else projection.distortion(self.grid.box.radius_km)
+        return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
+
+    def content_digest(self, found: Mapping[int, Receipt]) -> str:
+        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and what they belong to.
+
+        That is the description of their array and, with a region, its cells and the seed.
+        """
+        description = objects.get_bytes(self.objects, f"{schema.PROBABILITY}/{ROOT_KEY}") or b""
+        if not self.kept.all():
+            description += f"{schema.cells_sha256(self.kept)} {self.seed_attributes.get('sha256')}".encode()
+        return receipts.digest_of(found, description)
+
+    @property
+    def metric_p(self) -> float:
+        """Exponent of the metric."""
+        return float(self.attributes["metric_p"])
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of records."""
+        return Grid(**{**self.attributes["grid"], "refine": tuple(self.attributes["grid"]["refine"])})
+
+    @property
+    def projection(self) -> Projection | None:
+        """The projection from degrees to the plane; None if the loss file gives no centre for it."""
+        centre = self.attributes["projection"]
+        return None if centre["centre_lon"] is None else Projection(**centre)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the grid is cut into blocks."""
+        across, along = self.attributes["block_cells"]
+        return Plan.of(self.grid, self.outputs, (across, along), self.kept)
+
+    @cached_property
+    def kept(self) -> NDArray[np.bool_]:
+        """Source cells that meet the region, bool of shape (cells_x, cells_y); older stores keep them all.
+
+        Raises
+        ------
+        GuaranteeViolation
+            If they are not those that the store was created with, or not of its grid.
+        """
+        shape = self.grid.cells_x, self.grid.cells_y
+        kept = self.read("kept") if self._node("kept") is not None else np.ones(shape, dtype=bool)
+        digest = self.attributes.get("kept_sha256", schema.cells_sha256(np.ones(shape, dtype=bool)))
+        if kept.shape != shape or schema.cells_sha256(kept) != digest:
+            raise GuaranteeViolation(f"{self.url}: the cells of its region have changed; use --overwrite")
+        return kept
+
+    @property
+    def outputs(self) -> int:
+        """Number K of outputs."""
+        return int(self._probability.shape[2])
+
+    @property
+    def problem_attributes(self) -> dict[str, Any]:
+        """Attributes of the group with the problem's tables; empty where that is missing."""
+        group = self._node("problem")
+        return dict(group.attrs) if isinstance(group, zarr.Group) else {}
+
+    # --- arrays -----------------------------------------------------------------------------------
+
+    def array(self, name: str) -> "zarr.Array[Any]":
+        """Return an array of the store; see :meth:`mdpext_dask.store.hierarchy.Hierarchy.array`."""
+        return self._probability if name == schema.PROBABILITY else super().array(name)
+
+    @cached_property
+    def _probability(self) -> "zarr.Array[Any]":
+        # Described once, when the store is created; behind a URL, every look at the description is a request.
+        return super().array(schema.PROBABILITY)
+
+    def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
+        """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
+        return self.read(schema.PROBABILITY, x, y)
+
+    def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
+        """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.
+
+        Parameters
+        ----------
+        block
+            Which block.
+        fine
+            The closed block, float32 of shape (rows east, rows north, K).
+
+        Raises
+        ------
+        StoreError
+            If the description of the array is damaged, or the rows are not whole shards.
+        """
+        keys = self.shard_keys(block)
+        east, north = block.owned_shape
+        scratch, description = MemoryStore(), f"{schema.PROBABILITY}/{ROOT_KEY}"
+        objects.put_bytes(scratch, description, objects.get_bytes(self.objects, description) or b"")
+        try:
+            array = zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")
+            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
+        shards = {key: objects.get_bytes(scratch, key) for key in keys}
+        if any(shard is None for shard in shards.values()):
+            raise StoreError(f"{self.url}: block {block.index}: its rows are not whole shards")
+        return {key: shard for key, shard in shards.items() if shard is not None}
+
+    def write_shards(self, shards: Mapping[str, bytes]) -> dict[str, str]:
+        """Write shards, and return the SHA-256 of each.
+
+        Raises
+        ------
+        StoreError
+            If the store refuses the write.
+        """
+        for key, shard in shards.items():
+            # In one piece in the place of what was there: readers find the old one or the new one.
+            objects.put_bytes(self.objects, key, shard)
+        return {key: hashlib.sha256(shard).hexdigest() for key, shard in shards.items()}
+
+    def shard_keys(self, block: Block) -> list[str]:
+        """Return the keys of the shards that a block owns.
+
+        Raises
+        ------
+        StoreError
+            If the rows that the block owns are not whole shards; two tasks would write one file.
+        """
+        array = self._probability
+        shard = array.shards
+        if shard is None:
+            raise StoreError(f"{self.url}: the probability array is not sharded")
+        try:
+            positions = block.shards(shard[:2], array.shape[:2])
+        except ValueError as error:
+            raise StoreError(f"{self.url}: block {block.index}: {error}") from None
+        return [f"{schema.PROBABILITY}/c/{i}/{j}/0" for i, j in positions]
+
+    # --- seed and problem -------------------------------------------------------------------------
+
+    def write_seed(
+        self,
+        seed: SeedMechanism,
+        attributes: Mapping[str, Any],
+        rows: NDArray[np.float64],
+        extension: Mapping[str, NDArray[np.float64]],
+        records: str | None = None,
+    ) -> None:
+        """Write the seed; its digest is what receipts refer to.
+
+        Parameters
+        ----------
+        seed
+            The solved LP: its objectives, solver and iterations.
+        attributes
+            What else to note.
+        rows
+            Rows of shape (J, K) to extend: the LP's own, or what they have been made into.
+        extension
+            Arrays with what else the extension depends on, if anything, by name.
+        records
+            Name of the array, there already, with log probabilities of all records, if that is what is
+            stored.
+        """
+        rows = rows.reshape(*self.grid.seeds_shape, seed.rows.shape[1])
+        self.write_seed_arrays({schema.PROBABILITY: rows, "score": np.log(rows)})
+        self.write_extension(extension)
+        names = [*extension, *([records] if records else ())]
+        digest = schema.seed_sha256(self._seed_digest(names), attributes.get(schema.RECORD_SCORES))
+        solved = {
+            "primal_km": seed.primal,
+            "dual_km": seed.dual,
+            "gap": seed.gap,
+            "solver": seed.solver,
+            "iterations": seed.iterations,
+            "sha256": digest,
+            "extension": names,
+            **attributes,
+        }
+        try:
+            # The attributes come last: with them the seed is there.
+            self._seed_group().attrs.update(solved)
+        except OSError as error:
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+
+    def note_seed(self, attributes: Mapping[str, Any]) -> None:
+        """Write attributes of the seed group."""
+        self._seed_group().attrs.update(attributes)
+
+    def seed_arrays(self) -> set[str]:
+        """Return the names of the arrays in the seed group."""
+        return set(self._seed_group().array_keys())
+
+    def has_seed(self) -> bool:
+        """Whether the seed is solved and its scores are those that were written."""
+        attributes = self.seed_attributes
+        names, where = attributes.get("extension", ()), attributes.get(schema.RECORD_SCORES)
+        try:
+            found = self._seed_digest(names)
+            known = {schema.seed_sha256(found, where)}
+        except DAMAGE:
+            return False
+        if isinstance(where, Mapping) and where.get("name") in names:
+            known.add(found)  # older stores have where the records' scores are in no digest
+        return attributes.get("sha256") in known
+
+    def _seed_digest(self, names: Iterable[str]) -> str:
+        return schema.sha256_of(*(self.array(f"seed/{name}") for name in ("score", *names)))
+
+    def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
+        """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""
+        self.write_seed_arrays({"cost": cost.reshape(*self.grid.seeds_shape, -1)})
+
+    def delete_seed_arrays(self, *names: str) -> None:
+        """Delete arrays of the seed group, those that are there."""
+        for name in names:
+            if name in self._seed_group():
+                del self._seed_group()[name]
+
+    def write_budgets(self, budgets: schema.EdgeBudgets) -> None:
+        """Write budgets per directed edge and output; see :class:`mdpext_dask.seed.model.SeedProblem`."""
+        self.write_extension(dict(zip(("budget_x", "budget_y"), budgets, strict=True)))
+
+    def write_extension(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Write arrays of budgets, per directed edge and output, or numbers into the seed group."""
+        for name, values in arrays.items():
+            dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+            chunks = (1, *self.plan.seed_chunk_shape)[: values.ndim]
+            self.create_seed_array(name, dimensions, chunks, data=np.ascontiguousarray(values))
+
+    def read_seed_cost(self) -> NDArray[np.float64]:
+        """Return C, float64 of shape (J, K), in km."""
+        return self.read("seed/cost").reshape(self.grid.seeds, -1)
+
+    @property
+    def has_seed_cost(self) -> bool:
+        """Whether the seed cost is there, whole."""
+        return "seed/cost" in self._root and bool(np.isfinite(self.read("seed/cost")).all())
+
+    def _seed_group(self) -> zarr.Group:
+        return self._root.require_group("seed")
+
+    def write_seed_arrays(self, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Write arrays of shape (seeds east, seeds north, K) into the seed group."""
+        dimensions, chunks = ("seed_x", "seed_y", "output"), self.plan.seed_chunk_shape
+        for name, values in arrays.items():
+            self.create_seed_array(name, dimensions, chunks, data=np.ascontiguousarray(values))
+
+    def create_seed_array(
+        self,
+        name: str,
+        dimensions: tuple[str, ...],
+        chunks: tuple[int, ...],
+        fill_value: float = np.nan,  # a chunk that is lost must not read as zeros
+        **content: Any,
+    ) -> None:
+        """Create an array in the seed group: from `data`, or with `shape` and `dtype` for tasks to fill."""
+        shape = content["data"].shape if "data" in content else content["shape"]
+        try:
+            self._seed_group().create_array(
+                name,
+                chunks=tuple(min(c, max(n, 1)) for c, n in zip(chunks, shape, strict=True)),
+                dimension_names=dimensions,
+                fill_value=fill_value,
+                overwrite=True,
+                **content,
+            )
+        except OSError as error:
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+
+    @property
+    def seed_attributes(self) -> dict[str, Any]:
+        """Attributes of the seed group; empty while there is no seed."""
+        group = self._node("seed")
+        return dict(group.attrs) if isinstance(group, zarr.Group) else {}
+
+    def seed_sha256(self) -> str:
+        """Return the digest of the seed.
+
+        Raises
+        ------
+        IncompleteStoreError
+            If the seed is not solved yet.
+        """
+        digest = self.seed_attributes.get("sha256")
+        if digest is None:
+            raise IncompleteStoreError(f"{self.url}: the seed is not solved yet; run the job again")
+        return str(digest)
+
+    def read_scores(self, block: Block, name: str = "score") -> NDArray[np.float64]:
+        """Return log scores on a block's corners, float64 of shape (cells east + 1, cells north + 1, K)."""
+        across, along = block.cells_x, block.cells_y
+        return self.read(
+            f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
+        )
+
+    def read_receipts(self) -> dict[int, Receipt]:
+        """Return the receipts that belong to the present seed, by block."""
+        digest = self.seed_attributes.get("sha256")
+        found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
+        return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
+
+
+def job_of(store: MechanismStore) -> JobSpec:
+    """Return the job that a store was made for."""
+    return parse_job(store.attributes["job"], source=store.url)

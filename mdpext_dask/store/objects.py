@@ -1,0 +1,384 @@
+"""Whole small files beside the arrays: receipts and audits, through the same store as the arrays.
+
+Everything goes through Zarr's store interface, so a local folder and an object store behave alike.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import zarr
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, first_line
+from mdpext_dask.store.remote import RetryingStore, open_remote
+
+# How Zarr names a local file while it is being written.
+LEFTOVER = ".partial"
+# Says who is at work on a store; no part of it.
+LOCK = "lock.json"
+_REQUESTS_AT_ONCE = 64
+# What file systems without hard links answer.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+@runtime_checkable
+class Addressed(Protocol):
+    """What knows where its store is, such as a mechanism that is open."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the store."""
+
+
+# How functions for users take a store.
+WhereStored = str | Path | Addressed
+
+
+def address_of(store: WhereStored) -> str:
+    """Return the path or URL of a store."""
+    return store.url if isinstance(store, Addressed) else str(store)
+
+
+def is_remote(url: str) -> bool:
+    """Whether a store address is a URL rather than a local path."""
+    return "://" in url and not url.startswith("file://")
+
+
+def absolute(url: str) -> str:
+    """Return a store address that means the same in every working folder."""
+    return url if is_remote(url) else str(local_path(url).absolute())
+
+
+def local_path(url: str) -> Path:
+    """Return the folder of a store address that is none behind a URL."""
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+def open_objects(url: str, *, read_only: bool = False) -> Store:
+    """Return the Zarr store behind a local path or URL, without touching it yet.
+
+    Raises
+    ------
+    StoreError
+        If the URL's protocol is not known, its driver is not installed, or it cannot be written.
+    StoreAccessError
+        If its driver connects at once, and nothing answers.
+    """
+    if is_remote(url):
+        return open_remote(url, read_only=read_only)
+    return LocalStore(local_path(url), read_only=read_only)
+
+
+def impatient(store: Store, seconds: float) -> Store:
+    """Return the same store, which behind a URL asks no longer than so many seconds."""
+    return store.within(seconds) if isinstance(store, RetryingStore) else store
+
+
+def check_place(url: str) -> None:
+    """Refuse a store path that cannot be written, before any work is done for it.
+
+    Raises
+    ------
+    SpecError, StoreError
+        If the path is empty or its parent folder does not exist or is not writable.
+    StoreAccessError
+        If what is behind the URL cannot be written.
+    """
+    if not url:
+        raise SpecError("--store: the path is empty")
+    if is_remote(url):
+        store, key = open_objects(url), f"check{LEFTOVER}"
+        put_bytes(store, key, b"")
+        delete_keys(store, [key])
+        return
+    path = local_path(url).absolute()
+    try:
+        if path.is_file():
+            raise StoreError(f"{url}: is a file, not a store")
+        parent = next(p for p in (path, *path.parents) if p.exists())
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
+
+
+def get_bytes(store: Store, key: str) -> bytes | None:
+    """Return an object's bytes, or None if there is no such object.
+
+    Raises
+    ------
+    StoreError
+        If it is there, but cannot be read.
+    """
+    with _refused(store, key, "read"):
+        buffer = sync(store.get(key, default_buffer_prototype()))
+    return None if buffer is None else buffer.to_bytes()
+
+
+def put_bytes(store: Store, key: str, value: bytes) -> None:
+    """Write an object; a reader sees the old one or the new one, never a part.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses: full, read-only, gone.
+    """
+    with _refused(store, key, "written"):
+        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+
+
+def create_exclusively(store: Store, key: str, value: bytes) -> bool:
+    """Write an object if there is none of that key, and return whether this call has created it.
+
+    Of many callers at once, in any processes on any machines, one is answered True, and readers see no part
+    of its value. That relies on hard links or exclusive creation in a local folder (the former also over
+    NFS), and on conditional writes behind a URL (``If-None-Match``). A server without these is told by what
+    it answers; then the value is written and read back, where two callers within the same moment may both be
+    told True.
+
+    Parameters
+    ----------
+    store, key
+        Where.
+    value
+        Must differ from every other caller's (with a random token in it): by it a caller knows its own object
+        where an answer was lost on the way.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    with _refused(store, key, "written"):
+        if isinstance(store, LocalStore):
+            return _link_exclusively(store, key, value)
+        assert isinstance(store, RetryingStore)  # there is no other kind here
+        return sync(store.create(key, value))
+
+
+def get_json(store: Store, key: str) -> Any:
+    """Return an object parsed as JSON; None if it is not there or is damaged."""
+    return _parsed(get_bytes(store, key))
+
+
+def get_many_json(store: Store, keys: Sequence[str]) -> list[Any]:
+    """Return many objects parsed as JSON, requested together; None as in :func:`get_json`."""
+    with _refused(store, "an object", "read"):
+        values = sync(_get_all(store, keys))
+    return [_parsed(value) for value in values]
+
+
+def put_json(store: Store, key: str, value: Mapping[str, Any]) -> None:
+    """Write an object as JSON, keys in order; not-a-number and infinity are refused."""
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    put_bytes(store, key, text.encode())
+
+
+def list_keys(store: Store, prefix: str) -> list[str]:
+    """Return the keys under a prefix, sorted; the prefix stays in them."""
+    with _refused(store, prefix or "the store", "listed"):
+        return sorted(sync(_collect(store.list_prefix(prefix))))
+
+
+def list_keys_if_possible(store: Store, prefix: str) -> list[str] | None:
+    """Return the keys under a prefix, sorted; None where there is no way or no permission to list them."""
+    if not store.supports_listing:
+        return None
+    try:
+        return list_keys(store, prefix)
+    except StoreAccessError as error:
+        if error.transient:
+            raise
+        return None
+
+
+def exists(store: Store, key: str) -> bool:
+    """Whether there is an object of that key."""
+    with _refused(store, key, "read"):
+        return bool(sync(store.exists(key)))
+
+
+def is_empty(store: Store) -> bool:
+    """Whether the store holds nothing at all."""
+    with _refused(store, "the store", "listed"):
+        return bool(sync(store.is_empty("")))
+
+
+def holds_leftovers_only(store: Store) -> bool:
+    """Whether there is nothing but what a run that is at work, or was killed, has before its first write."""
+    return all(key.endswith(LEFTOVER) or key == LOCK for key in list_keys(store, ""))
+
+
+def delete_keys(store: Store, keys: list[str]) -> None:
+    """Delete objects, in any order; those that are not there are no error.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    with _refused(store, "an object", "deleted"):
+        sync(_delete_all(store, keys))
+
+
+def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
+    """Delete all objects of the store at `url` but its lock.
+
+    Parameters
+    ----------
+    store, url
+        The store.
+    first
+        Folder to delete first: without it nothing in the store is finished any more.
+    last
+        Key of the object to delete last, by which what is left after an interruption is recognised.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    try:
+        if is_remote(url):
+            delete_keys(store, list_keys(store, f"{first}/"))
+            delete_keys(store, [key for key in list_keys(store, "") if key not in (last, LOCK)])
+            delete_keys(store, [last])
+            return
+        folder = local_path(url)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != first):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (last, LOCK):
+                # What is being written of the lock comes and goes.
+                path.unlink(missing_ok=True)
+        (folder / last).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be deleted: {first_line(error)}") from None
+
+
+def sweep(store: Store) -> None:
+    """Delete what killed writes have left behind."""
+    delete_keys(store, [key for key in list_keys(store, "") if key.endswith(LEFTOVER)])
+
+
+def consolidate(store: Store) -> None:
+    """Write consolidated metadata, so that readers open the hierarchy with one request.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    with warnings.catch_warnings():
+        # Receipts and audits are plain objects on purpose; Zarr remarks on each.
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized")
+        warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+        try:
+            zarr.consolidate_metadata(store)
+        except OSError as error:
+            raise StoreError(f"{store}: zarr.json cannot be written: {first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _refused(store: Store, what: str, done: str) -> Iterator[None]:
+    """Turn what a file system raises into one line that says where."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{store}: {what} cannot be {done}: {first_line(error)}") from None
+
+
+def _link_exclusively(store: LocalStore, key: str, value: bytes) -> bool:
+    if store.read_only:
+        raise OSError(errno.EROFS, "opened for reading only")
+    path = store.root / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Named as Zarr names them, so that it is swept if this is killed.
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{LEFTOVER}")
+    try:
+        with draft.open("xb") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            # Over NFS the answer to a link that was made may be lost, and a second try be refused; the count
+            # of links tells (open(2), O_EXCL).
+            return draft.stat().st_nlink == 2
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _open_exclusively(path, value)
+        return True
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _open_exclusively(path: Path, value: bytes) -> bool:
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    return True
+
+
+async def _collect(keys: AsyncIterator[str]) -> list[str]:
+    return [key async for key in keys]
+
+
+async def _delete_all(store: Store, keys: Sequence[str]) -> None:
+    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(key: str) -> None:
+        async with limit:
+            await store.delete(key)
+
+    await asyncio.gather(*(one(key) for key in keys))
+
+
+async def _get_all(store: Store, keys: Sequence[str]) -> list[bytes | None]:
+    prototype = default_buffer_prototype()
+    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(key: str) -> bytes | None:
+        async with limit:
+            buffer = await store.get(key, prototype)
+        return None if buffer is None else buffer.to_bytes()
+
+    return list(await asyncio.gather(*(one(key) for key in keys)))
+
+
+def _parsed(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,252 @@
+"""Receipts: the only sign that a block is done.
+
+A receipt is written after its block's shards and says what their bytes hash to, so a killed write or a
+byte changed later is told from a finished block. It also carries digests of the rows that the block
+shares with its neighbours.
+"""
+
+import hashlib
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from zarr.abc.store import Store
+
+from mdpext_dask.store import objects
+from mdpext_dask.store.blocks import Block, Plan
+
+PREFIX = "receipts/"
+_ROW_DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task says about the block it has written.
+
+    Parameters
+    ----------
+    block
+        Index of the block.
+    seed_sha256
+        Which seed it was extended from.
+    shards
+        SHA-256 (hex) of each shard the block owns, by key; none where the plan skips the block.
+    sides
+        For each side of the closed block, the digests of its records in order, hex, 16 digits each.
+        Neighbours are compared by them before a store is complete; nothing relies on them afterwards.
+    fallbacks
+        Rows for which a local program fell back to its reference.
+    seconds
+        Time the task took.
+    peak_bytes
+        What the task allocated at most, where it was measured.
+    worker
+        Which process on which machine.
+    rows_sha256
+        Where the plan skips the block, :func:`rows_sha256` of the rows that storing it would have written:
+        what they must be whenever they are extended again. None where they are stored.
+    """
+
+    block: int
+    seed_sha256: str
+    shards: dict[str, str]
+    sides: dict[str, str]
+    fallbacks: int
+    seconds: float
+    peak_bytes: int | None
+    worker: str
+    rows_sha256: str | None = None
+
+    def row_digests(self, side: str) -> list[str]:
+        """Return the digests of the records on one side, in the order of the fine lattice, if it has them."""
+        return split_digests(self.sides.get(side, ""))
+
+
+def key_of(block: int) -> str:
+    """Return the key of a block's receipt."""
+    return f"{PREFIX}{block:08d}.json"
+
+
+def write_receipt(store: Store, receipt: Receipt) -> None:
+    """Write a receipt as one small object."""
+    objects.put_json(store, key_of(receipt.block), asdict(receipt))
+
+
+def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt | None:
+    """Return a block's receipt, or None if there is none or it is damaged.
+
+    Whether a block is one that the plan skips, so that it has no shards, is never for its receipt to say.
+    """
+    return _parsed(objects.get_json(store, key_of(block)), block, skipped)
+
+
+def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[int, Receipt]:
+    """Return all undamaged receipts, by block.
+
+    Parameters
+    ----------
+    store
+        The objects.
+    planned
+        Number of blocks of the plan: those asked for where a store cannot be listed.
+    skipped
+        The blocks that the plan skips.
+    """
+    keys = objects.list_keys_if_possible(store, PREFIX)
+    if keys is None:
+        blocks = list(range(planned))
+    else:
+        stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys]
+        numbers = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
+        blocks = [number for number in numbers if number < planned]
+    contents = objects.get_many_json(store, [key_of(block) for block in blocks])
+    found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
+    return {receipt.block: receipt for receipt in found if receipt is not None}
+
+
+def sweep(store: Store, planned: int) -> None:
+    """Delete what is kept among the receipts and is none of the plan's `planned` blocks'."""
+    known = {key_of(block) for block in range(planned)}
+    objects.delete_keys(store, [key for key in objects.list_keys(store, PREFIX) if key not in known])
+
+
+def void(store: Store, blocks: Iterable[int]) -> None:
+    """Withdraw the receipts of blocks, so that they are done again."""
+    objects.delete_keys(store, [key_of(block) for block in blocks])
+
+
+def shard_sha256(store: Store, key: str) -> str | None:
+    """Return the SHA-256 (hex) of an object, or None if it is not there."""
+    value = objects.get_bytes(store, key)
+    return None if value is None else hashlib.sha256(value).hexdigest()
+
+
+def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
+    """Return digests of the closed block's sides that it shares with neighbours.
+
+    Parameters
+    ----------
+    fine
+        The closed block, float32 of shape (rows east, rows north, K).
+    block
+        Which block it is.
+    """
+    shared = {
+        "west": (block.cells_x.start > 0, fine[0]),
+        "south": (block.cells_y.start > 0, fine[:, 0]),
+        "east": ("east" in block.neighbours, fine[-1]),
+        "north": ("north" in block.neighbours, fine[:, -1]),
+    }
+    return {side: _digest_rows(rows) for side, (used, rows) in shared.items() if used}
+
+
+def split_digests(side: str) -> list[str]:
+    """Return the digests of a side's records one by one."""
+    digits = 2 * _ROW_DIGEST_BYTES
+    return [side[start : start + digits] for start in range(0, len(side), digits)]
+
+
+def digest_of(receipts: Mapping[int, Receipt], description: bytes) -> str:
+    """Return one SHA-256 (hex) over an array's description, the hashes of its shards and of skipped rows."""
+    digest = hashlib.sha256(description)
+    for block, receipt in sorted(receipts.items()):
+        for key, sha256 in sorted(receipt.shards.items()):
+            digest.update(f"{key} {sha256}\n".encode())
+        if receipt.rows_sha256 is not None:
+            digest.update(f"{block} {receipt.rows_sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def rows_sha256(fine: NDArray[np.float32], block: Block) -> str:
+    """Return the SHA-256 (hex) of the rows that a block owns, given the closed block."""
+    east, north = block.owned_shape
+    return hashlib.sha256(fine[:east, :north].tobytes()).hexdigest()
+
+
+def _digest_rows(rows: NDArray[np.float32]) -> str:
+    return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
+
+
+def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None:
+    if not isinstance(content, Mapping):
+        return None
+    try:
+        receipt = Receipt(**content)
+    except TypeError:
+        return None
+    sound = _holds_text(receipt.shards) and _holds_text(receipt.sides)
+    skips = block in skipped
+    as_planned = bool(receipt.shards) != skips and isinstance(receipt.rows_sha256, str) == skips
+    return receipt if receipt.block == block and sound and as_planned else None
+
+
+def _holds_text(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
+
+
+# The side on which a neighbour shares the records of a side.
+OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A shared record for which two blocks computed different distributions.
+
+    Parameters
+    ----------
+    record
+        Its position (i, j) on the fine lattice.
+    blocks
+        The two blocks.
+    """
+
+    record: tuple[int, int]
+    blocks: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class BoundaryReport:
+    """Outcome of the cross-check.
+
+    Parameters
+    ----------
+    rows_checked
+        Number of compared rows; a record shared by four blocks counts once for each pair.
+    mismatches
+        The records that differ.
+    """
+
+    rows_checked: int
+    mismatches: tuple[Mismatch, ...]
+
+
+def check_boundaries(plan: Plan, receipts: Mapping[int, Receipt]) -> BoundaryReport:
+    """Compare the digests of all shared rows.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    receipts
+        One receipt for every block.
+    """
+    checked = 0
+    mismatches = []
+    for block in plan:
+        for side, neighbour in block.neighbours.items():
+            mine = receipts[block.index].row_digests(side)
+            theirs = receipts[neighbour].row_digests(OPPOSITE[side])
+            expected = block.closed_shape[1 if side == "east" else 0]
+            checked += expected
+            for position in range(expected):
+                pair = mine[position : position + 1], theirs[position : position + 1]
+                if pair[0] != pair[1] or not pair[0]:
+                    record = (
+                        (block.closed_x.stop - 1, block.closed_y.start + position)
+                        if side == "east"
+                        else (block.closed_x.start + position, block.closed_y.stop - 1)
+                    )
+                    mismatches.append(Mismatch(record=record, blocks=(block.index, neighbour)))
+    return BoundaryReport(rows_checked=checked, mismatches=tuple(mismatches))

@@ -1,0 +1,138 @@
+"""The optimal remap of outputs: report another output instead, where that costs less for the prior.
+
+Whoever sees an output y has a posterior over records, ∝ π(x) M(y|x); the best that can be reported instead of
+y is the output y' of least expected loss under it. Reporting r(y) in place of y is post-processing, so it
+keeps ε, whatever the table r. Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for
+location privacy" (PoPETs 2017).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.store import objects
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.schema import is_number
+
+TABLE = "remap/table.json"
+
+
+def best_remap(costs_km: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the output to report instead of each, shape (K,).
+
+    UL(M R) = Σ_y Σ_y' R(y'|y) G[y, y'] is linear in every row of R, a distribution, so it is least where each
+    row puts all on one y' that minimises G[y, ·]: no random remap is better. An output is kept where no other
+    is strictly better, so the loss never grows. To do it again changes nothing: if every y that is
+    reported as z has its least cost at z, so has their sum.
+
+    Parameters
+    ----------
+    costs_km
+        G[y, y'] = Σ_x π(x) M(y|x) c(x, y'), float64 of shape (K, K), in km.
+    """
+    best = costs_km.argmin(axis=1)
+    own = np.arange(len(costs_km))
+    return np.where(costs_km[own, best] < costs_km[own, own], best, own)
+
+
+def merge_columns(rows: NDArray[Any], table: NDArray[np.intp]) -> NDArray[Any]:
+    """Return rows of shape (..., K) after a remap: columns of outputs that become one are added up."""
+    merged = np.zeros_like(rows)
+    for output, reported in enumerate(table.tolist()):
+        merged[..., reported] += rows[..., output]
+    return merged
+
+
+@dataclass(frozen=True)
+class Remap:
+    """A remap that is kept beside a finished store.
+
+    Parameters
+    ----------
+    content_sha256
+        Digest of the stored bytes that it was computed for.
+    output
+        What is reported instead of each output.
+    loss_km, remapped_loss_km
+        Expected loss without it and with it, in km.
+    no_longer_reported
+        Outputs that are never reported with it.
+    """
+
+    content_sha256: str
+    output: list[int]
+    loss_km: float
+    remapped_loss_km: float
+    no_longer_reported: list[int]
+
+    @property
+    def table(self) -> NDArray[np.intp]:
+        """What is reported instead of each output, shape (K,)."""
+        return np.array(self.output, dtype=np.intp)
+
+
+def content_of(store: MechanismStore) -> str:
+    """Return the digest of a finished store's bytes, as it was when it was certified.
+
+    Raises
+    ------
+    StoreError
+        If the store does not say.
+    """
+    hashes = store.attributes.get("chunk_hashes")
+    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+    if not isinstance(digest, str):
+        raise StoreError(f"{store.url}: has no digest of its bytes; run the job again")
+    return digest
+
+
+def write_remap(store: MechanismStore, remap: Remap) -> None:
+    """Leave a remap in a store, whole or not at all, in the place of the one that is there.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    objects.put_json(store.objects, TABLE, asdict(remap))
+
+
+def read_remap(store: MechanismStore) -> Remap:
+    """Return the remap that is kept beside a store.
+
+    Raises
+    ------
+    StoreError
+        If there is none, it is damaged, or was made for other bytes.
+    """
+    content = objects.get_json(store.objects, TABLE)
+    if content is None and not objects.exists(store.objects, TABLE):
+        raise StoreError(f"{store.url}: has no remap; run mdpext remap {store.url}")
+    try:
+        remap = Remap(**content)
+    except TypeError:
+        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}") from None
+    if remap.content_sha256 != content_of(store):
+        raise StoreError(
+            f"{store.url}: {TABLE} was made for other bytes than the store has; run mdpext remap {store.url}"
+        )
+    outputs = store.outputs
+    sound = (
+        _are_outputs(remap.output, outputs)
+        and len(remap.output) == outputs
+        and _are_outputs(remap.no_longer_reported, outputs)
+        and is_number(remap.loss_km)
+        and is_number(remap.remapped_loss_km)
+    )
+    if not sound:
+        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}")
+    return remap
+
+
+def _are_outputs(values: Any, outputs: int) -> bool:
+    # True is an int to Python.
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < outputs for v in values)

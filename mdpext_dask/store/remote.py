@@ -1,0 +1,393 @@
+"""A store behind a URL: asked again where it does not answer, for as long as a policy allows, then one error.
+
+Drivers retry as well (s3fs around botocore, which does so itself); they are told not to, so that the times
+below are the times.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.storage import FsspecStore, WrapperStore
+
+from mdpext_dask.errors import StoreAccessError
+from mdpext_dask.store.remote_errors import codes_of, is_transient, said_by, status_of
+from mdpext_dask.store.remote_filesystems import close_in_the_end, is_plain_http, open_driver
+
+T = TypeVar("T")
+# Within the class, ``list`` is a method of it.
+Names = list[str]
+Buffers = list[Buffer | None]
+
+_LOG = logging.getLogger(__name__)
+_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# Bytes a second that any upload may be expected to reach.
+_SLOWEST = 2**18
+_REQUESTS_AT_ONCE = 64
+# Faults that are over sooner need not be mentioned, nor any more often than this.
+_MENTIONED_AFTER, _MENTIONED_EVERY = 3, 30.0
+_MENTIONED_NEXT = [0.0]
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often, and for how long, a store is asked again.
+
+    Parameters
+    ----------
+    attempts
+        Requests at most.
+    first_delay, longest_delay
+        Pause after the first failure, in s, doubled after each further one up to the longest; each is cut by
+        up to a half at random, so that many workers do not come back together.
+    connect_seconds, silence_seconds
+        Time limits, in s, for a connection and for silence on it; for the drivers of S3 and HTTP.
+    request_seconds, total_seconds
+        Time limits, in s, for one request and for all attempts at it. Uploads have a second more for every
+        256 KiB.
+    settle_seconds
+        Pause, in s, before an object is read back that was written where servers know no conditions.
+    """
+
+    attempts: int = 8
+    first_delay: float = 0.5
+    longest_delay: float = 30.0
+    connect_seconds: float = 10.0
+    silence_seconds: float = 30.0
+    request_seconds: float = 300.0
+    total_seconds: float = 600.0
+    settle_seconds: float = 2.0
+
+    def delay(self, attempt: int) -> float:
+        """Return the pause, in s, after an attempt, counted from 1."""
+        longest = min(self.first_delay * 2.0 ** (attempt - 1), self.longest_delay)
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 spreads requests, decides nothing
+
+
+# What stores are opened with.
+POLICY = RetryPolicy()
+
+
+def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None = None) -> "RetryingStore":
+    """Return the store behind a URL, without touching it yet.
+
+    Parameters
+    ----------
+    url, read_only
+        See :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+    policy
+        Default: :data:`POLICY`.
+
+    Raises
+    ------
+    StoreError
+        As for :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+    """
+    policy = policy or POLICY
+    store = open_driver(
+        url,
+        read_only=read_only,
+        connect_seconds=policy.connect_seconds,
+        silence_seconds=policy.silence_seconds,
+    )
+    return RetryingStore(store, url, policy)
+
+
+class RetryingStore(WrapperStore[FsspecStore]):
+    """A store that asks again; made by :func:`open_remote`.
+
+    Every method raises :class:`StoreAccessError` where the policy's patience ends or the store refuses. An
+    object that is not there is no error.
+
+    Parameters
+    ----------
+    store
+        The store proper.
+    url
+        Where it is.
+    policy
+        How often to ask.
+    """
+
+    def __init__(self, store: FsspecStore, url: str, policy: RetryPolicy) -> None:
+        super().__init__(store)
+        self.url = url
+        self._policy = policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.url, self.read_only, self._policy)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self.url!r})"
+
+    def with_read_only(self, read_only: bool = False) -> "RetryingStore":
+        """Return the same store, to be written or not."""
+        return open_remote(self.url, read_only=read_only, policy=self._policy)
+
+    def within(self, seconds: float) -> "RetryingStore":
+        """Return the same store, which asks no longer than so many seconds."""
+        policy = replace(self._policy, request_seconds=seconds, total_seconds=seconds)
+        return RetryingStore(self._store, self.url, policy)
+
+    @property
+    def supports_listing(self) -> bool:
+        """Whether there is a way to know what it holds; not over plain HTTP."""
+        return not is_plain_http(self.url)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return an object or a part of it; None if there is no such object."""
+        # Servers may answer with all of it. How much an offset leaves nobody can tell, so all is asked for.
+        asked = None if isinstance(byte_range, OffsetByteRequest) else byte_range
+
+        async def request() -> Buffer:
+            try:
+                found = await self._store.get(key, prototype, asked)
+            except Exception as error:
+                if status_of(error) != 416:
+                    raise
+                found = None  # the object ends before the range begins
+            return prototype.buffer.from_bytes(b"") if found is None else found
+
+        try:
+            return _cut(await self._ask("read", key, request), byte_range)
+        except _ABSENT:
+            return None
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> Buffers:
+        """Return parts of objects, requested together."""
+        return await _together([self.get(key, prototype, part) for key, part in key_ranges])
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        for key, prototype, byte_range in requests:
+            yield key, await self.get(key, prototype, byte_range)
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is an object of that key; one request, and no failure is taken for an absence."""
+        return await self.get(key, default_buffer_prototype(), RangeByteRequest(0, 1)) is not None
+
+    async def is_empty(self, prefix: str) -> bool:
+        """Whether there is nothing under a prefix; two requests at most, however much there is."""
+        path = f"{self._store.path}/{prefix}".rstrip("/")
+
+        async def request() -> None:
+            self._store.fs.invalidate_cache()
+            await self._store.fs._info(path)
+
+        try:
+            await self._ask("listed", prefix, request)
+        except _ABSENT:
+            return True
+        return False
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield all keys."""
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the keys under a prefix."""
+        for key in await self._listed(prefix, self._store.list_prefix):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names right under a prefix."""
+        for name in await self._listed(prefix, self._store.list_dir):
+            yield name
+
+    async def _listed(self, prefix: str, lister: Callable[[str], AsyncIterator[str]]) -> Names:
+        if not self.supports_listing:
+            raise StoreAccessError(f"{self.url}: {prefix or 'the store'} cannot be listed over plain HTTP")
+
+        async def request() -> Names:
+            # What other processes have written since must be seen.
+            self._store.fs.invalidate_cache()
+            return [name async for name in lister(prefix)]
+
+        try:
+            return await self._ask("listed", prefix, request)
+        except _ABSENT:
+            return []
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write an object."""
+        self._check_writable()
+        try:
+            await self._ask("written", key, lambda: self._store.set(key, value), len(value))
+        except _ABSENT as error:
+            self._refuse("written", key, error)
+
+    async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
+        await _together([self.set(key, value) for key, value in values])
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write an object unless there is one."""
+        await self.create(key, value.to_bytes())
+
+    async def create(self, key: str, value: bytes) -> bool:
+        """Write an object if there is none; see :func:`mdpext_dask.store.objects.create_exclusively`."""
+        self._check_writable()
+        if await self.exists(key):
+            return False
+
+        async def request() -> None:
+            try:
+                await self._store.fs._pipe_file(f"{self._store.path}/{key}", value, mode="create")
+            except Exception as error:
+                if isinstance(error, ValueError) or status_of(error) == 501:
+                    raise NotImplementedError from error
+                raise
+
+        try:
+            await self._ask("written", key, request, len(value))
+        except FileExistsError:
+            # The answer to a first try may have been lost on its way, and the object be this caller's.
+            # Nor can tries be counted: aiohttp repeats a request on a connection that had been closed.
+            return await self._holds(key, value)
+        except (NotImplementedError, TypeError):
+            await self.set(key, default_buffer_prototype().buffer.from_bytes(value))
+        except _ABSENT as error:
+            self._refuse("written", key, error)
+        else:
+            try:
+                # A server that ignores the condition must not go unnoticed: it has to refuse a second time.
+                await self._ask("written", key, request, len(value))
+            except FileExistsError:
+                return True
+        await asyncio.sleep(self._policy.settle_seconds)
+        return await self._holds(key, value)
+
+    async def _holds(self, key: str, value: bytes) -> bool:
+        found = await self.get(key, default_buffer_prototype())
+        return found is not None and found.to_bytes() == value
+
+    async def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is no error."""
+        self._check_writable()
+
+        async def request() -> None:
+            try:
+                # One request; the store's own way looks for a folder of that name first.
+                await self._store.fs._rm_file(f"{self._store.path}/{key}")
+            except NotImplementedError:
+                await self._store.delete(key)
+
+        with contextlib.suppress(*_ABSENT):
+            await self._ask("deleted", key, request)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Delete all objects under a prefix, one by one: s3fs deletes in bulk, but passes over failures."""
+        self._check_writable()
+        folder = f"{prefix.rstrip('/')}/" if prefix else ""
+        keys = [key async for key in self.list_prefix(folder)]
+        await _together([self.delete(key) for key in keys])
+
+    async def clear(self) -> None:
+        """Delete all objects."""
+        await self.delete_dir("")
+
+    # --- asking again -----------------------------------------------------------------------------
+
+    async def _ask(self, done: str, key: str, request: Callable[[], Awaitable[T]], size: int = 0) -> T:
+        try:
+            return await self._until_answered(done, key, request, size)
+        finally:
+            close_in_the_end(self._store.fs)
+
+    async def _until_answered(self, done: str, key: str, request: Callable[[], Awaitable[T]], size: int) -> T:
+        """Make a request until it is answered.
+
+        Raises
+        ------
+        StoreAccessError
+            If it is not, or is refused.
+        FileNotFoundError, FileExistsError, NotImplementedError, TypeError
+            As the driver has it: there is no such object, there is one, or it has no such request.
+        """
+        policy, extra, begin = self._policy, size / _SLOWEST, time.monotonic()
+        deadline = begin + policy.total_seconds + extra
+        for attempt in range(1, policy.attempts + 1):
+            limit = max(min(policy.request_seconds + extra, deadline - time.monotonic()), 0.0)
+            try:
+                async with asyncio.timeout(limit):
+                    return await request()
+            except (*_ABSENT, FileExistsError, NotImplementedError, TypeError) as error:
+                if "NoSuchBucket" in codes_of(error):
+                    self._refuse(done, key, error)
+                raise
+            except Exception as error:
+                if status_of(error) == 412:
+                    raise FileExistsError(key) from None
+                if not is_transient(error):
+                    self._refuse(done, key, error)
+                said = said_by(error) or f"no answer within {limit:.3g} s"
+            delay = policy.delay(attempt)
+            if attempt == policy.attempts or time.monotonic() + delay >= deadline:
+                break
+            if attempt >= _MENTIONED_AFTER:
+                _mention(f"{self.url}: {key or 'the store'} cannot be {done}: {said}; trying again")
+            await asyncio.sleep(delay)
+        raise StoreAccessError(
+            f"{self.url}: {key or 'the store'} cannot be {done}: {said}; tried {attempt} times in "
+            f"{time.monotonic() - begin:.0f} s; what is done is kept, run again",
+            transient=True,
+        )
+
+    def _refuse(self, done: str, key: str, error: BaseException) -> NoReturn:
+        said, hint = said_by(error) or type(error).__name__, ""
+        if status_of(error) == 403 and done == "read":
+            hint = " (S3 says so of objects that are not there, too, to those who may not list the bucket)"
+        raise StoreAccessError(f"{self.url}: {key or 'the store'} cannot be {done}: {said}{hint}") from None
+
+
+def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
+    """Return the part that was asked for, of that part or, from servers that know no ranges, of everything.
+
+    A range lies within its object, so that more than it can only be everything.
+    """
+    if isinstance(byte_range, RangeByteRequest) and len(found) > byte_range.end - byte_range.start:
+        return found[byte_range.start : byte_range.end]
+    if isinstance(byte_range, SuffixByteRequest) and len(found) > byte_range.suffix:
+        return found[len(found) - byte_range.suffix :]
+    return found[byte_range.offset :] if isinstance(byte_range, OffsetByteRequest) else found
+
+
+async def _together(requests: list[Awaitable[T]]) -> list[T]:
+    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(request: Awaitable[T]) -> T:
+        async with limit:
+            return await request
+
+    return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+def _reopened(url: str, read_only: bool, policy: RetryPolicy) -> RetryingStore:
+    return open_remote(url, read_only=read_only, policy=policy)
+
+
+def _mention(text: str) -> None:
+    """Say, not too often, why nothing happens."""
+    now = time.monotonic()
+    if now >= _MENTIONED_NEXT[0]:
+        _MENTIONED_NEXT[0] = now + _MENTIONED_EVERY
+        _LOG.warning("%s", text)

@@ -1,0 +1,377 @@
+"""What a new store holds before any task runs: attributes, arrays and coordinates."""
+
+import hashlib
+import math
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
+from importlib import metadata
+from typing import Any, TypeGuard
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.job.spec import JobSpec, fingerprint_of, json_number
+from mdpext_dask.problem.domain import Domain
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import Loss, TableLoss, TravelLoss
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.seed.budget import vector_norm
+from mdpext_dask.store.blocks import Plan
+
+FORMAT_VERSION = 1
+# The state of a store while its template is being written.
+CREATING = "creating"
+PROBABILITY = "probability"
+# Arrays of the seed group with what, besides scores, an extension may depend on.
+EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
+# Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
+RECORD_SCORES = "record_scores"
+# Of the numbers in the attributes.
+UNITS = {"distance": "km", "epsilon": "1/km"}
+EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
+# Attributes without which nothing can be done with a store.
+REQUIRED = (
+    "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
+    "distortion", "quantisation_km", "notes", "metric_p", "epsilon_per_km",
+    "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
+)  # fmt: skip
+# Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
+# With a checksum of every chunk, so that whoever reads rows, also without comparing whole shards with their
+# receipts, is told if a disk or a network has changed them.
+_COMPRESSORS = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec())
+_PLANE_CHUNK_BYTES = 2**20
+# Chunks that hold the fill value are written all the same: behind a URL, who may not list is not told what is
+# not there from what he may not see.
+_WHOLE: Any = {"write_empty_chunks": True}
+_SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
+
+
+def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a new store's root.
+
+    Parameters
+    ----------
+    spec, domain, plan
+        The job, its problem and how it is cut into blocks.
+    facts
+        Further attributes: the ε's.
+    """
+    identity = spec.identity()
+    return {
+        "Conventions": "CF-1.11",
+        "title": f"Location obfuscation mechanism {spec.job.name}",
+        "format_version": FORMAT_VERSION,
+        "job": spec.canonical(),
+        "identity": identity,
+        "fingerprint": fingerprint_of(identity),
+        "state": CREATING,
+        "epsilon_certified": None,
+        "metric_p": json_number(spec.domain.metric_p),
+        "units": UNITS,
+        "grid": {
+            "west_km": domain.grid.west_km,
+            "south_km": domain.grid.south_km,
+            "cells_x": domain.grid.cells_x,
+            "cells_y": domain.grid.cells_y,
+            "cell_km": domain.grid.cell_km,
+            "refine": list(domain.grid.refine),
+        },
+        "block_cells": list(plan.block_cells),
+        "projection": _projection(domain.projection),
+        "source_cells_kept": int(domain.kept.sum()),
+        "records_inside": domain.grid.count_vertices_of(domain.kept),
+        "kept_sha256": cells_sha256(domain.kept),
+        "distortion": domain.distortion,
+        "quantisation_km": vector_norm(
+            domain.grid.spacing_km / 2, domain.grid.spacing_km / 2, spec.domain.metric_p
+        ),
+        "problem_sha256": problem_sha256(
+            (domain.grid, domain.projection),
+            (domain.output_xy_km, domain.prior, domain.kept, *loss_tables(domain.loss)),
+        ),
+        "notes": list(domain.notes),
+        "downloads": dict(domain.downloads),
+        "software": software_versions(),
+        **_attribution(spec),
+        **facts,
+    }
+
+
+def _projection(projection: Projection | None) -> dict[str, float | None]:
+    # Without a centre the plane is all there is, and distances are those in it.
+    return {"centre_lon": None, "centre_lat": None} if projection is None else asdict(projection)
+
+
+def _attribution(spec: JobSpec) -> dict[str, str]:
+    # Where the numbers of a loss file come from, its owner knows.
+    if spec.loss.kind == "file":
+        return {}
+    return {"attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0"}
+
+
+def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
+    """Create the probability array, empty, and everything that describes it."""
+    grid, projection = domain.grid, domain.projection
+    mapped: dict[str, Any] = {} if projection is None else {"grid_mapping": "spatial_ref"}
+    root.create_array(
+        PROBABILITY,
+        shape=(*grid.shape, domain.outputs),
+        dtype="float32",
+        chunks=plan.chunk_shape,
+        shards=plan.shard_shape,
+        # Not 0: an all-zero chunk would not be stored and would look unwritten.
+        fill_value=np.nan,
+        compressors=_COMPRESSORS,
+        dimension_names=("x", "y", "output"),
+        attributes={
+            "long_name": "probability of reporting an output from a record",
+            "units": "1",
+            "coordinates": "output_x output_y output_lon output_lat",
+            **mapped,
+        },
+    )
+    # Neither the standard names nor the points of the compass are those of axes that are turned.
+    turned = projection is not None and projection.rotation_deg != 0
+    easting, northing = ("first coordinate", "second coordinate") if turned else ("easting", "northing")
+    for name, title, values in (("x", easting, grid.x_km()), ("y", northing, grid.y_km())):
+        standard: dict[str, Any] = {}
+        if mapped and not turned:
+            standard["standard_name"] = f"projection_{name}_coordinate"
+        _write(
+            root,
+            name,
+            values,
+            (name,),
+            long_name=title,
+            units="km",
+            axis=name.upper(),
+            **standard,
+        )
+    _write(root, "output", np.arange(domain.outputs), ("output",), long_name="output number")
+    for name, values, title, units in (
+        ("output_x", domain.output_xy_km[:, 0], f"{easting} of the output", "km"),
+        ("output_y", domain.output_xy_km[:, 1], f"{northing} of the output", "km"),
+        ("output_lon", domain.output_lonlat[:, 0], "longitude of the output", "degrees_east"),
+        ("output_lat", domain.output_lonlat[:, 1], "latitude of the output", "degrees_north"),
+    ):
+        _write(root, name, values, ("output",), long_name=title, units=units)
+    plane = _plane_chunks(grid.shape)
+    title = "prior probability of the record"
+    _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
+    inside, title = grid.vertices_of(domain.kept), "whether the record belongs to the region"
+    _write_flags(root, "inside", inside, ("x", "y"), plane, long_name=title, **mapped)
+    title = "whether the source cell meets the region"
+    _write_flags(root, "kept", domain.kept, ("cell_x", "cell_y"), domain.kept.shape, long_name=title)
+    if projection is not None:
+        _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
+    _write_problem(root.create_group("problem"), domain)
+
+
+def _write_problem(problem: zarr.Group, domain: Domain) -> None:
+    """Write the tables of the loss, so that a finished store can be evaluated by itself."""
+    if isinstance(domain.loss, TableLoss):
+        table = _table(domain.loss)
+        _write(problem, "loss", table, ("x", "y", "output"), _loss_chunks(table), units="km")
+        problem.attrs["loss"] = "table"
+        return
+    if not isinstance(domain.loss, TravelLoss):
+        problem.attrs["loss"] = "euclidean"
+        return
+    _write(problem, "node_xy", domain.loss.node_xy_km, ("node", "axis"), units="km")
+    _write(problem, "task_distance", domain.loss.task_distance_km, ("node", "task"), units="km")
+    _write(problem, "task_weight", domain.loss.task_weight, ("task",))
+    _write(problem, "output_node", domain.loss.output_node, ("output",))
+    problem.attrs["loss"] = "travel"
+
+
+def _write(
+    group: zarr.Group,
+    name: str,
+    values: NDArray[Any],
+    dimensions: tuple[str, ...],
+    chunks: tuple[int, ...] | None = None,
+    **attributes: Any,
+) -> None:
+    group.create_array(
+        name,
+        data=np.ascontiguousarray(values) if values.ndim else values,
+        chunks=chunks or "auto",
+        # A chunk that is lost must not read as zeros.
+        fill_value=np.nan if values.dtype.kind == "f" else None,
+        dimension_names=dimensions,
+        attributes=attributes,
+        config=_WHOLE,
+    )
+
+
+def _write_flags(
+    group: zarr.Group,
+    name: str,
+    values: NDArray[np.bool_],
+    dimensions: tuple[str, ...],
+    chunks: tuple[int, ...],
+    **attributes: Any,
+) -> None:
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        dtype="bool",
+        chunks=chunks,
+        fill_value=True,
+        dimension_names=dimensions,
+        attributes=attributes,
+        config=_WHOLE,
+    )
+    array[...] = values
+
+
+def _table(loss: TableLoss) -> NDArray[Any]:
+    assert isinstance(loss.table, np.ndarray)  # a problem that has just been built is all in memory
+    return loss.table
+
+
+def _loss_chunks(table: NDArray[Any]) -> tuple[int, int, int]:
+    """Parts of one row of records, at most about a megabyte: a task reads the rows it needs."""
+    record = table.shape[2] * table.itemsize
+    return 1, min(max(_PLANE_CHUNK_BYTES // record, 1), table.shape[1]), table.shape[2]
+
+
+def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
+    """Chunks of about a megabyte, however many blocks there are."""
+    side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
+    return min(side, shape[0]), min(side, shape[1])
+
+
+def cells_sha256(cells: NDArray[np.bool_]) -> str:
+    """Return the SHA-256 (hex) of which source cells are chosen, bool of shape (cells_x, cells_y)."""
+    return hashlib.sha256(repr(cells.shape).encode() + np.ascontiguousarray(cells).tobytes()).hexdigest()
+
+
+def says_its_cells(attributes: Mapping[str, Any]) -> bool:
+    """Whether a store says which source cells it keeps; those of before regions do not."""
+    return any(key in attributes for key in ("kept_sha256", "records_inside", "source_cells_kept"))
+
+
+def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
+    """Refuse what is not the root of a mechanism store, or of one of a newer format.
+
+    Raises
+    ------
+    StoreError
+        With what is missing, or both versions.
+    """
+    version = attributes.get("format_version")
+    required = (*REQUIRED, "problem_sha256") if says_its_cells(attributes) else REQUIRED
+    missing = [key for key in required if key not in attributes]
+    if missing or not isinstance(version, int):
+        raise StoreError(f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing")
+    if version > FORMAT_VERSION:
+        raise StoreError(
+            f"{url}: format version {version} is newer than {FORMAT_VERSION}, which this software reads; "
+            "update mdpext-dask"
+        )
+    wrong = [key for key, is_sound in _SHAPES.items() if not is_sound(attributes[key])]
+    if wrong:
+        raise StoreError(f"{url}: not a mechanism store: {', '.join(wrong)} in its attributes is damaged")
+
+
+def _is_projection(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not {"centre_lon", "centre_lat"} <= {*value} <= _PROJECTION_KEYS:
+        return False
+    centre = value["centre_lon"], value["centre_lat"]
+    return all(map(is_number, value.values())) or (centre == (None, None) and len(value) == len(centre))
+
+
+def _is_grid(value: Any) -> bool:
+    if not isinstance(value, Mapping) or {*value} != {field.name for field in fields(Grid)}:
+        return False
+    counts = value["refine"]
+    if not isinstance(counts, list) or not counts:
+        return False
+    counts = [*counts, value["cells_x"], value["cells_y"]]
+    return (
+        all(map(_is_count, counts))
+        and all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
+        and value["cell_km"] > 0
+    )
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an attribute is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pair_of_counts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(section, Mapping) for section in value.values())
+
+
+_PROJECTION_KEYS = {field.name for field in fields(Projection)}
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "job": _is_table,
+    "identity": _is_table,
+    "grid": _is_grid,
+    "block_cells": _is_pair_of_counts,
+    "projection": _is_projection,
+    "epsilon_per_km": is_number,
+    "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),
+}
+
+
+def loss_tables(loss: Loss) -> tuple[NDArray[Any], ...]:
+    """Return the tables of a loss that is all in memory, in the order of the problem's digest."""
+    if isinstance(loss, TravelLoss):
+        return loss.node_xy_km, loss.task_distance_km, loss.task_weight, loss.output_node
+    return (_table(loss),) if isinstance(loss, TableLoss) else ()
+
+
+def problem_sha256(place: object, tables: Iterable[NDArray[Any] | zarr.Array[Any]]) -> str:
+    """Return the SHA-256 (hex) of a problem.
+
+    Parameters
+    ----------
+    place
+        Its grid and projection.
+    tables
+        Outputs in the plane, float64 of shape (K, 2), in km; prior; kept cells; the tables of the loss.
+    """
+    return sha256_of(*tables, prefix=repr(place).encode())
+
+
+def sha256_of(*arrays: NDArray[Any] | zarr.Array[Any], prefix: bytes = b"") -> str:
+    """Return one SHA-256 (hex) over the values of arrays, read a chunk's width at a time, after `prefix`."""
+    digest = hashlib.sha256(prefix)
+    for array in arrays:
+        step = array.chunks[0] if isinstance(array, zarr.Array) else max(array.shape[0], 1)
+        for first in range(0, array.shape[0], step):
+            digest.update(np.ascontiguousarray(array[first : first + step]).data)
+    return digest.hexdigest()
+
+
+def seed_sha256(arrays_sha256: str, record_scores: Mapping[str, Any] | None) -> str:
+    """Return one SHA-256 (hex) over the arrays of a seed, given theirs, and its :data:`RECORD_SCORES`."""
+    if record_scores is None:
+        return arrays_sha256
+    return fingerprint_of({"arrays": arrays_sha256, RECORD_SCORES: record_scores})
+
+
+def software_versions() -> dict[str, str]:
+    """Return the versions of what decides the bytes of a store."""
+    versions = {"python": platform.python_version()}
+    for package in _SOFTWARE:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions

@@ -1,0 +1,145 @@
+"""The certificate: never below the truth over all pairs, close to it, and deaf to nothing."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdpext_dask.auditors.certificate import Place, certify_cells
+from mdpext_dask.extend.log_convex import extend_log_convex
+from tests.support.reference import audited_epsilon, random_mechanism, softmax
+
+EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)),
+    outputs=st.integers(1, 5),
+    roughness=st.floats(1e-3, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_it_covers_all_pairs(
+    p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int
+) -> None:
+    """Brute force over all pairs never exceeds it, on any rectangular lattice, even an uneven one."""
+    rng = np.random.default_rng(seed)
+    x, y = (np.cumsum(rng.uniform(0.05, 2, size=n)) for n in shape)
+    probability = random_mechanism(rng, shape, outputs, roughness)
+    epsilon, place, _, _ = certify_cells(probability, x, y, p)
+    assert audited_epsilon(probability, x, y, p) <= epsilon
+    assert 0 <= place.i < shape[0] - 1
+    assert 0 <= place.j < shape[1] - 1
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+def test_it_is_tight_on_smooth_mechanisms(p: float) -> None:
+    rng = np.random.default_rng(4)
+    scores = np.log(softmax(rng.normal(size=(2, 2, 4))))
+    probability = extend_log_convex(scores, 16)
+    x = y = np.arange(17) / 16
+    epsilon, _, _, _ = certify_cells(probability, x, y, p)
+    assert audited_epsilon(probability, x, y, p) <= epsilon
+    # Along one axis alone the two agree; in general the certificate pays for the worst corner.
+    assert epsilon <= audited_epsilon(probability, x, y, p) * 1.1
+
+
+@pytest.mark.parametrize(("p", "expected"), [(1.0, 2.0), (2.0, math.sqrt(5)), (math.inf, 3.0)])
+def test_a_plane_by_hand(p: float, expected: float) -> None:
+    """Scores that rise by 1/km east and 2/km north: the dual norm of (1, 2), from a single cell on."""
+    x = y = np.linspace(0, 0.5, 6)
+    rise = (1.0 * x[:, None] + 2.0 * y[None, :])[:, :, None]
+    # Two outputs that differ in little but this keep the normaliser from moving: it is divided out.
+    weight = np.concatenate([1e-4 * np.exp(rise), np.ones((6, 6, 1))], axis=-1)
+    probability = (weight / weight.sum(axis=-1, keepdims=True)).astype(np.float32)
+    epsilon, place, _, _ = certify_cells(probability, x, y, p)
+    assert epsilon == pytest.approx(expected, rel=2e-3)
+    assert place.output == 0
+
+
+def test_a_single_step_between_far_rows_is_found() -> None:
+    """One wrong record anywhere is seen, at corners and sides as well."""
+    x = y = np.arange(5) * 0.1
+    for i in range(5):
+        for j in range(5):
+            probability = np.full((5, 5, 3), 1 / 3, dtype=np.float32)
+            probability[i, j, 1] *= 1.05
+            epsilon, place, violations, _ = certify_cells(probability, x, y, 2.0, limit=0.1)
+            step = math.log(1.05) / 0.1
+            assert 0.6 * step < epsilon < 1.01 * step * math.sqrt(2)
+            assert violations >= 1
+            assert place.output == 1
+            assert abs(place.i + 0.5 - i) <= 1
+            assert abs(place.j + 0.5 - j) <= 1
+
+
+def test_rows_need_not_sum_to_one() -> None:
+    """What counts is what the sampler does with a row: it divides by the exact total."""
+    rng = np.random.default_rng(0)
+    probability = random_mechanism(rng, (3, 3), 4, 0.5)
+    scaled = (probability * rng.uniform(0.5, 1, size=(3, 3, 1))).astype(np.float32)
+    x = y = np.arange(3.0)
+    first, _, _, _ = certify_cells(probability, x, y, 2.0)
+    second, _, _, _ = certify_cells(scaled, x, y, 2.0)
+    assert second == pytest.approx(first, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf, 2.5, 2.0**-40])
+def test_what_is_no_probability_is_infinite(value: float) -> None:
+    probability = np.full((4, 4, 2), 0.5, dtype=np.float32)
+    probability[3, 1, 1] = value
+    x = y = np.arange(4.0)
+    epsilon, place, violations, _ = certify_cells(probability, x, y, 2.0)
+    assert epsilon == math.inf
+    assert place == Place(2, 1, 1)
+    assert violations == 1
+
+
+def test_a_row_that_the_sampler_s_integers_cannot_add_up_is_infinite() -> None:
+    """Constant rows of ones have no log ratio at all, but 20 of them overflow 64-bit weights."""
+    probability = np.ones((3, 3, 20), dtype=np.float32)
+    epsilon, _, violations, _ = certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
+    assert epsilon == math.inf
+    assert violations > 0
+
+
+@pytest.mark.parametrize("axis", [[0.0, 1.0, 1.0], [0.0, 2.0, 1.0], [0.0, math.nan, 1.0]])
+def test_broken_coordinates_are_infinite(axis: list[float]) -> None:
+    probability = np.full((3, 3, 2), 0.5, dtype=np.float32)
+    good = np.arange(3.0)
+    assert certify_cells(probability, np.array(axis), good, 2.0)[0] == math.inf
+    assert certify_cells(probability, good, np.array(axis), 2.0)[0] == math.inf
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+def test_the_limit_counts_what_exceeds_it(p: float) -> None:
+    rng = np.random.default_rng(9)
+    probability = random_mechanism(rng, (5, 6), 3, 0.3)
+    x, y = np.arange(5) * 0.5, np.arange(6) * 0.25
+    epsilon, _, all_of_them, _ = certify_cells(probability, x, y, p, limit=0.0)
+    assert all_of_them == 4 * 5 * 3
+    assert certify_cells(probability, x, y, p, limit=epsilon)[2] == 0
+    assert certify_cells(probability, x, y, p, limit=epsilon * (1 - 1e-9))[2] in (1, 2)
+
+
+def test_constant_mechanisms_reveal_nothing_but_rounding() -> None:
+    probability = np.full((3, 3, 4), 0.25, dtype=np.float32)
+    epsilon, _, _, _ = certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
+    assert 0 < epsilon < 1e-11
+
+
+def test_known_bad_storage_is_caught() -> None:
+    """float16 and scaled 16-bit copies of a good mechanism do not pass at its epsilon."""
+    x = y = np.arange(25) / 24
+    places = np.random.default_rng(1).uniform(-40, 40, size=(8, 2))
+    apart = np.hypot(x[:, None, None] - places[:, 0], y[None, :, None] - places[:, 1])
+    good = softmax(-apart / 2).astype(np.float32)
+    epsilon, _, _, _ = certify_cells(good, x, y, 2.0)
+    assert epsilon < 1
+    half = good.astype(np.float16).astype(np.float32)
+    scaled = (np.maximum(np.rint(good * 65535), 1) / 65535).astype(np.float32)
+    assert certify_cells(half, x, y, 2.0)[0] > 1.5 * epsilon
+    assert certify_cells(scaled, x, y, 2.0)[0] > 1.5 * epsilon

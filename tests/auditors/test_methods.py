@@ -1,0 +1,393 @@
+"""The auditors against mechanisms whose answers are known, and against every triple in fifty digits."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mdpext_dask.auditors.audit import audit
+from mdpext_dask.auditors.methods import Sampling, sample_pairs
+from mdpext_dask.auditors.pairs import sampled
+from mdpext_dask.auditors.pairs.designs import LatticeDesign
+from mdpext_dask.auditors.subject import Subject, plain_subject
+from mdpext_dask.compute.executor import InlineExecutor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.events import silent
+from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.known_answers import (
+    EXPONENTS,
+    FORMULAS,
+    METHODS,
+    SIZES,
+    Formula,
+    Mechanism,
+    ask,
+    check_all_pairs,
+    check_cells,
+    check_copy,
+    check_formula,
+    check_good_copy,
+    check_planted,
+    check_planted_in_store,
+    check_sample,
+    check_ties,
+    cut_small,
+    few_bits,
+    float_above,
+    float_below,
+    four_on_a_line,
+    good_copy,
+    make_store,
+    planted_afar,
+    planted_beside,
+    planted_between_clusters,
+    random_case,
+)
+
+methods = pytest.mark.parametrize("method", METHODS)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a store whose rows tests may overwrite."""
+    return make_store(tmp_path_factory.mktemp("six"))
+
+
+# --- formulas -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+@pytest.mark.parametrize("make", FORMULAS, ids=lambda make: make.__name__)
+def test_formulas(make: Callable[[float], Formula], p: float) -> None:
+    check_formula(make, p)
+
+
+# --- planted violations ---------------------------------------------------------------------------
+
+
+@sizes
+@pytest.mark.parametrize("record", [(12, 0), (12, 3), (1, 3)])
+def test_a_violation_in_a_corner(record: tuple[int, int], size: float) -> None:
+    check_planted(planted_beside(record, size), size)
+
+
+@sizes
+@pytest.mark.parametrize("east", range(1, 6))
+def test_a_violation_anywhere_between_parts_and_bands(east: int, size: float) -> None:
+    """With parts of four records and bands of two rows of cells, pairs lie within and across."""
+    with cut_small():
+        check_planted(planted_beside((east, east % 3), size, (6, 3)), size)
+
+
+@sizes
+def test_a_violation_on_a_seam_of_a_store(store: str, size: float) -> None:
+    """Between records of two blocks."""
+    check_planted_in_store(store, (2, 3), size)
+
+
+@pytest.mark.parametrize(("record", "axis"), [((4, 6), 0), ((1, 4), 1), ((0, 3), 1)])
+def test_a_violation_elsewhere_in_a_store(store: str, record: tuple[int, int], axis: int) -> None:
+    """In corners, within blocks, and on the other seam."""
+    check_planted_in_store(store, record, 1e-9, axis)
+
+
+@sizes
+def test_a_violation_between_far_records_only(size: float) -> None:
+    check_planted(planted_afar(size), size)
+
+
+@sizes
+@pytest.mark.parametrize("small", [True, False])
+def test_a_violation_between_two_groups_of_records(size: float, small: bool) -> None:
+    mechanism = planted_between_clusters(size)
+    if small:
+        with cut_small():
+            check_planted(mechanism, size, lattice=False)
+    else:
+        check_planted(mechanism, size, lattice=False)
+
+
+# --- copies in few bits ---------------------------------------------------------------------------
+
+
+@methods
+@pytest.mark.parametrize("name", list(few_bits(np.ones((1, 1), dtype=np.float32))))
+def test_copies_in_few_bits_are_caught(name: str, method: str) -> None:
+    good, epsilon = good_copy()
+    check_copy(few_bits(good.rows)[name], good.points, epsilon, method)
+
+
+@methods
+def test_what_they_are_copies_of_passes(method: str) -> None:
+    check_good_copy(*good_copy(), method)
+
+
+# --- every triple ---------------------------------------------------------------------------------
+
+seeds = st.integers(0, 2**32 - 1)
+exponents = st.sampled_from([1.0, 1.5, 2.0, math.inf])
+dtypes = st.sampled_from([np.float32, np.float64])
+
+
+@st.composite
+def mechanisms(draw: st.DrawFn, *, lattice: bool | None = None, zeros: bool = True) -> Mechanism:
+    """Small mechanisms of every kind."""
+    on_lattice = draw(st.booleans()) if lattice is None else lattice
+    side = st.integers(2, 4)
+    return random_case(
+        draw(seeds),
+        (draw(side), draw(side)) if on_lattice else draw(st.integers(2, 11)),
+        draw(st.integers(1, 4)),
+        p=draw(exponents),
+        dtype=draw(dtypes),
+        roughness=draw(st.sampled_from([0.05, 0.7, 3.0])),
+        same_place=not on_lattice and draw(st.booleans()),
+        zeros=zeros and draw(st.booleans()),
+        unusable=zeros and draw(st.integers(0, 4)) == 0,
+    )
+
+
+def limits(mechanism: Mechanism) -> list[float]:
+    """Return values of ε beside which some triples lie as close as floats can be."""
+    slopes = [triple.slope for triple in mechanism.triples if triple.slope.is_finite() and triple.slope]
+    if not slopes:
+        return [1.0]
+    some = {slopes[0], slopes[len(slopes) // 20], slopes[len(slopes) // 2]}
+    return [beside(slope) for slope in sorted(some) for beside in (float_below, float_above)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mechanism=mechanisms(),
+    prune=st.booleans(),
+    part=st.sampled_from([16, 96, 10**6]),
+    tile=st.sampled_from([2, 4, 128]),
+    tolerance=st.sampled_from([0.0, 0.0, 1e-3, 0.5]),
+)
+def test_every_triple_counts(
+    mechanism: Mechanism, prune: bool, part: int, tile: int, tolerance: float
+) -> None:
+    """Whatever rows and records are like, however they are cut: the answer is that of all triples."""
+    with cut_small(part=part, tile=tile):
+        for epsilon in limits(mechanism):
+            check_all_pairs(mechanism, epsilon, tolerance, prune=prune)
+        steep = [triple for triple in mechanism.triples if triple.apart and triple.slope.is_finite()]
+        for triple in [triple for triple in steep if triple.slope][:1]:
+            half = float(triple.slope) / 2
+            for beside in (float_below, float_above):
+                check_all_pairs(mechanism, half, beside(triple.excess(half)), prune=prune)
+
+
+@settings(max_examples=30, deadline=None)
+@given(mechanism=mechanisms(lattice=True), band=st.sampled_from([16, 300, 10**6]), strip=st.integers(1, 20))
+def test_every_cell_counts(mechanism: Mechanism, band: int, strip: int) -> None:
+    """The certificate is what its definition says in fifty digits, however the lattice is cut."""
+    if not mechanism.usable.all():
+        assert ask(mechanism, "certificate", 1.0).epsilon == math.inf
+        return
+    norms = [norm for norm, _, _ in mechanism.cells if norm.is_finite() and norm]
+    with cut_small(band=band, strip=strip):
+        for norm in {*norms[:1], *norms[len(norms) // 2 :][:1]}:
+            check_cells(mechanism, float_below(norm))
+            check_cells(mechanism, float_above(norm))
+
+
+@settings(max_examples=15, deadline=None)
+@given(mechanism=mechanisms(), kind=st.sampled_from(["uniform", "stratified"]))
+def test_a_sample_of_everything_sees_everything(mechanism: Mechanism, kind: str) -> None:
+    for epsilon in limits(mechanism)[-2:]:
+        check_sample(mechanism, epsilon, pairs=2500, random_seed=1, design=kind)
+
+
+def test_bounds_of_parts_that_are_attained() -> None:
+    for part in (16, 32, 10**6):
+        with cut_small(part=part):
+            check_ties(four_on_a_line(), tuple(range(6)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@methods
+def test_a_row_of_zeros_is_refused_and_an_impossible_output_is_named(method: str, dtype: Any) -> None:
+    points = np.array([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+    rows = np.full((4, 2), 0.5, dtype=dtype)
+    rows[2] = 0, 1
+    how = {"pairs": 500, "random_seed": 0} if method == "sampled" else {}
+    report = ask(Mechanism(rows, points), method, 1.0, **how)
+    assert report.verdict == "violated"
+    assert [finding.kind for finding in report.findings] == ["entries that are zero"]
+    rows[2] = 0
+    report = ask(Mechanism(rows, points), method, 1.0, **how)
+    assert not report.holds
+    assert report.epsilon == math.inf
+    assert [finding.kind for finding in report.findings] == ["rows of zeros"]
+
+
+def test_a_record_is_no_pair_with_itself() -> None:
+    """Not even where there is nothing else to be named as the worst."""
+    points = np.array([(1.0, 1.0)] * 3)
+    report = ask(Mechanism(np.full((3, 2), 0.5), points), "exhaustive", 1.0)
+    assert report.verdict == "holds"
+    assert report.worst == {}
+    with cut_small(part=16):
+        report = ask(Mechanism(np.full((3, 2), 0.5), points * [[1], [2], [3]]), "exhaustive", 1.0)
+    for triple in report.details["worst_triples"]:
+        assert triple["record"] != triple["record_prime"]
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.2])
+@pytest.mark.parametrize("method", ["exhaustive", "sampled"])
+def test_what_differs_in_one_place_keeps_no_epsilon(method: str, tolerance: float) -> None:
+    """Even if it differs in the last bit only, of which logarithms know nothing, and even if it is hidden."""
+    rows = np.array([[1e-6, 1 - 1e-6], [math.nextafter(1e-6, 1), 1 - 1e-6], [1e-6, 1 - 1e-6]])
+    assert math.log(rows[0, 0]) == math.log(rows[1, 0])
+    mechanism = Mechanism(rows, np.array([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]))
+    how = {"pairs": 50, "random_seed": 0} if method == "sampled" else {}
+    report = ask(mechanism, method, 1.0, tolerance, **how)
+    assert report.epsilon == math.inf
+    assert {report.worst["record"], report.worst["record_prime"]} == {0, 1}
+    assert (report.violations > 0) == (not tolerance)
+    assert (report.details["hidden_violations"] > 0) == (tolerance > 0)
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "sampled"])
+def test_rows_in_one_place_that_differ_in_their_totals_only_are_alike(method: str) -> None:
+    """Their logarithms are not, in their last digits."""
+    row = np.array([0.8715994, 0.1284006], dtype=np.float32)
+    rows = np.stack([row, 2 * row, row])
+    mechanism = Mechanism(rows, np.array([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]))
+    how = {"pairs": 50, "random_seed": 0} if method == "sampled" else {}
+    report = ask(mechanism, method, 1.0, **how)
+    assert report.violations == 0
+    assert report.epsilon < 1e-10
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+RUNS = 200
+# Of intervals that miss, at 95 %: more than 18 of 200 are as unlikely as 1 in 200.
+MISSES = 18
+
+
+@pytest.fixture(params=["lattice", "points"])
+def rough(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mechanism:
+    """Return a mechanism with 400 records whose near pairs are steep; pairs of a lattice as of a store's."""
+    rng = np.random.default_rng(11)
+    shape, step = (20, 20), 0.5
+    points = np.stack(np.meshgrid(*(np.arange(n) * step for n in shape), indexing="ij"), -1).reshape(-1, 2)
+    if request.param == "lattice":
+        designs = {kind: getattr(LatticeDesign, kind)(shape, (step, step), 2.0) for kind in sampled.DESIGNS}
+        monkeypatch.setattr(sampled, "design_of", lambda _source, kind, _p: designs[kind])
+    if request.param == "points":
+        points = rng.uniform(0, 10, size=points.shape)
+    scores = np.cumsum(rng.normal(scale=0.2, size=(len(points), 5)), axis=0) * 0.1
+    rows = np.exp(scores + rng.normal(scale=0.2, size=scores.shape))
+    return Mechanism(rows / rows.sum(axis=1, keepdims=True), points)
+
+
+def slopes_of(mechanism: Mechanism) -> NDArray[np.float64]:
+    """Return |log ratio| / distance of all triples in float64, in order."""
+    logs = np.log(mechanism.rows / mechanism.rows.sum(axis=1, keepdims=True))
+    first, second = np.triu_indices(len(logs), 1)
+    apart = np.hypot(*(mechanism.points[first] - mechanism.points[second]).T)
+    return np.sort((np.abs(logs[first] - logs[second]) / apart[:, None]).ravel())
+
+
+def drawn(subject: Subject, **how: Any) -> Any:
+    return sample_pairs(subject, Sampling(**how), InlineExecutor(), Stages(silent))
+
+
+@pytest.mark.parametrize("design", ["uniform", "stratified"])
+@pytest.mark.parametrize("ratio", [0.0, 1e-4, 0.05])
+def test_the_interval_covers_the_violation_ratio(rough: Mechanism, design: str, ratio: float) -> None:
+    """Of 200 intervals at 95 % no more miss than chance allows, and they say something."""
+    slopes = slopes_of(rough)
+    beyond = round(ratio * len(slopes))
+    epsilon = float(slopes[-1 - beyond]) * (1 + 1e-9)
+    exact = beyond / len(slopes)
+    assert ask(rough, "exhaustive", epsilon).violations == beyond
+    misses, estimates, width = 0, [], 0.0
+    with plain_subject(rough.rows, rough.points, epsilon, 2.0, 0.0) as subject:
+        # Where nothing is to be found, all runs are alike.
+        for seed in range(RUNS if ratio else 10):
+            report = drawn(subject, pairs=600, design=design, random_seed=seed)
+            low, high = report.details["violation_ratio_interval"]
+            misses += not low <= exact <= high
+            estimates.append(report.violation_ratio)
+            width = max(width, high - low)
+    assert misses <= MISSES
+    assert width < 0.1
+    # A mean of 200 estimates: within five of its own standard errors, and exact if there is nothing.
+    error = np.std(estimates, ddof=1) / math.sqrt(len(estimates))
+    assert abs(np.mean(estimates) - exact) <= 5 * error + 1e-15
+
+
+def test_a_seed_decides_all_draws(rough: Mechanism) -> None:
+    with plain_subject(rough.rows, rough.points, 1.0, 2.0, 0.0) as subject:
+        first, again, other = (drawn(subject, pairs=500, random_seed=seed) for seed in (1, 1, 2))
+        unasked = [drawn(subject, pairs=500).details["random_seed"] for _ in range(2)]
+    assert first.details["strata"] == again.details["strata"]
+    assert {**first.as_json(), "seconds": 0} == {**again.as_json(), "seconds": 0}
+    assert first.details["strata"] != other.details["strata"]
+    assert unasked[0] != unasked[1]
+
+
+def test_it_draws_as_many_pairs_as_it_is_told(rough: Mechanism) -> None:
+    """Or 16 from every stratum, if that is more."""
+    with plain_subject(rough.rows, rough.points, 1e-3, 2.0, 0.0) as subject:
+        for pairs, design in ((1, "uniform"), (17, "uniform"), (17, "stratified"), (1000, "stratified")):
+            report = drawn(subject, pairs=pairs, random_seed=0, design=design)
+            strata = [stratum["pairs_drawn"] for stratum in report.details["strata"]]
+            expected = pairs if design == "uniform" else max(pairs, 16 * len(strata))
+            assert report.details["pairs"] == sum(strata) == expected
+            assert report.triples_checked == expected * 5
+            assert report.details["stopped"] == "all pairs drawn"
+
+
+def test_it_stops_at_the_first_violation_and_then_estimates_nothing(rough: Mechanism) -> None:
+    with plain_subject(rough.rows, rough.points, 1e-3, 2.0, 0.0) as subject:
+        report = drawn(subject, pairs=10**9, random_seed=0, stop_at_first=True)
+    assert report.verdict == "violated"
+    assert report.details["stopped"] == "first violation"
+    assert report.details["violation_ratio_interval"] is None
+    assert report.details["pairs"] < 10**6
+
+
+def test_it_stops_after_the_time_it_is_given(rough: Mechanism) -> None:
+    started = time.perf_counter()
+    with plain_subject(rough.rows, rough.points, 1e3, 2.0, 0.0) as subject:
+        report = drawn(subject, seconds=0.05, random_seed=0)
+    assert report.details["stopped"] == "time"
+    assert report.verdict == "no violation found"
+    assert report.details["pairs"] > 0
+    assert time.perf_counter() - started < 30
+
+
+@pytest.fixture
+def untouched(tmp_path: Path) -> MechanismStore:
+    return MechanismStore.open(make_store(tmp_path))
+
+
+def test_it_draws_from_stores(untouched: MechanismStore) -> None:
+    """A finished store passes; of half of the ε that it uses, about as many triples break as there are."""
+    url = untouched.url
+    every = audit(url, "exhaustive", workers=1)
+    report = audit(url, "sampled", sampling=Sampling(pairs=3000, random_seed=0), workers=1)
+    assert report.verdict == "no violation found"
+    assert report.epsilon == pytest.approx(every.epsilon, rel=1e-9)
+    half = every.epsilon / 2
+    exact = audit(url, "exhaustive", epsilon_per_km=half, workers=1).violation_ratio
+    for design in ("uniform", "stratified"):
+        sampling = Sampling(pairs=3000, random_seed=0, design=design)
+        report = audit(url, "sampled", epsilon_per_km=half, sampling=sampling, workers=1)
+        low, high = report.details["violation_ratio_interval"]
+        assert low <= exact <= high
+        assert 0 < report.violation_ratio == pytest.approx(exact, rel=0.3)
+        assert report.verdict == "violated"

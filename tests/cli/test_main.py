@@ -1,0 +1,530 @@
+"""The command line: keys, exit codes, one line of error, nothing left behind."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+
+from mdpext_dask.cli.main import main
+from mdpext_dask.files import scratch_in
+
+JOB = """
+[job]
+name = "tiny"
+[domain]
+roads = "builtin:manhattan"
+cell_km = 3.0
+refine = [2, 2]
+[privacy]
+epsilon_per_km = 1.0
+budget = "bound"
+[outputs]
+count = 6
+[loss]
+tasks = 4
+[cluster]
+kind = "inline"
+"""
+
+
+def mdpext(*arguments: object, folder: Path, env: dict[str, str] | None = None) -> Any:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def is_gone(group: int) -> bool:
+    """Wait until no process of a group is left; helpers of the interpreter end a moment after it."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command in this process: ten times as fast, for the many that only fail."""
+
+    def call(*arguments: object, folder: Path) -> Outcome:
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Outcome(int(stop.value.code or 0), out, err)
+
+    return call
+
+
+def answer(*arguments: object, folder: Path, code: int = 0) -> dict[str, Any]:
+    done = mdpext(*arguments, "--json", folder=folder)
+    assert done.returncode == code, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)  # one document, nothing else
+    return document
+
+
+def answered(outcome: Outcome, code: int = 0) -> dict[str, Any]:
+    """Return the one document of a command that was run in this process."""
+    assert outcome.returncode == code, outcome.stderr
+    document: dict[str, Any] = json.loads(outcome.stdout)
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "job.toml").write_text(JOB)
+    answer("run", "job.toml", folder=folder)
+    return folder
+
+
+def test_a_job_from_beginning_to_end(folder: Path, inside: Callable[..., Outcome]) -> None:
+    planned = answered(inside("plan", "job.toml", "--json", folder=folder))
+    assert list(folder.iterdir()) == [folder / "job.toml"]
+    summary = answer("run", "job.toml", folder=folder)
+    for key in ("records", "outputs", "seeds", "blocks"):
+        assert planned[key] == summary[key]
+    assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
+    assert {"peak_bytes_per_task", "tasks", "seconds_by_workers"} <= set(planned)
+    assert summary["store"] == str(folder / "tiny.zarr")
+    assert answered(inside("status", "tiny.zarr", "--json", folder=folder)) == summary
+    assert answered(inside("run", "job.toml", "--json", folder=folder)) == summary
+
+    audited = answer("audit", "tiny.zarr", "--method", "certificate", folder=folder)
+    assert audited["holds"] is True
+    assert audited["epsilon_certified"] == summary["epsilon_certified"]
+    assert audited["violations"] == 0
+    assert set(audited["worst"]) >= {"x", "x_prime", "output", "log_ratio", "bound"}
+    keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
+    assert keys <= set(audited)
+
+    evaluated = answered(inside("evaluate", "tiny.zarr", "--json", folder=folder))
+    assert evaluated["loss_km"] == pytest.approx(summary["loss_km"], rel=1e-12)
+
+    (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n-70,40\n")
+    sampled = answer("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
+    assert (sampled["points"], sampled["outside"]) == (2, 1)
+    assert len((folder / "o.csv").read_text().splitlines()) == 3
+
+
+def test_in_pieces(folder: Path, inside: Callable[..., Outcome]) -> None:
+    store = "elsewhere.zarr"
+    planned = answer("init", "job.toml", "--store", store, folder=folder)
+    assert planned["state"] == "planned"
+    early = answered(inside("finalise", store, "--json", folder=folder), code=3)
+    assert early["error"] == "IncompleteStoreError"
+    assert answered(inside("audit", store, "--json", folder=folder), code=3)["exit_code"] == 3
+    for index in range(planned["blocks"] - 1):
+        answer("partition", store, index, folder=folder)
+    last = planned["blocks"]
+    answer("partition", store, "--range", f"{last - 1}:{last}", folder=folder)
+    assert answer("finalise", store, folder=folder)["state"] == "complete"
+
+
+def test_overrides_and_workers(folder: Path) -> None:
+    summary = answer(
+        "run", "job.toml", "--set", "privacy.epsilon_per_km=0.5", "--set", "cluster.kind=local",
+        "--set", "domain.metric_p=inf", "--set", "privacy.budget=certified", "--set", "seed.refine_rounds=1",
+        "--workers", 1, "--store", "s.zarr", folder=folder,
+    )  # fmt: skip
+    assert summary["epsilon_per_km"] == 0.5
+    assert summary["metric_p"] == "inf"
+    assert summary["budget"] == "certified"
+
+
+def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Callable[..., Outcome]) -> None:
+    shutil.copytree(done / "tiny.zarr", folder / "tiny.zarr")
+    array = zarr.open_array(str(folder / "tiny.zarr" / "probability"), mode="r+")
+    array[3, 4, 2] *= np.float32(1.05)
+    audited = mdpext("audit", "tiny.zarr", "--json", folder=folder)
+    assert audited.returncode == 1
+    assert json.loads(audited.stdout)["holds"] is False
+    assert "worst triple" in audited.stderr
+    assert audited.stderr.count("\n") == len(audited.stderr.splitlines())
+    (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
+    refused = inside("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
+    assert refused.returncode == 1
+    assert not (folder / "o.csv").exists()
+    assert answered(inside("status", "tiny.zarr", "--json", folder=folder))["state"] == "refused"
+    assert answer("run", "job.toml", folder=folder)["state"] == "complete"
+
+
+BAD = {
+    "privacy.epsilon_per_km=0": "epsilon_per_km",
+    "privacy.epsilon_per_km=-1": "epsilon_per_km",
+    "privacy.epsilon_per_km=nan": "epsilon_per_km",
+    'privacy.epsilon_per_km="1"': "epsilon_per_km",
+    "privacy.epsilon=1": "did you mean epsilon_per_km",
+    "domain.cel_km=1": "did you mean cell_km",
+    "domain.refine=[0]": "refine",
+    "domain.refine=[1.5]": "refine",
+    "domain.metric_p=0.9": "metric_p",
+    "domain.cell_km=50": "larger than the box",
+    "domain.cell_km=1e-9": "at most 1e+08",
+    "domain.cell_km=1e-300": "at most 1e+08",
+    "domain.bbox=[12.0, 41.0, 12.5, 41.5]": "no road within reach",
+    "domain.roads=nowhere": "does not exist",
+    "domain.roads=builtin:atlantis": "not built in",
+    "outputs.count=100000": "only 4197 road",
+    "loss.tasks=100000": "only 4197 road",
+    "privacy.min_probability=0.5": "min_probability",
+    "prior.kind=gauss": "kind",
+    "nonsense": "section.key=value",
+    "loss.directed=true": "lost the directions",
+    "outputs.file=x.csv": "file goes with",
+    "cluster.address=nonsense": "address",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
+    folder: Path, override: str, inside: Callable[..., Outcome]
+) -> None:
+    before = sorted(folder.iterdir())
+    for command in ("run", "init"):
+        failed = inside(command, "job.toml", "--set", override, folder=folder)
+        assert failed.returncode == 2, failed.stderr
+        assert failed.stdout == ""
+        lines = failed.stderr.splitlines()
+        assert len(lines) == 1
+        assert BAD[override] in lines[0]
+        assert sorted(folder.iterdir()) == before
+
+
+NODES = "id,lon,lat\n1,-73.98,40.75\n2,-73.94,40.79\n3,-73.96,40.80\n4,-73.99,40.72\n"
+EDGES = "u,v,length_m,oneway\n1,2,900,0\n2,3,900,0\n3,4,900,0\n"
+BAD_FILES = {
+    "missing column": (NODES.replace("lat", "latitude"), EDGES, "column lat is missing"),
+    "duplicate id": (NODES.replace("4,-73.99", "1,-73.99"), EDGES, "more than once"),
+    "length is NaN": (NODES, EDGES.replace("900,0\n2", "nan,0\n2"), "line 2: length_m"),
+    "negative length": (NODES, EDGES.replace("900,0\n2", "-9,0\n2"), "is negative"),
+    "out of range": (NODES.replace("40.75", "140.75"), EDGES, "out of range"),
+    "text in a number column": (NODES.replace("40.75", "north"), EDGES, "line 2: lat 'north'"),
+    "too few nodes": (NODES, EDGES, "holds only 4 road nodes"),
+    "disconnected": (NODES, "u,v,length_m,oneway\n1,1,5,0\n", "falls apart"),
+    "a file is missing": (NODES, None, "no such file"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_a_bad_network_is_one_line_exit_2_and_nothing_left_behind(
+    folder: Path, fault: str, inside: Callable[..., Outcome]
+) -> None:
+    nodes, edges, complaint = BAD_FILES[fault]
+    roads = folder / "roads"
+    roads.mkdir()
+    (roads / "nodes.csv.gz").write_bytes(gzip.compress(nodes.encode()))
+    if edges is not None:
+        (roads / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
+    before = sorted(folder.rglob("*"))
+    failed = inside(
+        "run", "job.toml", "--set", "domain.roads=roads", "--set", "domain.cell_km=1", folder=folder
+    )
+    assert failed.returncode == 2, failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert complaint in failed.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_points_file_with_text_among_its_numbers(done: Path, inside: Callable[..., Outcome]) -> None:
+    (done / "bad.csv").write_text("lon,lat\n-73.98,40.7\n-73.98,here\n")
+    failed = inside("sample", "tiny.zarr", "bad.csv", "-o", "out.csv", folder=done)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.splitlines() == ["error: bad.csv: line 3: lat 'here' is not a finite number"]
+    assert not (done / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/nothing/here.zarr", "job.toml", "job.toml/inside.zarr", "/dev/null/x.zarr"]
+)
+def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Callable[..., Outcome]) -> None:
+    failed = inside("run", "job.toml", "--store", place, folder=folder)
+    assert failed.returncode == 2, failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert place in failed.stderr
+    assert list(folder.iterdir()) == [folder / "job.toml"]
+
+
+def test_another_job_s_store_is_left_alone(done: Path, inside: Callable[..., Outcome]) -> None:
+    failed = inside("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
+    assert failed.returncode == 2
+    assert "privacy.epsilon_per_km" in failed.stderr
+    assert answered(inside("status", "tiny.zarr", "--json", folder=done))["epsilon_per_km"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["status", "missing.zarr"], "no such store"),
+        (["audit", "tiny.zarr", "--method", "guess"], "--method"),
+        (["sample", "tiny.zarr", "none.csv", "-o", "o.csv"], "no such file"),
+        (["sample", "tiny.zarr", "job.toml", "-o", "o.csv"], "job.toml"),
+        (["partition", "tiny.zarr"], "either a block or --range"),
+        (["partition", "tiny.zarr", "--range", "x"], "A:B"),
+        (["partition", "tiny.zarr", "999"], "not in the plan"),
+        (["run", "missing.toml"], "no such job file"),
+        (["run", "job.toml", "--progress", "loud"], "--progress"),
+    ],
+)
+def test_careless_commands(
+    done: Path, arguments: list[str], complaint: str, inside: Callable[..., Outcome]
+) -> None:
+    failed = inside(*arguments, folder=done)
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert complaint in failed.stderr
+
+
+def test_no_scheduler_at_the_address(folder: Path) -> None:
+    failed = mdpext(
+        "run", "job.toml", "--set", "cluster.kind=address", "--set", "cluster.address=tcp://127.0.0.1:9",
+        folder=folder, env={"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"},
+    )  # fmt: skip
+    assert failed.returncode == 3
+    assert "no scheduler with workers answers" in failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "job.toml", "--workers", "0"], ["run", "job.toml", "--frob"], ["fly"],
+     ["partition", "x.zarr", "--range", "²:3"], ["sample", "x.zarr", "p.csv"]],
+)  # fmt: skip
+def test_usage_errors_are_one_line_and_one_document(
+    folder: Path, arguments: list[str], inside: Callable[..., Outcome]
+) -> None:
+    failed = inside(*arguments, "--json", folder=folder)
+    assert failed.returncode == 2
+    assert len(failed.stderr.splitlines()) == 1
+    assert json.loads(failed.stdout)["exit_code"] == 2
+
+
+def test_a_crash_is_told_from_a_failed_guarantee(
+    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda _: 1 / 0)
+    failed = inside("plan", "job.toml", "--json", folder=folder)
+    assert failed.returncode == 70
+    assert json.loads(failed.stdout)["error"] == "MdpextError"
+    assert "ZeroDivisionError" in failed.stderr
+
+
+@pytest.mark.parametrize("kind", [pytest.param("inline", marks=pytest.mark.slow), "local"])
+def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
+    """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
+    # A seed in a moment, and then some seconds of blocks.
+    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    (folder / "job.toml").write_text(job)
+    command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
+    process = subprocess.Popen(
+        command, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "tiny.zarr" / "seed").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert err.splitlines() == ["error: interrupted; run again to go on"]
+    assert json.loads(out)["exit_code"] == 3
+    assert is_gone(process.pid)
+    assert answer("run", "job.toml", folder=folder)["state"] == "complete"
+
+
+def test_a_job_from_windows(folder: Path, inside: Callable[..., Outcome]) -> None:
+    (folder / "job.toml").write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
+    assert inside("plan", "job.toml", "--json", folder=folder).returncode == 0
+
+
+def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    for command in ("plan", "run"):
+        failed = inside(command, "job.toml", "--set", "domain.refine=[100, 100, 100]", folder=folder)
+        assert failed.returncode == 2
+        assert "GiB" in failed.stderr
+        assert list(folder.iterdir()) == [folder / "job.toml"]
+
+
+def test_reports_go_through_pipes_and_never_into_the_store(
+    done: Path, inside: Callable[..., Outcome]
+) -> None:
+    (done / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
+    failed = inside("sample", "tiny.zarr", "p.csv", "-o", "tiny.zarr/zarr.json", folder=done)
+    assert failed.returncode == 2
+    assert "inside the store" in failed.stderr
+    assert inside("sample", "tiny.zarr", "p.csv", "-o", "/dev/null", folder=done).returncode == 0
+    assert Path("/dev/null").is_char_device()
+    (done / "real.csv").touch()
+    (done / "link.csv").symlink_to("real.csv")
+    assert inside("sample", "tiny.zarr", "p.csv", "-o", "link.csv", folder=done).returncode == 0
+    assert (done / "link.csv").is_symlink()
+    assert len((done / "real.csv").read_text().splitlines()) == 2
+
+
+def test_degrees_under_the_names_of_kilometres_are_noticed(
+    done: Path, inside: Callable[..., Outcome]
+) -> None:
+    (done / "d.csv").write_text("x_km,y_km\n-73.98,40.75\n")
+    failed = inside("sample", "tiny.zarr", "d.csv", "-o", "o.csv", folder=done)
+    assert failed.returncode == 2
+    assert "look like degrees" in failed.stderr
+
+
+def test_progress_as_json_lines(folder: Path) -> None:
+    finished = mdpext("run", "job.toml", "--json", "--progress", "json", folder=folder)
+    events = [json.loads(line) for line in finished.stderr.splitlines()]
+    stages = [e["stage"] for e in events if e["event"] == "StageFinished"]
+    assert stages == ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
+    json.loads(finished.stdout)
+
+
+def test_help_names_every_command(folder: Path) -> None:
+    started = time.perf_counter()
+    shown = mdpext("--help", folder=folder)
+    assert time.perf_counter() - started < 5  # a hang, not a benchmark
+    for command in [
+        "run",
+        "plan",
+        "init",
+        "partition",
+        "finalise",
+        "status",
+        "audit",
+        "evaluate",
+        "remap",
+        "sample",
+    ]:
+        assert command in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [
+        ("2>/dev/full", 2),
+        (">/dev/full", 2),
+        (">/dev/full 2>&1", 2),
+        (">&-", 2),
+        ("2>&-", 2),
+        (">&- 2>&- <&-", 2),
+    ],
+)
+def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(
+    folder: Path, streams: str, code: int
+) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli status nothing.zarr --json {streams}"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_answer_that_cannot_be_written_is_told(folder: Path) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli plan job.toml --json >/dev/full"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "error: the answer cannot be written: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_log_that_is_full_does_not_stop_a_run(folder: Path) -> None:
+    command = f"{sys.executable} -W error -m mdpext_dask.cli run job.toml --progress plain --json 2>/dev/full"
+    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["state"] == "complete"
+
+
+def test_a_store_that_would_be_gone_with_the_command_is_refused(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    refused = inside("run", "job.toml", "--store", "memory://a.zarr", folder=folder)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    empty = inside("run", "job.toml", "--store", "", folder=folder)
+    assert (empty.returncode, empty.stderr) == (2, "error: --store: the path is empty\n")
+
+
+def test_a_home_folder_is_one_also_in_quotes(
+    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    assert inside("run", "job.toml", "--store", "~/a.zarr", folder=folder).returncode == 0
+    assert (folder / "home" / "a.zarr" / "zarr.json").exists()
+    assert not (folder / "~").exists()
+
+
+def test_a_root_document_that_is_none_is_one_line(folder: Path, inside: Callable[..., Outcome]) -> None:
+    (folder / "a.zarr").mkdir()
+    (folder / "a.zarr" / "zarr.json").write_text("null")
+    refused = inside("status", "a.zarr", folder=folder)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+
+
+def test_submitting_into_a_folder_of_one_s_own_overwrites_nothing(
+    folder: Path, inside: Callable[..., Outcome]
+) -> None:
+    before = (folder / "job.toml").read_text()
+    submit = ("submit", "job.toml", "--to", "slurm", "--dry-run", "--folder")
+    refused = inside(*submit, ".", folder=folder)
+    assert refused.returncode == 2
+    assert "has job.toml already" in refused.stderr
+    assert (folder / "job.toml").read_text() == before
+    for _ in range(2):  # what it has written itself it may write again
+        assert inside(*submit, "new", folder=folder).returncode == 0
+
+
+def test_what_lies_about_in_a_shared_folder_is_let_lie(tmp_path: Path) -> None:
+    """A pipe of that name would be waited for; a link would lead elsewhere."""
+    os.mkfifo(tmp_path / "scratch-evil.lock")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "scratch-link.lock").symlink_to(tmp_path / "scratch-evil.lock")
+    with scratch_in(tmp_path) as own:
+        assert own.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "scratch-evil.lock",
+        "scratch-link.lock",
+        "precious",
+    }
+
+
+def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
+    script = (
+        "import sys; sys.modules['typer'] = None; from mdpext_dask.cli.main import main; main(['--help'])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "pip install mdpext-dask" in run.stderr
+    assert run.stderr.count("\n") == 1

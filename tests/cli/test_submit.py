@@ -1,0 +1,459 @@
+"""What is handed to a cluster, and how a job is followed, without any cluster."""
+
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mdpext_dask.cli.main import main
+from mdpext_dask.cli.submit import follow
+from mdpext_dask.cli.submit.files import job_text
+from mdpext_dask.cli.submit.follow import JobState
+from mdpext_dask.cli.submit.slurm import SlurmJobs
+from mdpext_dask.cli.submit.slurm_scripts import Setting, array_scripts, run_cluster, run_scripts
+from mdpext_dask.compute.dask_settings import nested
+from mdpext_dask.errors import (
+    EXIT_BAD_INPUT,
+    ClusterError,
+    GuaranteeViolation,
+    IncompleteStoreError,
+    SolverError,
+    SpecError,
+)
+from mdpext_dask.events import Event, Note, StageFinished
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import JobSpec, load_job, parse_job
+from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.run import build, init
+from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.processes import write_toml
+
+PROJECT = Path(__file__).resolve().parents[2]
+SHIPPED = PROJECT / "deploy" / "slurm"
+Job = Callable[..., dict[str, dict[str, Any]]]
+Submit = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def submit(
+    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Submit:
+    """Return a function that submits a small job to Slurm where there is none: code, output, errors."""
+    write_toml(tmp_path / "job.toml", small_job())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["submit", "job.toml", *map(str, arguments)])
+        return (int(ended.value.code or 0), *capfd.readouterr())
+
+    return call
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def test_shipped_scripts_are_those_of_the_demo() -> None:
+    spec = load_job(PROJECT / "workflows" / "manhattan.toml")
+    setting = Setting(spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
+    written = {**run_scripts(setting), **array_scripts(setting, plan_job(spec)["blocks"], 1001)}
+    assert {name: (SHIPPED / name).read_text() for name in written} == written
+    assert {path.name for path in SHIPPED.iterdir()} == {*written, "jobqueue.yaml"}
+    for name in written:
+        subprocess.run(["bash", "-n", SHIPPED / name], check=True)
+
+
+def test_shipped_settings_of_jobqueue_are_known_to_it() -> None:
+    jobqueue = pytest.importorskip("dask_jobqueue")
+    own = yaml.safe_load((Path(jobqueue.__file__).parent / "jobqueue.yaml").read_text())
+    shipped = yaml.safe_load((SHIPPED / "jobqueue.yaml").read_text())
+    assert {*shipped} == {"jobqueue"}
+    assert {*shipped["jobqueue"]} == {"slurm"}
+    assert {*shipped["jobqueue"]["slurm"]} <= {*own["jobqueue"]["slurm"]}
+
+
+def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path) -> None:
+    fields = 'name "quoted" \\ ü.csv'
+    (tmp_path / fields).write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
+    job = small_job(
+        domain={"metric_p": "inf", "bbox": [-74.0, 40.7, -73.9, 40.8]},
+        prior={"kind": "file", "file": str(tmp_path / fields)},
+        seed={"refine_seconds": 1e-3},
+        compare={"methods": ["em"], "cases": {"a b": ["outputs.count=4"]}},
+        cluster={"workers": 7},
+    )
+    spec = parse_job(job)
+    path = tmp_path / "written.toml"
+    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
+    again = load_job(path)
+    assert again.fingerprint() == spec.fingerprint()
+    assert again == spec.model_copy(update={"cluster": run_cluster()})
+    assert tomllib.loads(path.read_text())["cluster"] == {"kind": "address", "address": "scheduler.json"}
+
+
+@pytest.mark.parametrize("workflow", sorted((PROJECT / "workflows").rglob("*.toml")), ids=lambda p: p.stem)
+def test_every_shipped_job_can_be_written(workflow: Path, tmp_path: Path) -> None:
+    spec = load_job(workflow)
+    path = tmp_path / "written.toml"
+    path.write_text(job_text(spec, ClusterSection(kind="inline")), encoding="utf-8")
+    assert load_job(path) == spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
+
+
+def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
+    job = small_job(
+        cluster={
+            "workers": 12,
+            "memory_gib": 1.5,
+            "queue": "long",
+            "account": "city",
+            "walltime_hours": 36.01,
+            "options": ["--exclusive", "--qos=low"],
+        }
+    )
+    setting = Setting(parse_job(job), "s3://bucket/it's.zarr", Path("/with space/python"))
+    (run,) = run_scripts(setting).values()
+    common = ["--mem-per-cpu=1536M", "--time=36:01:00", "--partition=long", "--account=city"]
+    assert {*common, "--ntasks=13", "--cpus-per-task=1", "--job-name=small-run"} < {*directives(run)}
+    # What the user says goes last, so that it counts.
+    assert directives(run)[-2:] == ["--exclusive", "--qos=low"]
+    assert "srun --ntasks=12 " in run
+    assert "--memory-limit 1.5GiB" in run
+    given = [line for line in run.splitlines() if line.startswith(("python=", "store="))]
+    echo = subprocess.run(
+        ["bash", "-c", "\n".join([*given, 'printf "%s\\n" "$python" "$store"'])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert echo.stdout.splitlines() == ["/with space/python", "s3://bucket/it's.zarr"]
+    scripts = array_scripts(setting, 1000, 1001)
+    assert list(scripts) == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
+    assert all({*common} < {*directives(script)} for script in scripts.values())
+    # One node has so many processors.
+    assert {"--ntasks=1", "--cpus-per-task=8"} < {*directives(scripts["init.sbatch"])}
+    assert "--array=0-47%12" in directives(scripts["partition.sbatch"])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "workers", "most"), [(1, 4, 1001), (21, 2, 1001), (21, 3, 5), (900, 4096, 101), (7, 4, 1)]
+)
+def test_tasks_of_an_array_share_all_blocks(small_job: Job, blocks: int, workers: int, most: int) -> None:
+    setting = Setting(parse_job(small_job(cluster={"workers": workers})), "/a.zarr", Path("/bin/echo"))
+    script = array_scripts(setting, blocks, most)["partition.sbatch"]
+    (array,) = [line for line in directives(script) if line.startswith("--array=")]
+    last = int(array.removeprefix("--array=0-").partition("%")[0])
+    assert last < most
+    # Run as Slurm would, with a program that prints its arguments.
+    loop = f'for SLURM_ARRAY_TASK_ID in $(seq 0 {last}); do (eval "$1"); done'
+    said = subprocess.run(["bash", "-c", loop, "-", script], capture_output=True, text=True, check=True)
+    ranges = [line.split("--range ")[1].split()[0].split(":") for line in said.stdout.splitlines()]
+    edges = [(int(first), int(end)) for first, end in ranges]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == blocks
+    assert all(first < end for first, end in edges)
+    assert all(one[1] == next_[0] for one, next_ in itertools.pairwise(edges))
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_writes_all_and_submits_nothing(submit: Submit, tmp_path: Path) -> None:
+    code, out, err = submit("--to", "slurm", "--dry-run", "--set", "cluster.workers=3")
+    assert (code, err) == (0, "")
+    place = tmp_path / "small-slurm"
+    assert {path.name for path in place.iterdir()} == {
+        "job.toml",
+        "dask.yaml",
+        "run.sbatch",
+        ".mdpext-submit",
+    }
+    assert shlex.split(out) == ["sbatch", "--parsable", f"--chdir={place}", str(place / "run.sbatch")]
+    assert yaml.safe_load((place / "dask.yaml").read_text()) == nested()
+    script = (place / "run.sbatch").read_text()
+    assert f"python={Path(sys.executable).absolute()}" in script
+    assert f"store={tmp_path / 'small.zarr'}" in script
+    assert not (tmp_path / "small.zarr").exists()
+
+
+def test_a_dry_run_of_an_array_prints_lines_for_a_shell(submit: Submit, tmp_path: Path) -> None:
+    place = tmp_path / "a folder"
+    code, out, _ = submit("--to", "slurm", "--dry-run", "--array", "--folder", place)
+    assert code == 0
+    # A shell with a program in place of sbatch, which notes how it was called.
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\necho 4$#\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    subprocess.run(["/bin/bash", "-ec", out], env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, check=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[-1].rpartition("/")[2] for call in calls] == [
+        "init.sbatch",
+        "partition.sbatch",
+        "finalise.sbatch",
+    ]
+    assert ["afterok" in call for call in calls] == [False, True, True]
+    assert "--dependency=afterok:43 " in calls[1]
+    cluster = tomllib.loads((place / "job.toml").read_text())["cluster"]
+    assert cluster == {"kind": "local", "workers": 2}
+
+
+def test_without_slurm_there_is_one_line_and_the_files(submit: Submit, tmp_path: Path) -> None:
+    code, out, err = submit("--to", "slurm", "--json")
+    assert code == EXIT_BAD_INPUT
+    assert err.startswith("error: --to slurm: there is no sbatch here; ")
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"] == "SpecError"
+    assert (tmp_path / "small-slurm" / "run.sbatch").is_file()
+    assert not (tmp_path / "small-slurm" / "submitted.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "moon"], "--to: must be one of slurm, kubernetes, got 'moon'"),
+        (["--to", "slurm", "--set", "domain.bbox=[0.0, 0.0, 1.0, 1.0]"], "no road within reach"),
+        (["--to", "slurm", "--folder", "job.toml"], "job.toml: cannot be written"),
+        (["--to", "slurm", "--store", "job.toml"], "job.toml: is a file, not a store"),
+    ],
+)
+def test_careless_submissions(submit: Submit, arguments: list[str], said: str, tmp_path: Path) -> None:
+    code, _, err = submit(*arguments)
+    assert code == EXIT_BAD_INPUT
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("*-slurm"))
+
+
+def test_another_job_s_store_is_not_submitted_to(submit: Submit, tmp_path: Path, small_job: Job) -> None:
+    init(parse_job(small_job(outputs={"count": 5})), str(tmp_path / "small.zarr"))
+    code, _, err = submit("--to", "slurm")
+    assert code == EXIT_BAD_INPUT
+    assert "belongs to another job, which differs in outputs.count" in err
+
+
+# --- what Slurm says --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Return a function that sets what ``scontrol show job N`` says."""
+    (tmp_path / "scontrol").write_text(
+        "#!/bin/bash\n"
+        f'cat "{tmp_path}/said-$3" 2>/dev/null && exit 0\n'
+        'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1\n'
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return lambda job, text: (tmp_path / f"said-{job}").write_text(text) and None
+
+
+def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: str = "") -> str:
+    task = f"ArrayJobId={array.split('_')[0]} ArrayTaskId={array.split('_')[1]} " if array else ""
+    return (
+        f"JobId={job} {task}JobName=x UserId=root(0) JobState={state} Reason={reason} Dependency=(null) "
+        f"ExitCode={code} RunTime=00:00:00 Command=/tmp/JobState=/a.sbatch\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "message"),
+    [
+        ({"1": part("1", "PENDING", "Priority")}, "pending", "Priority"),
+        ({"1": part("1", "CONFIGURING")}, "running", ""),
+        ({"1": part("1", "COMPLETED")}, "done", ""),
+        ({}, "gone", "Slurm does not know it any more"),
+        ({"1": part("1", "FAILED", "NonZeroExitCode", "3:0")}, "failed", "exit code 3"),
+        ({"1": part("1", "FAILED", "RaisedSignal:9", "0:9")}, "failed", "killed by signal 9"),
+        ({"1": part("1", "CANCELLED", code="0:15")}, "failed", "cancelled"),
+        ({"1": part("1", "TIMEOUT")}, "failed", "its time was up (cluster.walltime_hours)"),
+        ({"1": part("1", "OUT_OF_MEMORY")}, "failed", "its memory was not enough (cluster.memory_gib)"),
+        # A chain of three.
+        (
+            {
+                "1": part("1", "COMPLETED"),
+                "2": part("2", "PENDING", "Resources", array="2_3-7%2"),
+                "3": part("3", "PENDING", "Dependency"),
+            },
+            "running",
+            "Resources",
+        ),
+        (
+            {
+                "1": part("1", "COMPLETED"),
+                "2": part("4", "RUNNING", array="2_0") + part("5", "FAILED", code="1:0", array="2_1"),
+                "3": part("3", "PENDING", "Dependency"),
+            },
+            "running",
+            "",
+        ),
+        (
+            {
+                "2": part("4", "COMPLETED", array="2_0") + part("5", "FAILED", code="2:0", array="2_1"),
+                "3": part("3", "CANCELLED"),
+            },
+            "failed",
+            "exit code 2 (and 1 more): what its output says",
+        ),
+        ({"3": part("3", "COMPLETED")}, "done", ""),
+        ({"1": part("1", "COMPLETED")}, "gone", "Slurm does not know it any more"),
+    ],
+)
+def test_states_of_jobs(
+    answers: dict[str, str], state: str, message: str, says: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    for job, text in answers.items():
+        says(job, text)
+    (tmp_path / "partition-2_1.out").write_text("error: first\nerror: what its output says\nmore\n")
+    chain = len(answers) > 1 or "3" in answers or (state == "gone" and bool(answers))
+    jobs = SlurmJobs(("1", "2", "3") if chain else ("1",), tmp_path)
+    found = jobs.state()
+    assert (found.state, found.message) == (state, message)
+    codes = {"exit code 3": 3, "exit code 2 (and 1 more): what its output says": 2}
+    assert found.exit_code == codes.get(message)
+
+
+def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'scontrol: error: Unable to contact' >&2; exit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ClusterError, match=r"^Slurm does not answer: Unable to contact$"):
+        SlurmJobs(("1",), tmp_path).state()
+
+
+# --- following --------------------------------------------------------------------------------------
+
+
+class Told:
+    """A job that goes through states as it is told; a step may also be something to do."""
+
+    name = "Test job 7"
+
+    def __init__(self, *steps: JobState | Exception | Callable[[], JobState]) -> None:
+        self._steps = list(steps)
+
+    def state(self) -> JobState:
+        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        if isinstance(step, BaseException):
+            raise step
+        return step if isinstance(step, JobState) else step()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(follow, "_LONGEST_WAIT", 0.002)
+    monkeypatch.setattr(follow, "_REST", 0)
+
+
+PENDING, RUNNING, DONE = JobState("pending", "Priority"), JobState("running"), JobState("done")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) -> None:
+    spec, url = parse_job(small_job(store={"block_cells": [2, 2]})), str(tmp_path / "small.zarr")
+
+    def begin() -> JobState:
+        init(spec, url)
+        return RUNNING
+
+    def end() -> JobState:
+        build(spec, url)
+        return DONE
+
+    events: list[Event] = []
+    lost = ClusterError("no answer")
+    follow.follow(Told(PENDING, PENDING, RUNNING, lost, lost, begin, RUNNING, end), url, events.append)
+    stages = [event.stage for event in events if isinstance(event, StageFinished)]
+    assert stages == ["queue", "seed", "extend", "audit"]
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert notes == ["Test job 7 waits: Priority", "no answer"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("final", "error"),
+    [
+        (JobState("failed", "cancelled"), IncompleteStoreError),
+        (JobState("failed", "exit code 3", 3), IncompleteStoreError),
+        (JobState("failed", "exit code 1", 1), GuaranteeViolation),
+        (JobState("failed", "exit code 2", 2), SpecError),
+        (JobState("failed", "exit code 4", 4), SolverError),
+        (JobState("failed", "exit code 70", 70), IncompleteStoreError),
+        (JobState("gone", "not known"), IncompleteStoreError),
+    ],
+)
+def test_an_end_that_is_none(final: JobState, error: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(error, match=f"Test job 7 (has failed|is gone): {final.message}") as raised:
+        follow.follow(Told(RUNNING, final), str(tmp_path / "none.zarr"), lambda _: None)
+    assert ("submit again" in str(raised.value)) == (error is IncompleteStoreError)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> str:
+    url = str(tmp_path_factory.mktemp("complete") / "small.zarr")
+    build(parse_job(small_job()), url)
+    return url
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("final", [DONE, JobState("gone"), JobState("failed", "cancelled")])
+def test_a_complete_store_is_the_end_whatever_is_said(final: JobState, complete: str) -> None:
+    follow.follow(Told(final), complete, lambda _: None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_complete_store_of_another_job_is_no_success(complete: str) -> None:
+    final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
+    with pytest.raises(SpecError, match="belongs to another job"):
+        follow.follow(Told(RUNNING, final), complete, lambda _: None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_is_refused(complete: str, tmp_path: Path, small_job: Job) -> None:
+    url = str(tmp_path / "small.zarr")
+    init(parse_job(small_job()), url)
+    MechanismStore.open(url, mode="r+").update(state="refused")
+    with pytest.raises(GuaranteeViolation, match="does not hold"):
+        follow.follow(Told(JobState("gone")), url, lambda _: None)
+    # Who ends a job says nothing about its guarantee.
+    with pytest.raises(IncompleteStoreError):
+        follow.follow(Told(JobState("failed", "cancelled")), url, lambda _: None)
+    assert complete
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:
+    events: list[Event] = []
+    follow.follow(Told(DONE), str(tmp_path / "elsewhere.zarr"), events.append)
+    (note,) = [event.text for event in events if isinstance(event, Note)]
+    assert "has ended well, but its store cannot be read from here" in note
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupt_ends_following(tmp_path: Path) -> None:
+    def interrupt() -> JobState:
+        raise KeyboardInterrupt
+
+    with pytest.raises(IncompleteStoreError, match="no longer followed; Test job 7 goes on"):
+        follow.follow(Told(RUNNING, interrupt), str(tmp_path / "none.zarr"), lambda _: None)
+
+
+def test_a_job_of_a_loss_file_can_be_written(fixed_problem: Callable[[str], Path], tmp_path: Path) -> None:
+    spec: JobSpec = load_job(
+        PROJECT / "workflows" / "rome-20km-fixed.toml", [f"loss.file={fixed_problem('rome-20km')}"]
+    )
+    path = tmp_path / "written.toml"
+    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
+    assert load_job(path).fingerprint() == spec.fingerprint()

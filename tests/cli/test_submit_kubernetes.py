@@ -1,0 +1,301 @@
+"""Handing a job to Kubernetes and following it.
+
+No cluster is here, so a program that stands in for ``kubectl`` plays one (see ``stub_kubectl.py``): tested is
+the client's side alone. Whether the manifests are valid is tested in ``test_manifests.py``.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mdpext_dask.cli.main import main
+from mdpext_dask.cli.submit import follow as following
+from mdpext_dask.cli.submit.kubernetes import _overlap, submit
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError
+from mdpext_dask.events import Event, Note
+from mdpext_dask.job.spec import JobSpec, parse_job
+
+STUB = Path(__file__).parents[1] / "support" / "stub_kubectl.py"
+STORE = "s3://bucket/small.zarr"
+
+
+class Cluster:
+    """The cluster that the stub plays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "cluster.json"
+
+    def set(self, **what: Any) -> None:
+        self.file.write_text(json.dumps(what))
+
+    def calls(self, word: str) -> list[list[str]]:
+        return [call for call in json.loads(self.file.read_text()).get("calls", []) if word in call]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "kubectl").write_text(f'#!/bin/sh\nexec {sys.executable} {STUB} "$@"\n')
+    (programs / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    found = Cluster(tmp_path)
+    monkeypatch.setenv("STUB_CLUSTER", str(found.file))
+    monkeypatch.setattr(following, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(following, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(following, "_REST", 0.0)
+    # What is at a URL is not this test's to find out.
+    monkeypatch.setattr(following, "_stage_of", lambda _: ("seed", 0, 0))
+    monkeypatch.setattr(following, "_state_of", lambda _: (None, "no such bucket"))
+    found.set(status=["Successful"])
+    return found
+
+
+@pytest.fixture
+def spec(small_job: Callable[..., dict[str, dict[str, Any]]]) -> JobSpec:
+    return parse_job(small_job(cluster={"kind": "kubernetes", "image": "registry/image"}))
+
+
+def hand_over(
+    spec: JobSpec, folder: Path, store: str = STORE, **options: bool
+) -> tuple[dict[str, Any], list[str]]:
+    notes: list[str] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    given = {"dry_run": False, "array": False, "detach": False, **options}
+    return submit(spec, store, folder, observer=observer, **given), notes
+
+
+def test_a_dry_run_needs_no_kubectl(tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    document, _ = hand_over(spec, tmp_path / "a folder", dry_run=True)
+    file = tmp_path / "a folder" / "job.yaml"
+    assert document == {
+        "to": "kubernetes",
+        "store": STORE,
+        "folder": str(tmp_path / "a folder"),
+        "files": [str(file)],
+        "commands": [shlex.join(["kubectl", "apply", "--filename", str(file)])],
+        "jobs": ["daskjob/mdpext-small"],
+        "state": "written",
+    }
+    assert [one["kind"] for one in yaml.safe_load_all(file.read_text())][-1] == "DaskJob"
+    json.dumps(document)
+
+
+def test_the_command_prints_what_would_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Path(__file__).resolve().parents[2] / "workflows" / "manhattan.toml"
+    arguments = ["submit", str(job), "--to", "kubernetes", "--dry-run", "--store", STORE]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--set", "cluster.image=registry/image"])
+    assert ended.value.code == 0
+    file = tmp_path / "manhattan-kubernetes" / "job.yaml"
+    assert capsys.readouterr().out == f"kubectl apply --filename {shlex.quote(str(file))}\n"
+    file.unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: cluster.image")
+    assert not file.exists()
+
+
+def test_without_kubectl_the_file_stays_and_the_error_is_one_line(
+    tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpecError, match="no kubectl") as caught:
+        hand_over(spec, tmp_path / "job")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "job" / "job.yaml") in str(caught.value)
+    assert (tmp_path / "job" / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "E1128 noise\nThe connection to the server localhost:8080 was refused",
+            "localhost:8080 was refused",
+        ),
+        ('error: the server doesn\'t have a resource type "daskjob"', "operator is not installed"),
+        (
+            'error: no matches for kind "DaskJob" in version "kubernetes.dask.org/v1"',
+            "operator is not installed",
+        ),
+        ("Error from server (Forbidden): daskjobs is forbidden", "Forbidden"),
+    ],
+)
+def test_a_cluster_that_refuses(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, said: str, shown: str
+) -> None:
+    cluster.set(status=[None], refuse=said)
+    with pytest.raises(SpecError, match=shown) as caught:
+        hand_over(spec, tmp_path / "job")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "job" / "job.yaml").exists()
+
+
+def test_array_jobs_are_for_others(tmp_path: Path, spec: JobSpec) -> None:
+    with pytest.raises(SpecError, match="--array"):
+        hand_over(spec, tmp_path / "job", array=True)
+
+
+def test_a_job_is_followed_to_its_end(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
+    log = ["domain: 0.21 s", "seed: 3.00 s", "extend: 7.10 s"]
+    cluster.set(
+        status=[None, "JobCreated", "ClusterCreated", "Running", "Running", "Successful"],
+        exit_code=0,
+        log=log,
+    )
+    document, notes = hand_over(spec, tmp_path / "job")
+    assert document["state"] == "done"
+    # Each line once, although it is asked for again and again.
+    assert [note for note in notes if note in log] == log
+    assert any("operator has not seen it" in note for note in notes)
+    (applied,) = cluster.calls("apply")
+    assert applied[-1] == document["files"][0]
+    assert all(call[:2] == ["--namespace", "default"] for call in cluster.calls("get"))
+
+
+def test_what_keeps_pods_from_starting_is_said_once(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
+    cluster.set(
+        status=["ClusterCreated", "ClusterCreated", "Running", "Successful"],
+        waiting="ImagePullBackOff",
+        exit_code=0,
+    )
+    _, notes = hand_over(spec, tmp_path / "job")
+    assert [note for note in notes if "ImagePullBackOff" in note] == [
+        "Kubernetes job mdpext-small waits: worker: ImagePullBackOff (registry/image)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(1, GuaranteeViolation), (2, SpecError), (3, IncompleteStoreError), (137, None)]
+)
+def test_a_job_that_fails(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, code: int, error: type[MdpextError] | None
+) -> None:
+    log = ["seed: 1.00 s", "error: what was wrong"]
+    cluster.set(status=["Running", "Failed"], exit_code=code, log=log)
+    with pytest.raises(error or IncompleteStoreError, match="what was wrong") as caught:
+        hand_over(spec, tmp_path / "job")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_whose_pod_is_gone_with_its_machine(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
+    cluster.set(status=["Running", "Failed"])
+    with pytest.raises(IncompleteStoreError, match="submit again"):
+        hand_over(spec, tmp_path / "job")
+
+
+def test_a_job_that_somebody_takes_away(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set(status=["Running"])
+
+    def take_away(_: str) -> tuple[str, int, int]:
+        state = json.loads(cluster.file.read_text())
+        cluster.file.write_text(json.dumps({**state, "job": None}))
+        return "seed", 0, 0
+
+    monkeypatch.setattr(following, "_stage_of", take_away)
+    with pytest.raises(IncompleteStoreError, match="gone"):
+        hand_over(spec, tmp_path / "job")
+
+
+def test_an_interrupt_leaves_the_job_alone(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set(status=["Running"])
+
+    def interrupt(_: str) -> tuple[str, int, int]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following, "_stage_of", interrupt)
+    with pytest.raises(IncompleteStoreError, match="goes on"):
+        hand_over(spec, tmp_path / "job")
+    assert not cluster.calls("delete")
+
+
+def test_the_client_may_leave_and_come_back(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
+    cluster.set(status=["Running"])
+    document, _ = hand_over(spec, tmp_path / "job", detach=True)
+    assert document["state"] == "submitted"
+    state = json.loads(cluster.file.read_text())
+    cluster.set(**{**state, "status": ["Running", "Running", "Successful"], "exit_code": 0})
+    document, notes = hand_over(spec, tmp_path / "job")
+    assert document["state"] == "done"
+    assert len(cluster.calls("apply")) == 1
+    assert any("there already" in note for note in notes)
+
+
+def test_another_job_of_the_name_is_not_touched(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
+    cluster.set(status=["Running"])
+    hand_over(spec, tmp_path / "job", detach=True)
+    with pytest.raises(SpecError, match="another store"):
+        hand_over(spec, tmp_path / "job", store="s3://bucket/other.zarr")
+    assert len(cluster.calls("apply")) == 1
+    assert not cluster.calls("delete")
+
+
+@pytest.mark.parametrize("ended", ["Failed", "Successful"])
+def test_after_an_end_the_job_is_submitted_anew(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str
+) -> None:
+    """Applied again as it is, a job that has ended would not start; and its pods must be gone before."""
+    cluster.set(status=["Running"])
+    hand_over(spec, tmp_path / "job", detach=True)
+    state = json.loads(cluster.file.read_text())
+    cluster.set(**{**state, "status": [ended], "next": ["Running", "Successful"], "exit_code": 0})
+    document, _ = hand_over(spec, tmp_path / "job")
+    assert document["state"] == "done"
+    assert len(cluster.calls("apply")) == 2
+    (deleted,) = cluster.calls("delete")
+    assert {"--cascade=foreground", "--wait"} <= set(deleted)
+
+
+def test_no_answer_while_following_is_waited_out(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set(status=["Running", "Running", "Successful"], exit_code=0)
+    looks = iter(["connection refused", "connection refused", None])
+
+    def cut_off(_: str) -> tuple[str, int, int]:
+        state = json.loads(cluster.file.read_text())
+        cluster.file.write_text(json.dumps({**state, "refuse": next(looks, None)}))
+        return "seed", 0, 0
+
+    monkeypatch.setattr(following, "_stage_of", cut_off)
+    document, notes = hand_over(spec, tmp_path / "job")
+    assert document["state"] == "done"
+    assert sum("connection refused" in note for note in notes) == 1
+
+
+def test_a_complete_store_is_what_counts(
+    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has become of the job."""
+    cluster.set(status=["Running", "Failed"])
+    monkeypatch.setattr(following, "_state_of", lambda _: ("complete", ""))
+    assert hand_over(spec, tmp_path / "job")[0]["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [([], ["a"], ["a"]), (["a"], ["a", "b"], ["b"]), (["a", "b"], ["b", "c"], ["c"]), (["a"], ["b"], ["b"])],
+)
+def test_lines_are_told_once(before: list[str], now: list[str], new: list[str]) -> None:
+    assert now[_overlap(before, now) :] == new

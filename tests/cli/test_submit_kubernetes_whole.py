@@ -1,0 +1,186 @@
+"""A job on a toy Kubernetes, with the Dask operator's real controller and real Dask processes.
+
+The API server and the node are toys (see ``toy_kubernetes.py``). ``kubectl`` is the real one where it is on
+the PATH, and else one of a few lines.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdpext_dask import build
+from mdpext_dask.cli.submit import follow as following
+from mdpext_dask.cli.submit.files import job_text
+from mdpext_dask.cli.submit.kubernetes import submit
+from mdpext_dask.errors import IncompleteStoreError, SpecError
+from mdpext_dask.events import Event, Note
+from mdpext_dask.job.spec import JobSpec, parse_job
+from tests.support.toy_kubernetes import KINDS, ToyKubernetes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+STORE = "/data/small.zarr"
+HERE = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyKubernetes]:
+    """Return a toy cluster that the operator watches."""
+    if shutil.which("kubectl") is None:
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        text = f'#!/bin/sh\nexec {sys.executable} {HERE / "toy_kubectl.py"} "$@"\n'
+        (programs / "kubectl").write_text(text)
+        (programs / "kubectl").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(following, "_LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(following, "_REST", 1.0)
+    with ToyKubernetes(tmp_path) as toy, (tmp_path / "operator.txt").open("wb") as log:
+        monkeypatch.setenv("KUBECONFIG", str(toy.kubeconfig))
+        controller = ["-m", "dask_kubernetes.operator.controller.controller"]
+        operator = subprocess.Popen(
+            [sys.executable, "-m", "kopf", "run", "--standalone", "--namespace=default", *controller],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield toy
+        finally:
+            operator.kill()
+            operator.wait()
+
+
+@pytest.fixture
+def spec(small_job: Callable[..., dict[str, dict[str, Any]]]) -> JobSpec:
+    cluster = {"kind": "kubernetes", "image": "image", "volume_claim": "disk", "memory_gib": 1.0}
+    return parse_job(small_job(cluster=cluster))
+
+
+def hand_over(spec: JobSpec, folder: Path, *, detach: bool = False) -> tuple[dict[str, Any], list[str]]:
+    notes: list[str] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    document = submit(
+        spec, STORE, folder / "written", dry_run=False, array=False, detach=detach, observer=observer
+    )
+    return document, notes
+
+
+def rows_of(store: Path) -> dict[str, bytes]:
+    array = store / "probability"
+    return {str(f.relative_to(array)): f.read_bytes() for f in array.rglob("*") if f.is_file()}
+
+
+def names(toy: ToyKubernetes, *plurals: str) -> list[str]:
+    return [
+        thing["metadata"]["name"] for kind in KINDS if kind[1] in plurals for thing in toy.objects.all(*kind)
+    ]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:
+    inline = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"kind": "inline"})})
+    build(inline, str(folder / "inline.zarr"))
+    return rows_of(folder / "inline.zarr")
+
+
+def test_a_job_runs_ends_and_may_be_submitted_again(
+    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
+) -> None:
+    document, notes = hand_over(spec, tmp_path)
+    assert document["state"] == "done"
+    assert any(note.startswith("extend: ") for note in notes)
+    assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
+    # The operator has taken the cluster down; what the job has said is kept.
+    wait_until(lambda: names(cluster, "deployments", "daskclusters", "services") == [], 30)
+    assert names(cluster, "daskjobs", "pods") == ["mdpext-small-runner", "mdpext-small"]
+    (before,) = [job["metadata"]["uid"] for job in cluster.objects.all("kubernetes.dask.org/v1", "daskjobs")]
+    document, _ = hand_over(spec, tmp_path)
+    assert document["state"] == "done"
+    (after,) = [job["metadata"]["uid"] for job in cluster.objects.all("kubernetes.dask.org/v1", "daskjobs")]
+    assert before != after
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_client_may_leave(tmp_path: Path, spec: JobSpec) -> None:
+    assert hand_over(spec, tmp_path, detach=True)[0]["state"] == "submitted"
+    document, notes = hand_over(spec, tmp_path)
+    assert document["state"] == "done"
+    assert any("there already" in note for note in notes)
+
+
+def _when_running(toy: ToyKubernetes) -> None:
+    """Wait until the runner is at work."""
+    wait_until(lambda: "domain: " in (toy.node.log_of("mdpext-small-runner") or ""))
+
+
+@pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
+def test_killed_pods_come_back_and_the_job_goes_on(
+    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec, killed: Sequence[str]
+) -> None:
+    hand_over(spec, tmp_path, detach=True)
+    _when_running(cluster)
+    for component in killed:
+        cluster.node.kill(component)
+    assert hand_over(spec, tmp_path)[0]["state"] == "done"
+    assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
+
+
+def test_after_a_killed_runner_the_job_is_submitted_again(
+    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
+) -> None:
+    hand_over(spec, tmp_path, detach=True)
+    _when_running(cluster)
+    cluster.node.kill("job-runner")
+    with pytest.raises(IncompleteStoreError, match="submit again"):
+        hand_over(spec, tmp_path)
+    assert hand_over(spec, tmp_path)[0]["state"] == "done"
+    assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
+
+
+def test_what_is_wrong_with_a_job_is_said_as_here(
+    tmp_path: Path, cluster: ToyKubernetes, small_job: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    section = {"kind": "kubernetes", "image": "image", "volume_claim": "disk"}
+    wrong = parse_job(small_job(cluster=section, domain={"roads": "/data/nowhere"}))
+    with pytest.raises(SpecError, match=r"nowhere.*does not exist"):
+        hand_over(wrong, tmp_path)
+    assert "nowhere" in (cluster.node.log_of("mdpext-small-runner") or "")
+
+
+def test_a_run_here_has_its_workers_there(tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec) -> None:
+    """``kind = "kubernetes"``: through a port that is passed on, to a cluster that ends with the run."""
+    job = tmp_path / "job.toml"
+    job.write_text(job_text(spec, spec.cluster))
+    # In a process of its own: the libraries beneath leave connections to be closed by its end.
+    command = [
+        sys.executable,
+        "-m",
+        "mdpext_dask.cli",
+        "run",
+        job,
+        "--store",
+        tmp_path / "direct.zarr",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "complete"
+    assert rows_of(tmp_path / "direct.zarr") == expected(spec, tmp_path)
+    wait_until(lambda: names(cluster, "deployments", "daskclusters", "services", "pods") == [], 30)

@@ -1,0 +1,359 @@
+"""The exponential mechanism and planar Laplace: by hand, against other integrators, and strictly audited."""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.integrate import IntegrationWarning, dblquad, quad
+from scipy.spatial import KDTree
+
+from mdpext_dask import audit
+from mdpext_dask.errors import SolverError
+from mdpext_dask.evaluation.baselines import sectors
+from mdpext_dask.evaluation.baselines.em import exponential_mechanism
+from mdpext_dask.evaluation.baselines.laplace import continuous_laplace, euclidean_epsilon, planar_laplace
+from mdpext_dask.evaluation.baselines.problem import Guarantee, Method, Problem
+from mdpext_dask.evaluation.baselines.remap import em_remap, laplace_remap
+from mdpext_dask.evaluation.baselines.rounding import epsilon_within
+from mdpext_dask.evaluation.baselines.sectors import EDGE_ERROR, edge_integrals, masses, voronoi_cells
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
+
+Floats = NDArray[np.float64]
+METHODS: tuple[Method, ...] = (exponential_mechanism, planar_laplace, em_remap, laplace_remap)
+LONG = 1000.0
+
+
+def problem_of(
+    outputs: Floats, epsilon: float = 1.0, p: float = 2.0, grid: Grid | None = None, seed: int = 0
+) -> Problem:
+    grid = grid or Grid(0.0, 0.0, 2, 2, 1.0, (2,))
+    prior = np.random.default_rng(seed).random(grid.shape)
+    return Problem(
+        grid=grid,
+        epsilon_per_km=epsilon,
+        metric_p=p,
+        output_xy_km=np.asarray(outputs, dtype=np.float64),
+        prior=prior / prior.sum(),
+        loss=EuclideanLoss(np.asarray(outputs, dtype=np.float64)),
+        min_probability=0.0,
+    )
+
+
+def rows_of(method: Method, problem: Problem) -> Floats:
+    rows = method(problem, LONG).rows
+    assert rows is not None
+    return rows(slice(0, problem.grid.shape[0]))
+
+
+def holds(rows: Floats, problem: Problem, epsilon: float | None = None) -> bool:
+    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
+    report = audit(
+        rows.reshape(len(records), -1),
+        "exhaustive",
+        points=records,
+        epsilon_per_km=problem.epsilon_per_km if epsilon is None else epsilon,
+        metric_p=problem.metric_p,
+    )
+    return report.holds
+
+
+# --- the exponential mechanism --------------------------------------------------------------------
+
+
+def test_the_exponential_mechanism_by_hand() -> None:
+    """Records (0, 0), (0, 3), (4, 0), (4, 3); outputs on the first and 5 km from it."""
+    grid = Grid(0.0, 0.0, 1, 1, 4.0, (1,))
+    problem = problem_of(np.array([[0.0, 0.0], [4.0, 3.0]]), 0.5, grid=grid)
+    rows = rows_of(exponential_mechanism, problem)
+    near, far = 1.0, math.exp(-0.5 * 5 / 2)
+    assert np.allclose(rows[0, 0], [near / (near + far), far / (near + far)], rtol=1e-9, atol=0)
+    corner = np.exp(-0.25 * np.array([4.0, 1.0]))  # (0, 4): 4 km from one, 4 and 1 km away from the other
+    corner[1] = math.exp(-0.25 * math.hypot(4, 1))
+    assert np.allclose(rows[0, 1], corner / corner.sum(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
+def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
+    problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
+    records = problem.records_xy_km(slice(0, 5))
+    distance = np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2)
+    weights = np.exp(-0.4 * distance)
+    expected = (weights / weights.sum(axis=1, keepdims=True)).reshape(5, 5, 3)
+    assert np.allclose(rows_of(exponential_mechanism, problem), expected, rtol=1e-9, atol=0)
+
+
+def test_the_bound_is_all_but_reached_and_an_audit_notices_less() -> None:
+    """An unlikely output on one side of all records, likely ones on the other: the whole of ε is used."""
+    outputs = np.array([[-30.0, 0.0], [2.0, 0.0], [2.5, 0.0]])
+    problem = problem_of(outputs, 2.0)
+    rows = rows_of(exponential_mechanism, problem)
+    assert rows[..., 0].max() < 1e-12
+    assert holds(rows, problem)
+    assert not holds(rows, problem, epsilon=2.0 * (1 - 1e-6))
+
+
+def test_small_probabilities_are_kept_or_refused() -> None:
+    rows = rows_of(exponential_mechanism, problem_of(np.array([[0.0, 0.0], [900.0, 0.0]]), 1.5))
+    assert rows.min() > 1e-300
+    with pytest.raises(SolverError, match="below what float64 holds"):
+        exponential_mechanism(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
+    with pytest.raises(SolverError, match="below what float64 holds"):
+        planar_laplace(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
+
+
+def test_an_epsilon_that_rounding_swallows_is_refused() -> None:
+    with pytest.raises(SolverError, match="lost in rounding"):
+        epsilon_within(problem_of(np.zeros((1, 2)), 1e-9), 1e-9, 1e-9)
+
+
+# --- strict audits --------------------------------------------------------------------------------
+
+_PLACES = st.one_of(
+    # On the lattice, so that records lie on edges and corners of cells and bounds are reached; and anywhere.
+    st.tuples(st.integers(-4, 8).map(lambda i: i / 2), st.integers(-4, 8).map(lambda i: i / 2)),
+    st.tuples(st.floats(-3, 5), st.floats(-3, 5)).filter(lambda place: place[0] != place[1]),
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=25, deadline=None)
+@given(
+    places=st.lists(_PLACES, min_size=1, max_size=7),
+    epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
+    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]),
+    seed=st.integers(0, 99),
+)
+def test_every_triple_of_every_method_holds(
+    method: Method, places: list[tuple[float, float]], epsilon: float, p: float, seed: int
+) -> None:
+    grid = Grid(0.0, 0.0, 2, 1, 1.0, (3,))
+    # Outputs closer than a micrometre are for another test.
+    outputs = np.unique(np.round(places, 9), axis=0)
+    problem = problem_of(outputs, epsilon, p, grid, seed)
+    try:
+        mechanism = method(problem, LONG)
+    except SolverError:
+        return  # cells that are too small for float64; see below
+    assert mechanism.guarantee is Guarantee.EPSILON
+    assert mechanism.rows is not None
+    rows = mechanism.rows(slice(0, grid.shape[0]))
+    assert rows.shape == (*grid.shape, len(outputs))
+    assert np.abs(rows.sum(axis=-1) - 1).max() < 1e-14
+    assert holds(rows, problem)
+    # A strip at a time: the same but for rounding.
+    assert np.allclose(mechanism.rows(slice(2, 4)), rows[2:4], rtol=1e-10, atol=0)
+
+
+def test_laplace_uses_all_of_epsilon_and_no_more() -> None:
+    """Between records in line with a far cell, log ratios are all but ε d."""
+    outputs = np.array([[0.0, 0.0], [1.0, 1.0], [90.0, 0.5]])
+    problem = problem_of(outputs, 2.0)
+    rows = rows_of(planar_laplace, problem)
+    assert holds(rows, problem)
+    assert not holds(rows, problem, epsilon=1.9)
+
+
+@pytest.mark.parametrize(("p", "factor"), [(1, 1), (2, 1), (4, 2**-0.25), (math.inf, 2**-0.5)])
+def test_noise_is_euclidean_whatever_the_metric(p: float, factor: float) -> None:
+    assert euclidean_epsilon(0.7, p) == pytest.approx(0.7 * factor, rel=1e-14)
+    rng = np.random.default_rng(0)
+    for x, y in rng.normal(size=(200, 2)):
+        metric = np.linalg.norm([x, y], ord=p)
+        assert euclidean_epsilon(0.7, p) * math.hypot(x, y) <= 0.7 * metric * (1 + 1e-14)
+
+
+# --- masses of cells ------------------------------------------------------------------------------
+
+
+def test_edge_integrals_over_all_distances_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against shorter panels, more nodes and a later cut: what EDGE_ERROR says."""
+    rng = np.random.default_rng(0)
+    a = 10 ** rng.uniform(-13, 2.8, 4000)
+    near = np.where(rng.random(4000) < 0.3, 0.0, rng.uniform(0, 1, 4000) ** 2 * 650)
+    outer = near + 10 ** rng.uniform(-3, 3, 4000)
+    keep = np.hypot(a, near) < 690
+    a, near, outer = a[keep], near[keep], outer[keep]
+    beyond, within, angle = edge_integrals(a, near, outer)
+    monkeypatch.setattr(sectors, "_NODES", 48)
+    monkeypatch.setattr(sectors, "_PANEL", 1.0)
+    monkeypatch.setattr(sectors, "_CUT", 80.0)
+    finer = edge_integrals(a, near, outer)
+    assert np.abs(beyond / finer[0] - 1).max() < EDGE_ERROR
+    assert np.abs(within / finer[1] - 1).max() < EDGE_ERROR
+    assert np.abs((beyond + within) / angle - 1).max() < 1e-12
+
+
+def test_edge_integrals_against_another_integrator() -> None:
+    for a, low, high in ((0.7, -1.0, 2.0), (0.01, 0.2, 5.0), (30.0, -4.0, 3.0), (3.0, -9.0, -0.5)):
+        beyond, within, angle = (
+            float(v[0]) for v in edge_integrals(np.array([a]), np.array([low]), np.array([high]))
+        )
+
+        def tail(theta: float, a: float = a) -> float:
+            distance = a / math.cos(theta)
+            return (1 + distance) * math.exp(-distance)
+
+        ends = math.atan2(low, a), math.atan2(high, a)
+        expected = quad(tail, *ends, epsabs=0, epsrel=1e-12)[0]
+        assert beyond == pytest.approx(expected, rel=1e-10)
+        assert angle == pytest.approx(ends[1] - ends[0], rel=1e-13)
+        assert within == pytest.approx(quad(lambda t: 1 - tail(t), *ends, epsrel=1e-12)[0], rel=1e-9)
+
+
+def test_one_output_takes_all_and_two_share_by_a_line() -> None:
+    one = masses(voronoi_cells(np.array([[3.0, 4.0]]), 0.5, 20.0), 0.5, np.array([[0.0, 0.0], [9.0, 1.0]]))[0]
+    assert np.abs(one - 1).max() < 1e-14
+    cells = voronoi_cells(np.array([[-1.0, 0.0], [1.0, 0.0]]), 2.0, 400.0)
+    for s in (0.0, 1e-14, 0.25, 3.0, 300.0):
+        # The share beyond a line at distance s: 1/π ∫ T(ε s / cos θ) dθ over a quarter turn.
+        shift = 2 * s
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IntegrationWarning)
+            scaled = quad(
+                lambda t: (1 + shift / math.cos(t)) * math.exp(shift - shift / math.cos(t)),  # noqa: B023
+                0,
+                math.pi / 2,
+                epsabs=0,
+                epsrel=1e-12,
+                limit=400,
+            )[0]
+        expected = scaled / math.pi * math.exp(-shift)
+        mass, error = masses(cells, 2.0, np.array([[-s, 0.3]]))
+        assert mass[0, 1] == pytest.approx(expected, rel=1e-10)
+        assert mass[0, 0] == pytest.approx(1 - expected, rel=1e-12)
+        assert error.max() < 1e-10
+
+
+def test_bounded_and_unbounded_cells_against_two_dimensional_integrals() -> None:
+    """A unit square among outputs on a lattice, from within, from a corner, from a side, and from outside."""
+    outputs = np.array([(i, j) for i in (0.0, 1.0, 2.0) for j in (0.0, 1.0, 2.0)])
+    cells = voronoi_cells(outputs, 1.3, 10.0)
+    places = np.array([[1.1, 0.8], [0.5, 0.5], [0.5, 1.2], [3.0, 0.2]])
+    mass, error = masses(cells, 1.3, places)
+    for place, row in zip(places, mass, strict=True):
+
+        def density(y: float, x: float, place: Floats = place) -> float:
+            return 1.3**2 / (2 * math.pi) * math.exp(-1.3 * math.hypot(x - place[0], y - place[1]))
+
+        # Split where the density has its tip.
+        cuts = [sorted({0.5, 1.5, *(c for c in (v,) if 0.5 < c < 1.5)}) for v in place.tolist()]
+        expected = sum(
+            dblquad(density, a, b, c, d, epsabs=1e-10, epsrel=1e-9)[0]
+            for a, b in zip(cuts[0][:-1], cuts[0][1:], strict=True)
+            for c, d in zip(cuts[1][:-1], cuts[1][1:], strict=True)
+        )
+        assert row[4] == pytest.approx(expected, rel=1e-7)
+        quarter = dblquad(density, -25.0, 0.5, -25.0, 0.5, epsabs=1e-9, epsrel=1e-7)[0]
+        assert row[0] == pytest.approx(quarter, rel=1e-5)
+    assert np.abs(mass.sum(axis=1) - 1).max() < error.max() < 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.5, 5.0])
+def test_cells_add_up_and_follow_draws(epsilon: float) -> None:
+    rng = np.random.default_rng(3)
+    outputs = rng.uniform(0, 8, (12, 2))
+    places = np.concatenate([rng.uniform(-2, 10, (50, 2)), outputs, (outputs[:1] + outputs[1:2]) / 2])
+    mass, error = masses(voronoi_cells(outputs, epsilon, 20.0), epsilon, places)
+    assert (mass > 0).all()
+    assert np.abs(mass.sum(axis=1) - 1).max() < error.max() < 1e-8
+    draws = 40_000
+    radius, angle = rng.gamma(2, 1 / epsilon, draws), rng.uniform(0, 2 * np.pi, draws)
+    noise = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    counts = np.bincount(KDTree(outputs).query(places[0] + noise)[1], minlength=12)
+    # Six standard deviations of a binomial count.
+    assert (np.abs(counts - draws * mass[0]) <= 6 * np.sqrt(draws * mass[0] * (1 - mass[0])) + 1).all()
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]],  # strips
+        [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [2.5, 2.5 + 1e-12]],  # and all but
+        [[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]],  # four cells meet in a record
+    ],
+)
+def test_outputs_in_line_and_on_a_circle(outputs: list[list[float]]) -> None:
+    problem = problem_of(np.array(outputs), 0.9)
+    rows = rows_of(planar_laplace, problem)
+    assert holds(rows, problem)
+    mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(0, 5)))
+    assert np.abs(mass.sum(axis=1) - 1).max() < 1e-12
+    middle = mass.reshape(5, 5, -1)[2, 2]
+    if len(outputs) == 4 and outputs[1] == [2.0, 0.0]:
+        assert np.allclose(middle, 0.25, rtol=1e-12, atol=0)
+
+
+def test_outputs_in_one_place_and_too_close() -> None:
+    problem = problem_of(np.array([[0.3, 0.1], [1.5, 1.0], [0.3, 0.1]]))
+    rows = rows_of(planar_laplace, problem)
+    assert (rows[..., 2] == 0).all()
+    assert holds(rows, problem)
+    with pytest.raises(SolverError, match=r"too close|too thin|rounding"):
+        planar_laplace(problem_of(np.array([[0.3, 0.1], [0.3, 0.1 + 1e-13], [0.3, 0.1 - 1e-13]]), 0.01), LONG)
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    grid = Grid(0.0, 0.0, 40, 40, 1.0, (5,))
+    with pytest.raises(SolverError, match="would take about"):
+        planar_laplace(problem_of(np.random.default_rng(0).uniform(0, 40, (30, 2)), grid=grid), 1e-3)
+    with pytest.raises(SolverError, match="in time"):
+        em_remap(problem_of(np.zeros((1, 2))), 0.0)
+
+
+# --- the nearest road node ------------------------------------------------------------------------
+
+
+def travel_problem(nodes: Floats, outputs: Floats, random_seed: int = 0) -> Problem:
+    rng = np.random.default_rng(5)
+    weight = rng.random(3)
+    plain = problem_of(outputs, 0.8)
+    loss = TravelLoss(
+        node_xy_km=nodes,
+        task_distance_km=rng.uniform(0, 6, (len(nodes), 3)).astype(np.float32),
+        task_weight=weight / weight.sum(),
+        output_node=np.asarray(KDTree(nodes).query(outputs)[1], dtype=np.intp),
+    )
+    fields: dict[str, object] = {**vars(plain), "loss": loss, "random_seed": random_seed}
+    return Problem(**fields)  # type: ignore[arg-type]
+
+
+def expected_loss(problem: Problem, rows: Floats) -> float:
+    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
+    costs = problem.loss.rows(records).reshape(rows.shape)
+    return float((problem.prior[..., None] * rows * costs).sum())
+
+
+def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> None:
+    nodes = np.random.default_rng(2).uniform(-0.5, 2.5, (9, 2))
+    problem = travel_problem(nodes, nodes)
+    drawn = continuous_laplace(problem, LONG)
+    assert drawn.rows is None
+    assert drawn.guarantee is Guarantee.EPSILON
+    assert drawn.sampled_loss_km is not None
+    assert drawn.sampled_standard_error is not None
+    exact = expected_loss(problem, rows_of(planar_laplace, problem))
+    assert abs(drawn.sampled_loss_km - exact) < 5 * drawn.sampled_standard_error
+    assert drawn.sampled_standard_error < 0.01 * exact
+    assert continuous_laplace(problem, LONG).sampled_loss_km == drawn.sampled_loss_km
+    other = continuous_laplace(travel_problem(nodes, nodes, random_seed=1), LONG)
+    assert other.sampled_loss_km != drawn.sampled_loss_km
+
+
+@pytest.mark.parametrize(
+    ("make", "seconds", "complaint"),
+    [
+        (lambda: problem_of(np.zeros((1, 2))), LONG, "only a travel-distance loss"),
+        (lambda: travel_problem(np.zeros((1, 2)), np.zeros((1, 2))), -1.0, "no draws"),
+    ],
+)
+def test_what_the_continuous_mechanism_cannot_do(
+    make: Callable[[], Problem], seconds: float, complaint: str
+) -> None:
+    with pytest.raises(SolverError, match=complaint):
+        continuous_laplace(make(), seconds)

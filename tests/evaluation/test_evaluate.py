@@ -1,0 +1,433 @@
+"""What a finished mechanism costs: by definition, on every executor, in files and pictures."""
+
+import functools
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mdpext_dask import open_mechanism
+from mdpext_dask.auditors.audit import audit
+from mdpext_dask.cli.main import main
+from mdpext_dask.errors import SpecError, StoreError
+from mdpext_dask.evaluation import evaluate
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
+from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, Tally, exact_sum, weighted_quantiles
+from mdpext_dask.evaluation.spread import SHARES, band_edges_km
+from mdpext_dask.evaluation.words import table
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.maps import averaged
+from mdpext_dask.store.loss import read_loss
+from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.problem.test_loss_of_a_file import job as file_job
+from tests.problem.test_loss_of_a_file import write as write_problem
+from tests.problem.test_region import u_job
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+# What this is about needs no bound and no attackers; other tests are about those.
+evaluate = functools.partial(evaluate.evaluate, bound=BoundRequest(seconds=0), attacks=None)
+KINDS = ("travel", "euclidean", "file", "region")
+# What depends on the machine and not on the store.
+Array = NDArray[np.float64]
+
+
+@pytest.fixture
+def stores(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Callable[[str], Path]:
+    """Return a function from a kind of problem to a finished store of several blocks, built once."""
+
+    def find(kind: str) -> Path:
+        folder = tmp_path_factory.getbasetemp() / "evaluate"
+        store = folder / f"{kind}.zarr"
+        if not store.exists():
+            folder.mkdir(exist_ok=True)
+            blocks: dict[str, Any] = {"block_cells": [2, 2]}
+            if kind == "file":
+                prior = np.random.default_rng(1).integers(0, 4, (9, 7)).astype(np.float64)
+                write_problem(folder / "loss.npz", (9, 7), prior=prior)
+                document = file_job(folder / "loss.npz", store=blocks)
+            elif kind == "region":
+                document = u_job(folder)
+            else:
+                document = small_job(loss={"kind": kind}, store=blocks)
+            build(parse_job(document), str(store))
+        return store
+
+    return find
+
+
+@pytest.fixture(params=KINDS)
+def finished(request: pytest.FixtureRequest, stores: Callable[[str], Path]) -> Path:
+    return stores(request.param)
+
+
+def by_definition(path: Path) -> tuple[Array, Array, Array, Array]:
+    """Return prior, M(y|x), c(x, y) and ‖x − y‖ of all records with a prior, from what anyone can open."""
+    mechanism = open_mechanism(path)
+    dataset = mechanism.dataset
+    prior = dataset.prior.values.ravel()
+    used = prior > 0
+    records = np.array(list(itertools.product(dataset.x.values, dataset.y.values)))[used]
+    rows = dataset.probability.values.reshape(len(prior), -1).astype(np.float64)[used]
+    for position in np.flatnonzero(np.isnan(rows).any(axis=1)):
+        # On the border of a region, and of a block beside it that is not stored.
+        x, y = records[position]
+        rows[position] = mechanism.row(x_km=x, y_km=y)
+    losses = read_loss(MechanismStore.open(str(path))).rows(records)
+    apart = np.array([[math.dist(x, y) for y in mechanism.output_xy_km] for x in records])
+    return prior[used], rows / rows.sum(axis=1, keepdims=True), losses, apart
+
+
+def quantile_by_definition(values: list[float], weights: list[float], share: str) -> float:
+    total = sum(map(Fraction, weights))
+    for value in sorted(values):
+        below = sum(Fraction(w) for v, w in zip(values, weights, strict=True) if v <= value)
+        if below >= Fraction(share) * total:
+            return value
+    raise AssertionError
+
+
+# --- what is computed -----------------------------------------------------------------------------
+
+
+def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
+    prior, rows, losses, apart = by_definition(finished)
+    joint = prior[:, None] * rows
+    found = evaluate(str(finished), records=tmp_path / "r.npz")
+    attributes = MechanismStore.open(str(finished)).attributes
+    assert found["loss_km"] == attributes["loss_km"]
+    assert found["loss_km"] == pytest.approx((joint * losses).sum(), rel=1e-12)
+    assert found["distance_km"] == pytest.approx((joint * apart).sum(), rel=1e-12)
+    assert found["records_with_prior"] == len(prior)
+
+    with np.load(tmp_path / "r.npz") as file:
+        of_records = file["loss_km"][file["prior"] > 0]
+        assert np.isnan(file["loss_km"][file["prior"] == 0]).all()
+    assert of_records == pytest.approx((rows * losses).sum(axis=1), rel=1e-12)
+    assert found["loss_quantiles_resolution_km"] == 0
+    assert found["loss_quantiles_km"] == {
+        share: quantile_by_definition(of_records.tolist(), prior.tolist(), share) for share in SHARES
+    }
+
+    values, weights = losses.ravel(), joint.ravel()
+    exact = weighted_quantiles(values[weights > 0], weights[weights > 0], SHARES)
+    for share, value in found["report_loss_quantiles_km"].items():
+        assert 0 <= value - exact[share] <= found["report_loss_resolution_km"]
+    assert found["report_loss_resolution_km"] <= values.max() / BINS_PER_OCTAVE
+
+
+def test_bands_add_up_to_the_loss(finished: Path) -> None:
+    prior, rows, losses, apart = by_definition(finished)
+    joint = prior[:, None] * rows
+    found = evaluate(str(finished))
+    bands = found["by_distance"]
+    assert sum(band["probability"] for band in bands) == pytest.approx(1, rel=1e-12)
+    parts = [band["probability"] * (band["loss_km"] or 0) for band in bands]
+    assert sum(parts) == pytest.approx(found["loss_km"], rel=1e-12)
+    assert bands[0]["from_km"] == 0
+    assert [band["from_km"] for band in bands[1:]] == [band["to_km"] for band in bands[:-1]]
+    assert bands[-1]["to_km"] > apart.max()
+    for band in bands:
+        within = (apart >= band["from_km"]) & (apart < band["to_km"])
+        probability = joint[within].sum()
+        # Distances are rounded in two ways; none of these is next to an edge.
+        assert band["probability"] == pytest.approx(probability, rel=1e-9, abs=1e-15)
+        if band["loss_km"] is None:
+            assert probability == 0
+        else:
+            assert band["loss_km"] == pytest.approx((joint * losses)[within].sum() / probability, rel=1e-9)
+
+
+def test_all_executors_find_the_same_bits(
+    stores: Callable[[str], Path], tmp_path: Path, any_cluster: ClusterSection
+) -> None:
+    original = stores("region")
+    expected = evaluate(str(original))
+    store = shutil.copytree(original, tmp_path / "m.zarr")
+    document = json.loads((store / "zarr.json").read_text())
+    document["attributes"]["job"]["cluster"] = any_cluster.model_dump()
+    (store / "zarr.json").write_text(json.dumps(document))
+    found = evaluate(str(store), records=tmp_path / "r.npz")
+    assert json.dumps(found) == json.dumps(expected)
+
+
+def test_records_without_a_prior_are_nobodys(stores: Callable[[str], Path]) -> None:
+    store = MechanismStore.open(str(stores("file")))
+    prior = store.read("prior")
+    assert evaluate(store.url)["records_with_prior"] == int((prior > 0).sum()) < prior.size
+
+
+def test_more_records_than_can_be_sorted(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    exact = evaluate(str(finished))
+    monkeypatch.setattr(evaluate, "MOST_SORTED", 0)
+    found = evaluate(str(finished))
+    resolution = found["loss_quantiles_resolution_km"]
+    assert 0 < resolution <= found["loss_quantiles_km"]["1"] / BINS_PER_OCTAVE
+    for share, value in exact["loss_quantiles_km"].items():
+        assert 0 <= found["loss_quantiles_km"][share] - value <= resolution
+    # A file of all losses does not change what is said.
+    assert evaluate(str(finished), records=tmp_path / "r.npz") == found
+
+
+# --- quantiles ------------------------------------------------------------------------------------
+
+
+WEIGHTS = st.one_of(st.floats(1e-300, 1e300), st.sampled_from([1.0, 0.1, 1 / 3, 1e-17]))
+SHARE = st.one_of(st.sampled_from(SHARES), st.integers(0, 1000).map(lambda n: str(n / 1000)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e6), WEIGHTS), min_size=1, max_size=30), SHARE)
+def test_quantiles_are_exact(pairs: list[tuple[float, float]], share: str) -> None:
+    values, weights = (list(column) for column in zip(*pairs, strict=True))
+    found = weighted_quantiles(np.array(values), np.array(weights), [share])
+    assert found == {share: quantile_by_definition(values, weights, share)}
+
+
+@pytest.mark.parametrize("count", [20, 100, 1000])
+def test_of_equal_weights_a_share_that_comes_out_even_is_met(count: int) -> None:
+    """Sums of tenths are not tenths: whoever adds floats up misses these by one."""
+    values = np.random.default_rng(0).permutation(count).astype(np.float64)
+    found = weighted_quantiles(values, np.full(count, 0.1), ("0.05", "0.25", "0.5", "0.95"))
+    assert list(found.values()) == [count * q / 100 - 1 for q in (5, 25, 50, 95)]
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=20))
+def test_sums_are_exact(numbers: list[float]) -> None:
+    assert exact_sum(np.array(numbers)) == sum(map(Fraction, numbers))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1e9), st.floats(1e-6, 1)), min_size=1, max_size=40),
+    SHARE,
+    st.integers(0, 40),
+)
+def test_tallies_are_right_to_their_resolution(
+    pairs: list[tuple[float, float]], share: str, cut: int
+) -> None:
+    values, weights = np.array(pairs).T
+    total = Tally()
+    for part in (slice(0, cut), slice(cut, None)):
+        tally = Tally()
+        if len(values[part]):
+            tally.add(values[part], weights[part])
+        total.merge(tally.bins())
+    quantiles, resolution = total.quantiles([share])
+    found = quantiles[share]
+    # A share that comes out even may be missed by rounding, and then the next number is as good an answer.
+    shift = Fraction(1, 10**12)
+    near = max(Fraction(share) - shift, Fraction(0)), min(Fraction(share) + shift, Fraction(1))
+    exact = [quantile_by_definition(values.tolist(), weights.tolist(), str(q)) for q in near]
+    assert exact[0] <= found <= exact[1] + resolution
+    assert resolution <= max(values.max() / BINS_PER_OCTAVE, 2.0**-20)
+
+
+def test_losses_of_any_size_have_a_bin() -> None:
+    tally = Tally()
+    tally.add(np.array([0.0, 1e-300, 1e300]), np.ones(3))
+    assert tally.quantiles(["0", "0.3", "1"])[0] == {"0": 0.0, "0.3": 2.0**-20, "1": 1e300}
+
+
+@given(st.floats(1e-3, 30), st.integers(1, 40), st.integers(1, 40), st.floats(-500, 500))
+def test_bands_cover_every_distance(cell: float, east: int, north: int, output: float) -> None:
+    grid = Grid(3.0, -7.0, east, north, cell, (2,))
+    edges = band_edges_km(grid, np.array([[output, 0.0]]))
+    corners = itertools.product(grid.x_km()[[0, -1]], grid.y_km()[[0, -1]])
+    assert edges[-1] > max(math.dist(corner, (output, 0.0)) for corner in corners)
+    assert edges[0] == 0
+    assert (np.diff(edges) > 0).all()
+    assert grid.spacing_km <= edges[1] <= 2.6 * grid.spacing_km
+    # Numbers that are written in a few characters.
+    assert all(float(f"{edge:.1g}") == edge for edge in edges)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_file_of_all_records_comes_back(stores: Callable[[str], Path], tmp_path: Path) -> None:
+    store = MechanismStore.open(str(stores("travel")))
+    evaluate(store.url, records=tmp_path / "r.npz")
+    with np.load(tmp_path / "r.npz") as file:
+        assert set(file) == {"x_km", "y_km", "loss_km", "prior"}
+        assert np.array_equal(file["x_km"], store.grid.x_km())
+        assert np.array_equal(file["y_km"], store.grid.y_km())
+        assert np.array_equal(file["prior"], store.read("prior"))
+        assert file["loss_km"].shape == store.grid.shape
+        mean = np.nansum(file["loss_km"] * file["prior"])
+    assert mean == pytest.approx(store.attributes["loss_km"], rel=1e-12)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.npz"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "start"), [("travel", "m.png", b"\x89PNG"), ("region", "m.svg", b"<?xml")]
+)
+def test_a_map_is_drawn(
+    stores: Callable[[str], Path], tmp_path: Path, kind: str, name: str, start: bytes
+) -> None:
+    evaluate(str(stores(kind)), picture=tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_a_large_map_shows_means() -> None:
+    values = np.arange(35.0).reshape(5, 7)
+    values[0, 0] = values[4, 6] = np.nan
+    shown, side = averaged(values, 4)
+    assert side == 2
+    assert shown[0].tolist() == [np.mean([1, 7, 8]), np.mean([2, 3, 9, 10]), np.mean([4, 5, 11, 12]), 9.5]
+    assert shown[2, :3].tolist() == [28.5, 30.5, 32.5]
+    assert np.isnan(shown[2, 3])
+    assert averaged(values, 7)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--map", "a.npz"),
+        ("--map", "no/where.png"),
+        ("--records", "a.csv"),
+        ("--records", "a"),
+        ("--records", "folder.npz"),
+        ("--records", "file/a.npz"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, name: str
+) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", str(tmp_path / "nothing.zarr"), option, str(tmp_path / name)])
+    assert caught.value.code == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {option}: ")
+    assert len(error.splitlines()) == 1
+
+
+def test_what_cannot_be_written_in_the_end_is_one_error(
+    stores: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    with pytest.raises(StoreError, match=r"^--records: .*No space left"):
+        evaluate(str(stores("file")), records=tmp_path / "r.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the command line, and damage -----------------------------------------------------------------
+
+
+def test_the_command_line(
+    stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = str(stores("travel"))
+    files = [
+        "--bound-seconds",
+        "0",
+        "--no-attacks",
+        "--map",
+        str(tmp_path / "m.png"),
+        "--records",
+        str(tmp_path / "r.npz"),
+    ]
+    with pytest.raises(SystemExit):
+        main(["evaluate", store, "--json", "--progress", "none", *files])
+    answer = json.loads(capfd.readouterr().out)
+    assert answer == evaluate(store)
+    assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"])
+    assert caught.value.code == 0
+    text = capfd.readouterr().out
+    assert f"{answer['loss_km']:.6g} km" in text
+    assert "of reports, which lose" in text
+    assert "no mechanism" not in text
+
+
+def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
+    found = evaluate.evaluate(str(stores("file")), bound=BoundRequest(stride=2), attacks=None)
+    text = dict(table(found))["no mechanism"]
+    assert text == f"loses less than {found['lower_bound_km']:.6g} km; this one loses {found['gap']:.1%} more"
+    assert found["gap"] > 0
+    estimate = {**found, "lower_bound_certified": False, "offsets_used": 3, "offsets_total": 4, "gap": None}
+    estimate |= {"lower_bound_standard_error_km": 0.5, "lower_bound_certified_km": 0.25}
+    text = dict(table(estimate))["no mechanism"]
+    assert text.endswith(" km (± 0.98, estimated from 3 of 4 lattices; certified: 0.25 km)")
+
+
+def test_seconds_of_the_bound_must_be_a_number(stores: Callable[[str], Path]) -> None:
+    with pytest.raises(SpecError, match="--bound-seconds: must be at least 0, got nan"):
+        evaluate.evaluate(str(stores("file")), bound=BoundRequest(seconds=math.nan))
+
+
+def test_files_do_not_go_into_the_store(stores: Callable[[str], Path]) -> None:
+    store = stores("file")
+    for files in ({"records": store / "r.npz"}, {"picture": store / "m.png"}):
+        with pytest.raises(SpecError, match="lies inside the store"):
+            evaluate.evaluate(str(store), **files)
+
+
+def test_a_suffix_in_capitals_is_kept(stores: Callable[[str], Path], tmp_path: Path) -> None:
+    evaluate(str(stores("file")), records=tmp_path / "R.NPZ")
+    assert [path.name for path in tmp_path.iterdir()] == ["R.NPZ"]
+    with np.load(tmp_path / "R.NPZ") as file:
+        assert "loss_km" in file
+
+
+@pytest.mark.parametrize("what", ["prior", "rows", "chunk"])
+def test_damage_is_one_error(stores: Callable[[str], Path], tmp_path: Path, what: str) -> None:
+    path = shutil.copytree(stores("travel"), tmp_path / "m.zarr")
+    store = MechanismStore.open(str(path), mode="r+")
+    if what == "prior":
+        prior = store.array("prior")
+        prior[...] = np.where(store.read("prior") > 0, np.nan, 0)
+    elif what == "rows":
+        i, j = np.argwhere(store.read("prior") > 0)[0].tolist()
+        store.array("probability")[i, j] = np.nan
+    else:
+        shard = path / store.shard_keys(store.plan[0])[0]
+        shard.write_bytes(shard.read_bytes()[:-40])
+    with pytest.raises(StoreError) as caught:
+        evaluate(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such store"):
+        evaluate(str(tmp_path / "nothing.zarr"))
+    with pytest.raises(SpecError, match="--records"):
+        evaluate(str(tmp_path / "nothing.zarr"), records=tmp_path / "a.txt")
+
+
+def test_an_evaluation_says_that_a_store_is_refused(stores: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "refused.zarr"
+    shutil.copytree(stores("file"), path)
+    store = MechanismStore.open(str(path))
+    with (path / store.shard_keys(store.plan[0])[0]).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    assert not audit(str(path)).holds
+    found = evaluate(str(stores("file")), bound=BoundRequest(0), attacks=None)
+    assert found["state"] == "complete"
+    assert table(found)[0][0] == "expected loss"
+    assert table({**found, "state": MechanismStore.open(str(path)).state})[0][0] == "refused"

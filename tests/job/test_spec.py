@@ -1,0 +1,643 @@
+"""The job file: what it accepts, how it refuses, and what the fingerprint stands for."""
+
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, load_job, parse_job, with_overrides
+
+JobMaker = Callable[..., dict[str, dict[str, Any]]]
+
+_JOB_TEXT = """
+[domain]
+roads = "builtin:manhattan"
+cell_km = 3.0
+refine = [2, 2]
+
+[privacy]
+epsilon_per_km = 1.0
+
+[outputs]
+count = 8
+"""
+
+# For every key of a job: overrides that give it another value, and that value.
+_OTHER: dict[str, tuple[list[str], Any]] = {
+    "job.name": (["job.name=other"], "other"),
+    "domain.roads": (["domain.roads=roads"], "{folder}/roads"),
+    "domain.place": (["domain.place=Piedmont, California"], "Piedmont, California"),
+    "domain.bbox": (["domain.bbox=[-74, 40.7, -73.95, 40.8]"], (-74, 40.7, -73.95, 40.8)),
+    "domain.region": (["domain.region=points.csv"], "{folder}/points.csv"),
+    "domain.rotation_deg": (["domain.rotation_deg=30"], 30.0),
+    "domain.cell_km": (["domain.cell_km=2"], 2.0),
+    "domain.refine": (["domain.refine=[2, 3]"], (2, 3)),
+    "domain.metric_p": (["domain.metric_p=inf"], math.inf),
+    "privacy.epsilon_per_km": (["privacy.epsilon_per_km=0.5"], 0.5),
+    "privacy.budget": (["privacy.budget=half"], "half"),
+    "privacy.min_probability": (["privacy.min_probability=1e-5"], 1e-5),
+    "outputs.choose": (["outputs.choose=seeds"], "seeds"),
+    "outputs.count": (["outputs.count=9"], 9),
+    "outputs.random_seed": (["outputs.random_seed=1"], 1),
+    "outputs.file": (["outputs.choose=file", "outputs.file=points.csv"], "{folder}/points.csv"),
+    "outputs.outside": (["outputs.choose=file", "outputs.file=points.csv", "outputs.outside=drop"], "drop"),
+    "outputs.limit": (["outputs.choose=all-road-nodes", "outputs.limit=9"], 9),
+    "prior.kind": (["prior.kind=uniform"], "uniform"),
+    "prior.file": (["prior.kind=file", "prior.file=points.csv"], "{folder}/points.csv"),
+    "loss.kind": (["loss.kind=euclidean"], "euclidean"),
+    "loss.file": (["loss.kind=file", "loss.file=points.csv"], "{folder}/points.csv"),
+    "loss.tasks": (["loss.tasks=6"], 6),
+    "loss.tasks_file": (["loss.tasks_file=points.csv"], "{folder}/points.csv"),
+    "loss.random_seed": (["loss.random_seed=1"], 1),
+    "loss.directed": (["loss.directed=true"], True),
+    "seed.solver": (["seed.solver=highs"], "highs"),
+    "seed.refine_rounds": (["seed.refine_rounds=3"], 3),
+    "seed.refine_seconds": (["seed.refine_seconds=60"], 60.0),
+    "extension.method": (["extension.method=mcshane-whitney"], "mcshane-whitney"),
+    "extension.stages": (["extension.stages=one"], "one"),
+    "extension.sweeps": (["extension.sweeps=2"], 2),
+    "store.block_cells": (["store.block_cells=[1, 2]"], (1, 2)),
+    "cluster.kind": (["cluster.kind=inline"], "inline"),
+    "cluster.workers": (["cluster.workers=3"], 3),
+    "cluster.address": (
+        ["cluster.kind=address", "cluster.address=tcp://10.0.0.1:8786"],
+        "tcp://10.0.0.1:8786",
+    ),
+    "cluster.memory_gib": (["cluster.memory_gib=4"], 4.0),
+    "cluster.queue": (["cluster.queue=long"], "long"),
+    "cluster.account": (["cluster.account=mobility"], "mobility"),
+    "cluster.walltime_hours": (["cluster.walltime_hours=2.5"], 2.5),
+    "cluster.options": (['cluster.options=["--qos=high"]'], ("--qos=high",)),
+    "cluster.image": (["cluster.image=registry.example/mdpext:1"], "registry.example/mdpext:1"),
+    "cluster.namespace": (["cluster.namespace=privacy"], "privacy"),
+    "cluster.volume_claim": (["cluster.volume_claim=stores"], "stores"),
+    "compare.methods": (['compare.methods=["em"]'], ("em",)),
+    "compare.repeats": (["compare.repeats=3"], 3),
+    "compare.limit_seconds": (["compare.limit_seconds=60"], 60.0),
+    "compare.bound_seconds": (["compare.bound_seconds=0"], 0.0),
+    "compare.cases": (
+        ['compare.cases={finer = ["domain.refine=[4]"]}'],
+        {"finer": ("domain.refine=[4]",)},
+    ),
+}
+# Names, places of work and what else is compared do not decide the bytes.
+_WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster.", "compare."))}
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a job file in a folder, the working one, that also holds points.csv and roads/."""
+    (tmp_path / "points.csv").write_text("lon,lat\n-73.97,40.78\n")
+    _road_folder(tmp_path / "roads")
+    path = tmp_path / "job.toml"
+    path.write_text(_JOB_TEXT)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def _road_folder(folder: Path) -> Path:
+    # The job file is concerned with bytes only; nobody reads these as roads.
+    folder.mkdir(parents=True)
+    (folder / "nodes.csv.gz").write_bytes(b"nodes")
+    (folder / "edges.csv.gz").write_bytes(b"edges")
+    return folder
+
+
+def _refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(SpecError) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "named"),
+    [
+        ("privacy", "epsilon", 1.0, ["privacy.epsilon:", "epsilon_per_km"]),
+        ("privacy", "budgets", "half", ["privacy.budgets:", "mean budget"]),
+        ("domain", "cel_km", 1.0, ["domain.cel_km:", "mean cell_km"]),
+        ("loss", "seed", 3, ["loss.seed:", "mean random_seed"]),
+        ("domain", "zzz", 1.0, ["domain.zzz:", "cell_km", "refine", "metric_p"]),
+        ("privcy", "epsilon_per_km", 1.0, ["privcy:", "mean privacy"]),
+        ("privacy", "epsilon_per_km", 0, ["privacy.epsilon_per_km:", "0"]),
+        ("privacy", "epsilon_per_km", -1.5, ["privacy.epsilon_per_km:", "-1.5"]),
+        ("privacy", "epsilon_per_km", math.nan, ["privacy.epsilon_per_km:", "nan"]),
+        ("privacy", "epsilon_per_km", math.inf, ["privacy.epsilon_per_km:", "inf"]),
+        ("privacy", "epsilon_per_km", "1.0", ["privacy.epsilon_per_km:", "'1.0'"]),
+        ("privacy", "epsilon_per_km", True, ["privacy.epsilon_per_km:", "True"]),
+        ("privacy", "budget", "all", ["privacy.budget:", "'half'", "'bound'", "'all'"]),
+        ("privacy", "min_probability", 0.2, ["privacy.min_probability:", "0.2", "1/8"]),
+        ("privacy", "min_probability", 0.125, ["privacy.min_probability:", "1/8"]),
+        ("privacy", "min_probability", 0.0, ["privacy.min_probability:"]),
+        ("privacy", "min_probability", math.nan, ["privacy.min_probability:", "nan"]),
+        ("domain", "cell_km", 0.0, ["domain.cell_km:", "0"]),
+        ("domain", "cell_km", math.inf, ["domain.cell_km:", "inf"]),
+        ("domain", "refine", [2, 0], ["domain.refine", "0"]),
+        ("domain", "refine", [1.5], ["domain.refine", "1.5"]),
+        ("domain", "refine", [], ["domain.refine:", "at least 1"]),
+        ("domain", "refine", 2, ["domain.refine:", "2"]),
+        ("domain", "metric_p", 0.5, ["domain.metric_p:", "1", "0.5"]),
+        ("domain", "metric_p", math.nan, ["domain.metric_p:", "nan"]),
+        ("domain", "metric_p", -math.inf, ["domain.metric_p:", "-inf"]),
+        ("domain", "metric_p", "infinity", ["domain.metric_p:", "'infinity'"]),
+        ("domain", "bbox", [-73.0, 40.0, -74.0, 41.0], ["domain.bbox:", "west < east"]),
+        ("domain", "bbox", [-74.0, 40.0, -73.0, math.nan], ["domain.bbox:", "south < north"]),
+        ("domain", "bbox", [500000.0, 40.0, 510000.0, 41.0], ["domain.bbox:", "degrees"]),
+        ("domain", "place", "Rome, Italy", ["domain:", "exactly one", "roads", "place"]),
+        ("outputs", "count", 0, ["outputs.count:", "0"]),
+        ("outputs", "count", 8.0, ["outputs.count:", "8.0"]),
+        ("outputs", "choose", "seeds", ["outputs:", "count", '"seeds"']),
+        ("outputs", "choose", "file", ["outputs:", "file", "choose"]),
+        ("outputs", "file", "points.csv", ["outputs:", "file", "choose"]),
+        ("prior", "kind", "file", ["prior:", "file", "kind"]),
+        ("prior", "file", "points.csv", ["prior:", "file", "kind"]),
+        ("loss", "tasks", 0, ["loss.tasks:", "0"]),
+        ("loss", "kind", "eucl\nidean", ["loss.kind:", "'travel'", "'euclidean'"]),
+        ("loss", "random_seed", -1, ["loss.random_seed:", "-1"]),
+        ("loss", "file", "loss.npz", ["loss:", "file", "kind"]),
+        ("outputs", "choose", "loss-file", ["outputs:", "count", '"loss-file"']),
+        ("prior", "kind", "loss-file", ["prior.kind:", '"loss-file"', 'loss.kind = "file"']),
+        ("extension", "method", "mcshane", ["extension.method:", "'mcshane-whitney'", "'module:Class'"]),
+        ("extension", "method", "mod:", ["extension.method:", "'module:Class'"]),
+        ("extension", "stages", "two", ["extension.stages:", "'levels'", "'two'"]),
+        ("extension", "sweeps", 0, ["extension.sweeps:", "1"]),
+        ("extension", "sweeps", 41, ["extension.sweeps:", "40"]),
+        ("store", "block_cells", [0, 1], ["store.block_cells", "0"]),
+        ("cluster", "workers", 0, ["cluster.workers:", "0"]),
+        ("cluster", "kind", "address", ["cluster:", "address", "kind"]),
+        ("cluster", "address", "tcp://10.0.0.1:8786", ["cluster:", "address", "kind"]),
+        ("job", "name", "../elsewhere", ["job.name:", "'../elsewhere'"]),
+    ],
+)
+def test_bad_value_is_one_line_that_names_the_key(
+    small_job: JobMaker, section: str, key: str, value: Any, named: list[str]
+) -> None:
+    message = _refusal(lambda: parse_job(small_job(**{section: {key: value}}), source="my.toml"))
+    assert message.startswith("my.toml: ")
+    for part in named:
+        assert part in message
+
+
+@pytest.mark.parametrize("section", ["domain", "privacy", "outputs"])
+def test_missing_section_is_named(small_job: JobMaker, section: str) -> None:
+    job = small_job()
+    del job[section]
+    assert f"{section}: is required" in _refusal(lambda: parse_job(job))
+
+
+@pytest.mark.parametrize(
+    "name", ["domain.roads", "domain.cell_km", "domain.refine", "privacy.epsilon_per_km", "outputs.count"]
+)
+def test_missing_key_is_named(small_job: JobMaker, name: str) -> None:
+    section, key = name.split(".")
+    job = small_job()
+    del job[section][key]
+    message = _refusal(lambda: parse_job(job))
+    assert section in message
+    assert key in message
+
+
+def test_section_that_is_no_table_is_named(small_job: JobMaker) -> None:
+    assert "loss:" in _refusal(lambda: parse_job({**small_job(), "loss": 3}))  # type: ignore[dict-item]
+
+
+def test_misspelt_key_is_reported_rather_than_the_key_it_leaves_missing(small_job: JobMaker) -> None:
+    job = small_job()
+    job["privacy"] = {"epsilon": 1.0}
+    message = _refusal(lambda: parse_job(job))
+    assert "privacy.epsilon:" in message
+    assert "epsilon_per_km" in message
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    assert str(path) in _refusal(lambda: load_job(path))
+
+
+@pytest.mark.parametrize("content", [b"[domain\nroads = 3", b"a = 1\na = 2", b"\xff\xfe[domain]"])
+def test_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(content)
+    assert _refusal(lambda: load_job(path)).startswith(f"{path}: ")
+
+
+def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
+    assert str(tmp_path) in _refusal(lambda: load_job(tmp_path))
+
+
+# --- what is accepted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given_p", "p"), [("inf", math.inf), (math.inf, math.inf), (1, 1.0), (1.5, 1.5)])
+def test_metric_exponent_is_any_number_from_one_to_infinity(
+    small_job: JobMaker, given_p: Any, p: float
+) -> None:
+    spec = parse_job(small_job(domain={"metric_p": given_p}))
+    assert spec.domain.metric_p == p
+
+
+def test_one_output_may_have_any_floor(small_job: JobMaker) -> None:
+    spec = parse_job(small_job(outputs={"count": 1}, privacy={"min_probability": 0.9}))
+    assert spec.privacy.min_probability == 0.9
+
+
+def test_floor_just_below_an_equal_share_is_accepted(small_job: JobMaker) -> None:
+    parse_job(small_job(outputs={"count": 8}, privacy={"min_probability": math.nextafter(0.125, 0)}))
+
+
+def test_a_job_cannot_be_changed(small_job: JobMaker) -> None:
+    spec = parse_job(small_job())
+    with pytest.raises(ValidationError):
+        spec.privacy.epsilon_per_km = 9.0  # type: ignore[misc]
+
+
+def test_canonical_form_describes_the_same_job(small_job: JobMaker) -> None:
+    spec = parse_job(small_job(domain={"metric_p": "inf"}, store={"block_cells": [1, 2]}))
+    assert parse_job(spec.canonical()) == spec
+
+
+# --- paths and overrides ---------------------------------------------------------------------------
+
+
+def test_paths_in_the_file_start_at_its_folder(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file.write_text(_JOB_TEXT.replace("builtin:manhattan", "roads"))
+    elsewhere = job_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load_job(job_file).domain.roads == str(job_file.parent / "roads")
+
+
+def test_paths_in_overrides_start_at_the_working_folder(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = job_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert load_job(job_file, ["domain.roads=roads"]).domain.roads == str(elsewhere / "roads")
+
+
+def test_builtin_names_are_not_paths(job_file: Path) -> None:
+    assert load_job(job_file).domain.roads == "builtin:manhattan"
+
+
+def test_every_key_is_tried(job_file: Path) -> None:
+    canonical = load_job(job_file).canonical()
+    assert {f"{section}.{key}" for section, keys in canonical.items() for key in keys} == set(_OTHER)
+
+
+@pytest.mark.parametrize("name", _OTHER)
+def test_override_sets_any_key(job_file: Path, name: str) -> None:
+    overrides, expected = _OTHER[name]
+    if isinstance(expected, str):
+        expected = expected.replace("{folder}", str(job_file.parent))
+    section, key = name.split(".")
+    assert getattr(getattr(load_job(job_file, overrides), section), key) == expected
+
+
+def test_last_override_wins(job_file: Path) -> None:
+    assert load_job(job_file, ["domain.cell_km=2", "domain.cell_km=1.5"]).domain.cell_km == 1.5
+
+
+@pytest.mark.parametrize("text", ['"half"', "half", " half ", "'half'"])
+def test_strings_need_no_quotes_in_overrides(job_file: Path, text: str) -> None:
+    assert load_job(job_file, [f"privacy.budget={text}"]).privacy.budget == "half"
+
+
+def test_value_may_hold_equals_signs(job_file: Path) -> None:
+    assert load_job(job_file, ["domain.place=a=b"]).domain.place == "a=b"
+
+
+def test_place_and_roads_replace_each_other(job_file: Path) -> None:
+    by_place = load_job(job_file, ["domain.place=Rome, Italy"])
+    assert (by_place.domain.roads, by_place.domain.place) == (None, "Rome, Italy")
+    job_file.write_text(_JOB_TEXT.replace('roads = "builtin:manhattan"', 'place = "Rome, Italy"'))
+    by_roads = load_job(job_file, ["domain.roads=builtin:manhattan"])
+    assert (by_roads.domain.roads, by_roads.domain.place) == ("builtin:manhattan", None)
+
+
+def test_another_choice_drops_the_keys_of_the_old_one(job_file: Path) -> None:
+    assert load_job(job_file, ["outputs.choose=seeds"]).outputs.count is None
+    with job_file.open("a") as file:
+        file.write(
+            '[prior]\nkind = "file"\nfile = "points.csv"\n[cluster]\nkind = "address"\naddress = "tcp://x:1"\n'
+        )
+    spec = load_job(job_file, ["prior.kind=uniform", "cluster.kind=inline"])
+    assert spec.prior.file is None
+    assert spec.cluster.address is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["cell_km=2", "domain.cell_km", "domain.cell_km 2", "=2", ".cell_km=2", "domain.=2", "", "domain=2"],
+)
+def test_override_of_the_wrong_form_is_quoted_back(job_file: Path, override: str) -> None:
+    message = _refusal(lambda: load_job(job_file, [override]))
+    assert f"--set {override}:" in message
+    assert "section.key=value" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("privacy.epsilon=1", "epsilon_per_km"),
+        ("privacy.epsilon_per_km=0", "privacy.epsilon_per_km"),
+        ("privacy.epsilon_per_km=one", "privacy.epsilon_per_km"),
+        ("domain.refine=2", "domain.refine"),
+        ("domain.cel_km=2", "cell_km"),
+        ("nowhere.key=2", "nowhere"),
+    ],
+)
+def test_bad_override_is_refused_like_a_bad_file(job_file: Path, override: str, named: str) -> None:
+    assert named in _refusal(lambda: load_job(job_file, [override]))
+
+
+def test_override_into_something_that_is_no_section_is_refused(job_file: Path) -> None:
+    job_file.write_text("loss = 3\n" + _JOB_TEXT)
+    assert "loss" in _refusal(lambda: load_job(job_file, ["loss.tasks=5"]))
+
+
+@given(
+    epsilon=st.floats(1e-3, 1e3),
+    cell=st.floats(0.01, 100),
+    refine=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    name=st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,9}", fullmatch=True),
+)
+@settings(max_examples=40, deadline=None)
+def test_override_and_document_say_the_same(
+    tmp_path_factory: pytest.TempPathFactory, epsilon: float, cell: float, refine: list[int], name: str
+) -> None:
+    document = tomllib.loads(_JOB_TEXT)
+    document["job"] = {"name": name}
+    document["privacy"]["epsilon_per_km"] = epsilon
+    document["domain"].update(cell_km=cell, refine=refine)
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(_JOB_TEXT)
+    overrides = [
+        f'job.name="{name}"',
+        f"privacy.epsilon_per_km={epsilon!r}",
+        f"domain.cell_km={cell!r}",
+        f"domain.refine={refine}",
+    ]
+    assert load_job(path, overrides) == parse_job(document)
+
+
+# --- loss files ------------------------------------------------------------------------------------
+
+
+_LOSS_FILE_JOB: dict[str, dict[str, Any]] = {
+    "domain": {"refine": [2]},
+    "privacy": {"epsilon_per_km": 1.0},
+    "loss": {"kind": "file", "file": "loss.npz"},
+}
+
+
+def _with(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    names = {*_LOSS_FILE_JOB, *sections}
+    return {name: {**_LOSS_FILE_JOB.get(name, {}), **sections.get(name, {})} for name in names}
+
+
+def test_a_loss_file_brings_outputs_and_prior_and_the_job_says_so() -> None:
+    spec = parse_job(_LOSS_FILE_JOB)
+    canonical = spec.canonical()
+    assert canonical["outputs"]["choose"] == canonical["prior"]["kind"] == "loss-file"
+    assert canonical["domain"]["cell_km"] is None
+    assert parse_job(canonical) == spec
+    spelt_out = _with(outputs={"choose": "loss-file"}, prior={"kind": "loss-file"})
+    assert parse_job(spelt_out) == spec
+    assert parse_job(_with(prior={"kind": "uniform"})).prior.kind == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"domain": {"roads": "builtin:manhattan"}}, ["domain.roads:", "leave it out"]),
+        ({"domain": {"place": "Rome, Italy"}}, ["domain.place:", "leave it out"]),
+        ({"domain": {"bbox": [12.0, 41.0, 12.5, 41.5]}}, ["domain.bbox:", "leave it out"]),
+        ({"outputs": {"choose": "seeds"}}, ["outputs.choose:", '"seeds"', "leave [outputs] out"]),
+        ({"outputs": {"choose": "file", "file": "o.csv"}}, ["outputs.choose:", '"file"']),
+        ({"outputs": {"choose": "road-nodes", "count": 3}}, ["outputs.choose:", '"road-nodes"']),
+        ({"outputs": {"count": 3}}, ["outputs:", "count", '"loss-file"']),
+        ({"prior": {"kind": "road-nodes"}}, ["prior.kind:", '"road-nodes"', '"uniform"']),
+        ({"prior": {"file": "p.csv"}}, ["prior:", "file", "kind"]),
+        ({"loss": {"file": None}}, ["loss:", "file", "kind"]),
+        ({"loss": {"tasks_file": "t.csv"}}, ["loss:", "tasks_file", "leave it out"]),
+        ({"loss": {"directed": True}}, ["loss:", "directed", "leave it out"]),
+    ],
+)
+def test_what_does_not_go_with_a_loss_file_is_named(sections: dict[str, Any], named: list[str]) -> None:
+    message = _refusal(lambda: parse_job(_with(**sections)))
+    for part in named:
+        assert part in message
+
+
+def test_turning_to_a_loss_file_drops_what_the_file_takes_the_place_of(job_file: Path) -> None:
+    with job_file.open("a") as file:
+        file.write('[prior]\nkind = "file"\nfile = "points.csv"\n[loss]\ndirected = true\ntasks = 7\n')
+    spec = load_job(job_file, ["loss.kind=file", "loss.file=loss.npz", "prior.kind=uniform"])
+    assert (spec.domain.roads, spec.domain.cell_km, spec.domain.refine) == (None, None, (2, 2))
+    assert (spec.outputs.choose, spec.outputs.count) == ("loss-file", None)
+    assert (spec.prior.kind, spec.prior.file) == ("uniform", None)
+    assert (spec.loss.directed, spec.loss.tasks) == (False, 50)
+    assert spec.loss.file == str(job_file.parent / "loss.npz")
+
+
+def test_turning_away_from_a_loss_file_drops_it(job_file: Path) -> None:
+    text = _JOB_TEXT.replace("[outputs]\ncount = 8", "").replace('roads = "builtin:manhattan"', "")
+    job_file.write_text(text + '[loss]\nkind = "file"\nfile = "loss.npz"\n')
+    assert load_job(job_file).domain.cell_km == 3.0
+    spec = load_job(
+        job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan", "outputs.choose=seeds"]
+    )
+    assert (spec.loss.kind, spec.loss.file, spec.prior.kind) == ("euclidean", None, "road-nodes")
+    assert "outputs: is required" in _refusal(
+        lambda: load_job(job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan"])
+    )
+
+
+# --- the fingerprint -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(_OTHER) - _WITHOUT_EFFECT))
+def test_fingerprint_changes_with_every_key_that_decides_bytes(job_file: Path, name: str) -> None:
+    old, new = load_job(job_file), load_job(job_file, _OTHER[name][0])
+    assert new.fingerprint() != old.fingerprint()
+    assert name in differing_keys(old.identity(), new.identity())
+
+
+@pytest.mark.parametrize("name", sorted(_WITHOUT_EFFECT))
+def test_fingerprint_ignores_names_and_places_of_work(job_file: Path, name: str) -> None:
+    assert load_job(job_file, _OTHER[name][0]).fingerprint() == load_job(job_file).fingerprint()
+
+
+def test_fingerprint_does_not_depend_on_spelling(small_job: JobMaker) -> None:
+    plain = parse_job(small_job(domain={"cell_km": 3.0, "metric_p": math.inf}))
+    other = parse_job(
+        small_job(
+            domain={"metric_p": "inf", "cell_km": 3}, seed={"solver": "auto"}, prior={"kind": "road-nodes"}
+        )
+    )
+    assert other.fingerprint() == plain.fingerprint()
+
+
+def test_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
+    assert fingerprint_of({"a": {"x": 1, "y": 2}, "b": {}}) == fingerprint_of(
+        {"b": {}, "a": {"y": 2, "x": 1}}
+    )
+
+
+def test_fingerprint_is_the_hash_of_the_identity(small_job: JobMaker) -> None:
+    spec = parse_job(small_job())
+    assert spec.fingerprint() == fingerprint_of(spec.identity())
+    assert fingerprint_of({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # of "{}"
+
+
+def test_moving_input_files_keeps_the_fingerprint(tmp_path: Path, small_job: JobMaker) -> None:
+    first, second = _road_folder(tmp_path / "a"), _road_folder(tmp_path / "deep" / "b")
+    for folder, name in ((first, "points.csv"), (second, "places.csv")):
+        (folder / name).write_text("lon,lat\n12,42\n")
+
+    def job(folder: Path, points: str) -> JobSpec:
+        file = str(folder / points)
+        return parse_job(
+            small_job(
+                domain={"roads": str(folder)},
+                prior={"kind": "file", "file": file},
+                loss={"tasks_file": file},
+            )
+        )
+
+    assert job(first, "points.csv").fingerprint() == job(second, "places.csv").fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ("roads/nodes.csv.gz", "domain.roads"),
+        ("roads/edges.csv.gz", "domain.roads"),
+        ("outputs.csv", "outputs.file"),
+        ("prior.csv", "prior.file"),
+        ("tasks.csv", "loss.tasks_file"),
+        ("loss.npz", "loss.file"),
+    ],
+)
+def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, changed: str, key: str) -> None:
+    folder = job_file.parent
+    for name in ("outputs.csv", "prior.csv", "tasks.csv", "loss.npz"):
+        (folder / name).write_text("lon,lat\n12,42\n")
+    overrides = [
+        "domain.roads=roads",
+        "outputs.choose=file",
+        "outputs.file=outputs.csv",
+        "prior.kind=file",
+        "prior.file=prior.csv",
+        "loss.tasks_file=tasks.csv",
+    ]
+    if key == "loss.file":
+        overrides = ["loss.kind=file", "loss.file=loss.npz"]
+    spec = load_job(job_file, overrides)
+    old, fingerprint = spec.identity(), spec.fingerprint()
+    content = bytearray((folder / changed).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / changed).write_bytes(content)
+    assert spec.fingerprint() != fingerprint
+    assert differing_keys(old, spec.identity()) == [key]
+
+
+def test_one_byte_of_a_graphml_file_changes_the_fingerprint(tmp_path: Path, small_job: JobMaker) -> None:
+    path = tmp_path / "city.graphml"
+    path.write_bytes(b"<graphml/>")
+    spec = parse_job(small_job(domain={"roads": str(path)}))
+    before = spec.fingerprint()
+    path.write_bytes(b"<graphmm/>")
+    assert spec.fingerprint() != before
+
+
+def test_missing_input_file_is_named_with_its_key(tmp_path: Path, small_job: JobMaker) -> None:
+    path = tmp_path / "none.csv"
+    spec = parse_job(small_job(loss={"tasks_file": str(path)}))
+    message = _refusal(spec.fingerprint)
+    assert "loss.tasks_file" in message
+    assert str(path) in message
+
+
+def test_differing_keys_are_named_in_order() -> None:
+    old = {"domain": {"cell_km": 3.0, "refine": [2]}, "privacy": {"epsilon_per_km": 1.0}}
+    new = {"domain": {"cell_km": 2.0, "refine": [2]}, "privacy": {"epsilon_per_km": 2.0}}
+    assert differing_keys(old, new) == ["domain.cell_km", "privacy.epsilon_per_km"]
+    assert differing_keys(old, old) == []
+
+
+def test_keys_of_one_side_only_differ() -> None:
+    assert differing_keys({"a": {"x": 1}}, {"a": {"x": 1, "y": 2}, "b": {"z": 3}}) == ["a.y", "b.z"]
+
+
+@pytest.mark.parametrize("roads", ["~nosuchuser/x", "a\0b"])
+def test_a_path_that_is_none_is_one_error(tmp_path: Path, roads: str) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[privacy]\nepsilon_per_km = 1\n")
+    with pytest.raises(SpecError, match="not a path"):
+        load_job(job, [f"domain.roads={roads}"])
+
+
+def test_a_stray_file_beside_a_network_changes_nothing(tmp_path: Path) -> None:
+    for name in ("nodes.csv.gz", "edges.csv.gz"):
+        (tmp_path / name).write_bytes(name.encode())
+    document = {
+        "domain": {"roads": str(tmp_path), "cell_km": 1.0, "refine": [2]},
+        "privacy": {"epsilon_per_km": 1.0},
+        "outputs": {"count": 2},
+    }
+    before = parse_job(document).fingerprint()
+    (tmp_path / "other.csv.gz").write_bytes(b"x")
+    assert parse_job(document).fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method"),
+    [
+        ([], "log-convex"),
+        (["domain.cell_km=2"], "cell-lp"),
+        (["domain.cell_km=1.9"], "log-convex"),
+        (["domain.cell_km=4", "privacy.epsilon_per_km=0.4"], "log-convex"),
+        (["domain.cell_km=4", "privacy.budget=half"], "log-convex"),
+        (["domain.cell_km=4", "extension.stages=one"], "log-convex"),
+        (["domain.cell_km=4", "domain.refine=[1, 1]"], "log-convex"),
+        (["domain.cell_km=4", "extension.method=mcshane-whitney"], "mcshane-whitney"),
+    ],
+)
+def test_coarse_seeds_are_extended_by_cell_programs(
+    job_file: Path, overrides: list[str], method: str
+) -> None:
+    spec = load_job(job_file, ["domain.cell_km=1", *overrides])
+    assert spec.extension.method == method
+    # A job that is read again says the same, whatever else of it is set.
+    assert parse_job(spec.canonical()) == spec
+
+
+def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -> None:
+    job = small_job(privacy={"budget": "certified"}, domain={"cell_km": 3.0, "refine": [2]})
+    del job["extension"]
+    coarse = parse_job(job)
+    assert coarse.extension.method == "cell-lp"
+    assert parse_job(coarse.canonical()) == coarse
+    for overrides in (["privacy.epsilon_per_km=0.5"], ["privacy.budget=half"], ["extension.stages=one"]):
+        assert with_overrides(coarse, overrides).extension.method == "log-convex"
+    # What was asked for by name stays.
+    named = parse_job(coarse.canonical())
+    assert with_overrides(named, ["privacy.epsilon_per_km=0.5"]).extension.method == "cell-lp"
+
+
+def test_a_region_of_a_place_without_a_name_is_refused(small_job: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(SpecError, match="must name a place"):
+        parse_job(small_job(domain={"region": "place: "}))

@@ -1,0 +1,150 @@
+"""What a job will take is said before it runs, kept with it, and compared with what it took."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.events import ClusterReady, Event, JobFinished, Planned
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline import measured_rates
+from mdpext_dask.pipeline.cost_model import JobCosts, plan_frame, plan_job
+from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
+from mdpext_dask.pipeline.run import build, create
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store import objects, receipts
+from mdpext_dask.store.blocks import Plan
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+
+
+def test_the_plan_is_kept_and_told(tmp_path: Path, small_job: Job) -> None:
+    events: list[Event] = []
+    spec, url = parse_job(small_job()), str(tmp_path / "s.zarr")
+    summary = build(spec, url, observer=events.append)
+    stages = ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
+    (planned,) = (event.seconds for event in events if isinstance(event, Planned))
+    assert list(planned) == [*stages, "total"]
+    assert dict(planned) == summary["seconds_planned"] == JobCosts.of(spec, build_frame(spec)).seconds(1)
+    assert events[-1] == JobFinished(summary["seconds"], summary["seconds_planned"])
+    assert [event.workers for event in events if isinstance(event, ClusterReady)] == [1]
+    # Stores of before do not say, and go on without.
+    MechanismStore.open(url, mode="r+").update(seconds_planned=None, state="extending")
+    events.clear()
+    assert build(spec, url, observer=events.append)["seconds_planned"] is None
+    assert not any(isinstance(event, Planned) for event in events)
+
+
+def test_a_plan_by_hand(small_job: Job) -> None:
+    """13 x 29 records in 3 x 7 cells of 4 x 4: a block a cell, and nothing else that costs."""
+    spec = parse_job(small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local"}))
+    costs = JobCosts.of(spec, build_frame(spec))
+    assert (costs.plan.blocks, costs.elements, costs.solves, costs.trials) == (21, 377 * 8, 1, 0)
+    each = costs.elements / 21 * measured_rates.EXTEND + measured_rates.TASK_OF_EXTEND
+    assert costs.seconds(1)["extend"] == pytest.approx(21 * each, abs=1e-3)
+    # Four turns of five, and one more.
+    assert costs.seconds(5)["extend"] == pytest.approx(5 * each, abs=1e-3)
+    # Tasks come no faster than client and scheduler send them, however many workers there are.
+    assert costs.seconds(1000)["extend"] == pytest.approx(21 * measured_rates.DISPATCH, abs=1e-3)
+    assert costs.tasks == 4 * 21 + 1
+    planned = plan_frame(spec, build_frame(spec))
+    # Rows that two blocks share: two columns of 29 records and six rows of 13; each is digested twice.
+    assert planned["receipt_bytes"] == 21 * 600 + 2 * 16 * (2 * 29 + 6 * 13)
+    assert planned["refused"] is None
+    assert planned["scheduler"]["tasks_at_once"]["32"] == 21
+
+
+def test_receipts_are_as_large_as_planned(tmp_path: Path, small_job: Job) -> None:
+    spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(tmp_path / "s.zarr")
+    build(spec, url)
+    store = MechanismStore.open(url)
+    found = [objects.get_bytes(store.objects, receipts.key_of(index)) for index in range(store.plan.blocks)]
+    assert sum(len(one or b"") for one in found) == pytest.approx(receipt_bytes(store.plan), rel=0.25)
+
+
+@given(workers=st.integers(1, 4096), more=st.integers(1, 4096))
+def test_more_workers_never_take_longer(small_job: Job, workers: int, more: int) -> None:
+    spec = parse_job(small_job(privacy={"budget": "certified"}, store={"block_cells": [1, 1]}))
+    costs = JobCosts(spec, Plan.of(Grid(0, 0, 40, 50, 1.0, (6,)), 100, (1, 1)), 4000, 50, 13, 0, 20)
+    few, many = costs.seconds(workers), costs.seconds(workers + more)
+    assert all(many[stage] <= few[stage] for stage in few)
+    stages = sum(seconds for stage, seconds in many.items() if stage != "total")
+    assert many["total"] == pytest.approx(stages, abs=0.01)  # tasks run in this process
+
+
+def test_a_thousand_million_records_are_planned_in_a_moment(small_job: Job) -> None:
+    domain = {"cell_km": 0.1, "refine": [240]}
+    spec = parse_job(small_job(domain=domain, outputs={"count": 1000}, cluster={"kind": "local"}))
+    tracemalloc.start()
+    planned = plan_job(spec)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert planned["records"] > 9e8
+    assert planned["blocks"] > 10_000
+    # Nothing of the size of the records, which are 7 GB at 8 bytes each.
+    assert peak < 50 * 2**20
+    assert planned["client_bytes"] > 3 * 8 * planned["records"]
+    assert 0 < planned["scheduler"]["workers_at_most"]["evaluate"] < planned["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("domain", "outputs", "what"),
+    [
+        ({"cell_km": 3.0, "refine": [9000]}, 8, "arrays over all records"),
+        ({"cell_km": 3.0, "refine": [800]}, 1000, "the tasks"),
+        ({"cell_km": 0.05, "refine": [1]}, 1000, "the seed program"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    domain: dict[str, Any], outputs: int, what: str, small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=8 * 2**30))
+    job = small_job(domain=domain, outputs={"count": outputs}, cluster={"kind": "local"})
+    refused = plan_job(parse_job(job))["refused"]
+    assert f"GiB of it for {what}, but there are 8.0 GiB" in refused
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_a_client_holds_no_more_arrays_over_records_than_planned(
+    region: bool, tmp_path: Path, small_job: Job
+) -> None:
+    domain: dict[str, Any] = {"cell_km": 1.0, "refine": [60]}
+    if region:
+        ring = [[-74.0, 40.7], [-73.95, 40.7], [-73.95, 40.8], [-74.0, 40.8], [-74.0, 40.7]]
+        (tmp_path / "region.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
+        domain["region"] = str(tmp_path / "region.geojson")
+    spec = parse_job(small_job(domain=domain))
+    frame = build_frame(spec)
+    tracemalloc.start()
+    create(spec, str(tmp_path / "s.zarr"), build_domain(spec, frame))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Beside them there are chunks on their way into the store, and the network.
+    assert peak <= _CLIENT_ARRAYS * 8 * frame.grid.records + 12 * 2**20
+
+
+def test_workers_that_cannot_hold_a_task_are_refused(
+    tmp_path: Path, small_job: Job, any_cluster: ClusterSection
+) -> None:
+    """Also those that somebody else has started, whose limits only their scheduler knows."""
+    store = tmp_path / "small.zarr"
+    if any_cluster.kind == "inline":
+        assert build(parse_job(small_job()), str(store))["state"] == "complete"
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mdpext_dask.pipeline.memory._WORKER_BASE", 2**50)
+        spec = parse_job(small_job(cluster=any_cluster.model_dump(exclude_none=True)))
+        with pytest.raises(SpecError, match=r"a worker needs .* GiB with a task, but one of them pauses"):
+            build(spec, str(store))
+    assert not store.exists()

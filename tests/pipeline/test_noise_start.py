@@ -1,0 +1,98 @@
+"""Planar noise as a place that cell programs begin from: within ε, and never worse than noise itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdpext_dask.evaluation.baselines.laplace import planar_laplace
+from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.cells import noise
+from mdpext_dask.pipeline.cells.noise import noise_within, steepest
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.reports.compare.attempt import expected_loss
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def coarse_job(small_job: Job) -> Job:
+    """Source cells as large as the island is wide, few outputs, and little ε."""
+
+    def make(budget: str = "certified", p: float = 2.0) -> dict[str, dict[str, Any]]:
+        return small_job(
+            domain={"cell_km": 8.5, "refine": [3], "metric_p": p},
+            privacy={"budget": budget, "epsilon_per_km": 0.4},
+            extension={"method": "cell-lp"},
+            loss={"kind": "euclidean"},
+            outputs={"count": 5},
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("q", [1.0, 1.5, 2.0, 3.0, math.inf])
+def test_the_steepest_corner_is_found(q: float) -> None:
+    rng = np.random.default_rng(7)
+    rows = rng.dirichlet(np.ones(3), size=(4, 5))
+    logs, h = np.log(rows), 0.7
+    worst = 0.0
+    for i, j in np.ndindex(3, 4):
+        cell = logs[i : i + 2, j : j + 2]
+        for along_x, along_y in np.ndindex(2, 2):
+            vectors = np.stack([cell[1, along_x] - cell[0, along_x], cell[along_y, 1] - cell[along_y, 0]]) / h
+            worst = max(worst, float(np.linalg.norm(vectors, ord=q, axis=0).max()))
+    assert steepest(rows, h, q) == pytest.approx(worst, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_noise_is_lowered_until_its_certificate_holds(coarse_job: Job, tmp_path: Path, p: float) -> None:
+    build(parse_job(coarse_job("half", p)), str(tmp_path / "s.zarr"))
+    problem = Problem.of_store(MechanismStore.open(str(tmp_path / "s.zarr")))
+    target, floor = problem.epsilon_per_km, 1e-6
+    rows = noise_within(problem, target, floor)
+    assert rows is not None
+    q = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[p]
+    everything = rows(slice(None))
+    assert steepest(everything, problem.grid.spacing_km, q) <= target
+    assert everything.min() >= floor
+    np.testing.assert_allclose(everything.sum(axis=-1), 1, rtol=1e-12)
+
+
+def test_programs_that_begin_from_noise_end_below_it(coarse_job: Job, tmp_path: Path) -> None:
+    summary = build(parse_job(coarse_job()), str(tmp_path / "s.zarr"))
+    store = MechanismStore.open(str(tmp_path / "s.zarr"))
+    assert summary["state"] == "complete"
+    assert summary["epsilon_certified"] <= store.planar_limit()
+    problem = Problem.of_store(store)
+    rows = noise_within(problem, problem.epsilon_per_km, 1e-6)
+    assert rows is not None
+    noisy = expected_loss(problem, rows(slice(None)).reshape(-1, problem.outputs))
+    assert summary["loss_km"] <= noisy * (1 + 1e-9)
+    tried = store.seed_attributes["cells"]["tried"]
+    assert [one["candidate"] for one in tried].count("planar noise") == 1
+    assert min(one["loss_km"] for one in tried) >= summary["loss_km"] * (1 - 1e-6)
+
+
+def test_published_budgets_do_not_begin_from_noise(coarse_job: Job, tmp_path: Path) -> None:
+    build(parse_job(coarse_job("half")), str(tmp_path / "s.zarr"))
+    tried = MechanismStore.open(str(tmp_path / "s.zarr")).seed_attributes["cells"]["tried"]
+    assert "planar noise" not in [one["candidate"] for one in tried]
+
+
+def test_where_noise_cannot_be_had_there_is_none(
+    coarse_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(parse_job(coarse_job("half")), str(tmp_path / "s.zarr"))
+    problem = Problem.of_store(MechanismStore.open(str(tmp_path / "s.zarr")))
+    # float64 does not hold such small probabilities.
+    assert noise_within(replace(problem, epsilon_per_km=1e3), 1e3, 1e-6) is None
+    monkeypatch.setattr(noise, "MOST_NUMBERS", problem.grid.records * problem.outputs - 1)
+    assert noise_within(problem, problem.epsilon_per_km, 1e-6) is None
+    assert planar_laplace(problem, 60).rows is not None

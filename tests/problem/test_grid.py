@@ -1,0 +1,253 @@
+"""The grid: how many cells and records a box gets, and which record a place belongs to."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.grid import Box, Grid
+
+JobMaker = Callable[..., dict[str, dict[str, Any]]]
+
+_grids = st.builds(
+    Grid,
+    west_km=st.floats(-50, 50),
+    south_km=st.floats(-50, 50),
+    cells_x=st.integers(1, 4),
+    cells_y=st.integers(1, 4),
+    cell_km=st.floats(0.1, 8),
+    refine=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+)
+# A place relative to the grid: 0..1 is inside, the rest outside, on any side or corner.
+_places = st.tuples(st.floats(-2, 3), st.floats(-2, 3))
+
+
+def _place(grid: Grid, relative: tuple[float, float]) -> np.ndarray:
+    box = grid.box
+    return np.array([box.west_km + relative[0] * box.width_km, box.south_km + relative[1] * box.height_km])
+
+
+def _record_xy(grid: Grid, places: np.ndarray) -> np.ndarray:
+    i, j, _ = grid.nearest_records(places)
+    return np.stack([grid.x_km()[i], grid.y_km()[j]], axis=-1)
+
+
+def _all_records(grid: Grid) -> np.ndarray:
+    return np.array([(x, y) for x in grid.x_km() for y in grid.y_km()])
+
+
+# --- counts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("city", "cell_km", "cells", "refine", "records"),
+    [
+        ("rome", 4.77, (10, 11), [2], 483),
+        ("rome", 4.77, (10, 11), [2, 3], 4087),
+        ("rome", 4.77, (10, 11), [2, 3, 4], 63865),
+        ("london", 6.78, (9, 7), [2], 285),
+        ("london", 6.78, (9, 7), [2, 3], 2365),
+        ("london", 6.78, (9, 7), [2, 3, 4], 36673),
+    ],
+)
+def test_published_experiments_have_the_published_numbers_of_records(
+    city_roads: Callable[[str], Path],
+    small_job: JobMaker,
+    city: str,
+    cell_km: float,
+    cells: tuple[int, int],
+    refine: list[int],
+    records: int,
+) -> None:
+    roads = str(city_roads(city))
+    grid = build_frame(
+        parse_job(small_job(domain={"roads": roads, "cell_km": cell_km, "refine": refine}))
+    ).grid
+    assert (grid.cells_x, grid.cells_y) == cells
+    assert grid.records == records
+
+
+def test_manhattan_in_cells_of_one_kilometre(small_job: JobMaker) -> None:
+    grid = build_frame(parse_job(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]}))).grid
+    assert (grid.cells_x, grid.cells_y) == (9, 19)
+    assert grid.records == 99169
+
+
+def test_a_small_grid_by_hand() -> None:
+    grid = Grid(west_km=-1.0, south_km=10.0, cells_x=2, cells_y=1, cell_km=3.0, refine=(2, 3))
+    assert (grid.factor, grid.spacing_km, grid.source_cells) == (6, 0.5, 2)
+    assert (grid.seeds_shape, grid.seeds) == ((3, 2), 6)
+    assert (grid.shape, grid.records) == ((13, 7), 91)
+    assert grid.box == Box(-1.0, 10.0, 5.0, 13.0)
+    np.testing.assert_array_equal(grid.x_km(), [-1 + 0.5 * i for i in range(13)])
+    np.testing.assert_array_equal(grid.y_km(), [10 + 0.5 * j for j in range(7)])
+    np.testing.assert_array_equal(grid.fractions(), [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+    np.testing.assert_array_equal(
+        grid.seeds_xy_km(), [(-1, 10), (-1, 13), (2, 10), (2, 13), (5, 10), (5, 13)]
+    )
+
+
+@given(grid=_grids)
+@settings(max_examples=50, deadline=None)
+def test_seeds_are_every_fth_record(grid: Grid) -> None:
+    x, y = grid.x_km()[:: grid.factor], grid.y_km()[:: grid.factor]
+    assert (len(x), len(y)) == grid.seeds_shape
+    np.testing.assert_allclose(grid.seeds_xy_km(), [(a, b) for a in x for b in y], rtol=0, atol=1e-12)
+    assert len(grid.x_km()) * len(grid.y_km()) == grid.records
+
+
+def test_order_of_refinement_levels_does_not_move_records() -> None:
+    one, other = (Grid(0.3, -7.1, 3, 2, 1.7, refine) for refine in ((2, 3, 4), (4, 3, 2)))
+    np.testing.assert_array_equal(one.x_km(), other.x_km())
+    np.testing.assert_array_equal(one.y_km(), other.y_km())
+
+
+# --- covering a box --------------------------------------------------------------------------------
+
+
+@given(
+    west=st.floats(-500, 500),
+    south=st.floats(-500, 500),
+    width=st.floats(1, 60),
+    height=st.floats(1, 60),
+    cell=st.floats(0.05, 1),
+)
+@settings(max_examples=50, deadline=None)
+def test_covering_grid_holds_the_box_and_no_spare_cell(
+    west: float, south: float, width: float, height: float, cell: float
+) -> None:
+    box = Box(west, south, west + width, south + height)
+    grid = Grid.covering(box, cell, (2,))
+    assert (grid.west_km, grid.south_km, grid.cell_km, grid.refine) == (west, south, cell, (2,))
+    for cells, side in ((grid.cells_x, box.width_km), (grid.cells_y, box.height_km)):
+        assert cells * cell >= side - 1e-6 * cell
+        assert (cells - 1) * cell < side
+
+
+@given(
+    west=st.floats(-500, 500),
+    south=st.floats(-500, 500),
+    cells=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    cell=st.floats(0.05, 10),
+)
+@settings(max_examples=50, deadline=None)
+def test_whole_numbers_of_cells_do_not_gain_one_through_rounding(
+    west: float, south: float, cells: tuple[int, int], cell: float
+) -> None:
+    box = Box(west, south, west + cells[0] * cell, south + cells[1] * cell)
+    grid = Grid.covering(box, cell, (2,))
+    assert (grid.cells_x, grid.cells_y) == cells
+
+
+def test_three_tenths_are_three_cells_of_a_tenth() -> None:
+    assert 0.1 + 0.2 > 0.3  # the rounding in question
+    grid = Grid.covering(Box(0, 0, 0.1 + 0.2, 0.3), 0.1, (1,))
+    assert (grid.cells_x, grid.cells_y) == (3, 3)
+
+
+def test_a_metre_more_than_whole_cells_takes_another_cell() -> None:
+    assert Grid.covering(Box(0, 0, 3.001, 3.0), 1.0, (1,)).cells_x == 4
+
+
+@pytest.mark.parametrize("box", [Box(0, 0, 2, 9), Box(0, 0, 9, 2), Box(0, 0, 0, 9)])
+def test_cell_larger_than_the_box_is_refused(box: Box) -> None:
+    with pytest.raises(SpecError, match=r"^domain\.cell_km: .*2\.5 km .*larger than the box") as caught:
+        Grid.covering(box, 2.5, (2,))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_cell_larger_than_the_network_is_refused(small_job: JobMaker) -> None:
+    with pytest.raises(SpecError, match=r"domain\.cell_km: .* 20 km"):
+        build_frame(parse_job(small_job(domain={"cell_km": 20.0})))
+
+
+def test_one_cell_may_be_as_large_as_the_box() -> None:
+    assert Grid.covering(Box(0, 0, 2.5, 2.5), 2.5, (2,)).source_cells == 1
+
+
+def test_box_is_closed_to_a_millimetre() -> None:
+    box = Box(0.0, 1.0, 2.0, 3.0)
+    places = np.array([(0, 1), (2, 3), (-1e-7, 2), (-1e-5, 2), (2 + 1e-5, 2), (1, 1 - 1e-5), (1, 3 + 1e-5)])
+    assert box.contains(places).tolist() == [True, True, True, False, False, False, False]
+
+
+# --- nearest records -------------------------------------------------------------------------------
+
+
+@given(grid=_grids, relative=st.lists(_places, min_size=1, max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tuple[float, float]]) -> None:
+    places = np.array([_place(grid, r) for r in relative])
+    found = np.linalg.norm(_record_xy(grid, places) - places, axis=1)
+    distances = np.linalg.norm(places[:, None] - _all_records(grid)[None], axis=-1)
+    np.testing.assert_allclose(found, distances.min(axis=1), rtol=1e-12, atol=1e-12)
+
+
+@given(grid=_grids, relative=_places)
+@settings(max_examples=50, deadline=None)
+def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]) -> None:
+    x, y = _place(grid, relative)
+    box = grid.box
+    inside = grid.nearest_records(np.array([(x, y)]))[2]
+    beyond = max(box.west_km - x, x - box.east_km, box.south_km - y, y - box.north_km)
+    if beyond <= 0 or beyond > 2e-6:  # in between, a millimetre of doubt is allowed
+        assert inside.tolist() == [beyond <= 0]
+
+
+@given(grid=_grids)
+@settings(max_examples=20, deadline=None)
+def test_every_record_is_its_own_nearest(grid: Grid) -> None:
+    i, j, _ = grid.nearest_records(_all_records(grid))
+    np.testing.assert_array_equal(i * grid.shape[1] + j, np.arange(grid.records))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@given(grid=_grids, one=_places, other=_places)
+@settings(max_examples=50, deadline=None)
+def test_moving_to_records_adds_at_most_twice_the_largest_rounding(
+    p: float, grid: Grid, one: tuple[float, float], other: tuple[float, float]
+) -> None:
+    # Moving to the rectangle adds nothing, in any d_p; moving on to the record adds up to rho, twice.
+    places = np.array([_place(grid, one), _place(grid, other)])
+    records = _record_xy(grid, places)
+    rho = np.linalg.norm([grid.spacing_km / 2] * 2, ord=p)
+    moved = np.linalg.norm(records[0] - records[1], ord=p)
+    assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 2 * rho + 1e-9
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@given(one=_places, other=_places)
+@settings(max_examples=50, deadline=None)
+def test_moving_to_the_rectangle_never_adds_distance(
+    p: float, one: tuple[float, float], other: tuple[float, float]
+) -> None:
+    # On a lattice of 1 m, what rounding can add is far below the distances at stake.
+    grid = Grid(-3.0, 5.0, 2, 3, 4.0, (10, 20, 20))
+    places = np.array([_place(grid, one), _place(grid, other)])
+    records = _record_xy(grid, places)
+    moved = np.linalg.norm(records[0] - records[1], ord=p)
+    assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 0.0021
+
+
+def test_places_outside_go_to_the_border_by_hand() -> None:
+    grid = Grid(0.0, 0.0, 1, 1, 2.0, (2,))
+    places = np.array([(-5, 0.9), (-5, -5), (9, 9), (1.4, 7), (1.6, 1.6), (2.0, 0.0)])
+    i, j, inside = grid.nearest_records(places)
+    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(0, 1), (0, 0), (2, 2), (1, 2), (2, 2), (2, 0)]
+    assert inside.tolist() == [False, False, False, False, True, True]
+
+
+def test_records_on_the_border_are_inside() -> None:
+    """The last record may lie an ulp beyond the sum of the cells."""
+    grid = Grid(-16.208877449286675, -10.838099947183878, 4, 10, 1.89, (3,))
+    corner = np.array([[grid.x_km()[-1], grid.y_km()[-1]], [grid.x_km()[0], grid.y_km()[0]]])
+    assert grid.nearest_records(corner)[2].all()
+    assert not grid.nearest_records(corner + np.array([[0.001, 0.0], [-0.001, 0.0]]))[2].any()

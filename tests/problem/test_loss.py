@@ -1,0 +1,229 @@
+"""The losses and the seed cost, against their definitions written out in loops."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import EuclideanLoss, Loss, TravelLoss, assemble_seed_cost, corner_costs
+
+Floats = NDArray[np.float64]
+
+
+class _Problem:
+    """A grid with random prior and loss; `kind` says which loss."""
+
+    def __init__(
+        self, seed: int, cells: tuple[int, int], refine: tuple[int, ...], outputs: int, kind: str
+    ) -> None:
+        generator = np.random.default_rng(seed)
+        self.grid = Grid(-3.2, 41.7, *cells, 1.3, refine)
+        self.prior = generator.random(self.grid.shape)
+        # Some records have no weight at all, as in a real city.
+        self.prior[generator.random(self.grid.shape) < 0.3] = 0
+        box = self.grid.box
+        low, high = (box.west_km, box.south_km), (box.east_km, box.north_km)
+        self.loss: Loss
+        if kind == "euclidean":
+            self.loss = EuclideanLoss(generator.uniform(low, high, (outputs, 2)))
+        else:
+            nodes, tasks = 12, 7
+            weight = generator.random(tasks)
+            self.loss = TravelLoss(
+                node_xy_km=generator.uniform(low, high, (nodes, 2)),
+                task_distance_km=generator.uniform(0, 30, (nodes, tasks)).astype(np.float32),
+                task_weight=weight / weight.sum(),
+                output_node=generator.integers(0, nodes, outputs),
+            )
+
+    def records(self) -> Floats:
+        return np.array([(x, y) for x in self.grid.x_km() for y in self.grid.y_km()])
+
+    def costs(self, cells: tuple[slice, slice]) -> Floats:
+        """Return the corner costs of some cells, from the part of the prior that they own."""
+        factor = self.grid.factor
+        owned = tuple(
+            slice(part.start * factor, part.stop * factor + (part.stop == whole))
+            for part, whole in zip(cells, (self.grid.cells_x, self.grid.cells_y), strict=True)
+        )
+        return corner_costs(self.grid, self.loss, self.prior[owned], cells)
+
+    def all_costs(self) -> Floats:
+        return self.costs((slice(0, self.grid.cells_x), slice(0, self.grid.cells_y)))
+
+
+def _dense_seed_cost(problem: _Problem) -> Floats:
+    """Return Wᵀ diag(π) L with W from the tent function of every seed."""
+    grid = problem.grid
+    loss = problem.loss.rows(problem.records())
+    seeds_x, seeds_y = grid.seeds_shape
+    cost = np.zeros((grid.seeds, loss.shape[1]))
+    for i in range(grid.shape[0]):
+        for j in range(grid.shape[1]):
+            record = i * grid.shape[1] + j
+            for a in range(seeds_x):
+                for b in range(seeds_y):
+                    weight = max(0.0, 1 - abs(i / grid.factor - a)) * max(0.0, 1 - abs(j / grid.factor - b))
+                    cost[a * seeds_y + b] += weight * problem.prior[i, j] * loss[record]
+    return cost
+
+
+_problems = st.builds(
+    _Problem,
+    seed=st.integers(0, 2**32 - 1),
+    cells=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    refine=st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple),
+    outputs=st.integers(1, 6),
+    kind=st.sampled_from(["euclidean", "travel"]),
+)
+
+
+def _cuts(draw: Any, whole: int) -> list[slice]:
+    """Cut a range of cells into random consecutive parts."""
+    inner = draw(st.sets(st.integers(1, whole - 1))) if whole > 1 else set()
+    ends = sorted({0, *inner, whole})
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+# --- losses ----------------------------------------------------------------------------------------
+
+
+def test_euclidean_loss_by_hand() -> None:
+    loss = EuclideanLoss(np.array([(0.0, 0.0), (3.0, 4.0)]))
+    rows = loss.rows(np.array([(0.0, 0.0), (3.0, 0.0), (-5.0, 12.0)]))
+    np.testing.assert_allclose(rows, [[0, 5], [3, 4], [13, np.sqrt(128)]], rtol=1e-15)
+
+
+def test_travel_loss_by_hand() -> None:
+    loss = TravelLoss(
+        node_xy_km=np.array([(0.0, 0.0), (10.0, 0.0), (0.0, 10.0)]),
+        task_distance_km=np.array([(0.0, 9.0), (12.0, 3.0), (7.0, 1.0)], dtype=np.float32),
+        task_weight=np.array([0.25, 0.75]),
+        output_node=np.array([1, 0]),
+    )
+    # The first place is nearest to node 0, the second to node 2.
+    rows = loss.rows(np.array([(1.0, 2.0), (2.0, 9.0)]))
+    node_0_to_1 = 0.25 * 12 + 0.75 * 6
+    node_2_to_1, node_2_to_0 = 0.25 * 5 + 0.75 * 2, 0.25 * 7 + 0.75 * 8
+    np.testing.assert_allclose(rows, [[node_0_to_1, 0], [node_2_to_1, node_2_to_0]], rtol=1e-15)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    nodes=st.integers(1, 12),
+    tasks=st.integers(1, 9),
+    outputs=st.integers(1, 6),
+    places=st.integers(1, 15),
+)
+@settings(max_examples=50, deadline=None)
+def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: int, places: int) -> None:
+    generator = np.random.default_rng(seed)
+    node_xy = generator.uniform(-5, 5, (nodes, 2))
+    distance = generator.uniform(0, 40, (nodes, tasks)).astype(np.float32)
+    weight = generator.random(tasks)
+    output_node = generator.integers(0, nodes, outputs)
+    xy = generator.uniform(-6, 6, (places, 2))
+
+    expected = np.zeros((places, outputs))
+    for row, place in enumerate(xy):
+        nearest = min(range(nodes), key=lambda n: np.hypot(*(node_xy[n] - place)))
+        for k in range(outputs):
+            for q in range(tasks):
+                gap = abs(float(distance[nearest, q]) - float(distance[output_node[k], q]))
+                expected[row, k] += weight[q] * gap
+    loss = TravelLoss(node_xy, distance, weight, output_node)
+    np.testing.assert_allclose(loss.rows(xy), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_task_without_weight_does_not_matter() -> None:
+    generator = np.random.default_rng(3)
+    nodes, output_node = generator.random((5, 2)), np.array([4, 0, 2])
+    distance = generator.random((5, 3)).astype(np.float32)
+    with_it = TravelLoss(nodes, distance, np.array([0.5, 0.0, 0.5]), output_node)
+    without = TravelLoss(nodes, distance[:, [0, 2]], np.array([0.5, 0.5]), output_node)
+    places = generator.random((20, 2))
+    np.testing.assert_allclose(with_it.rows(places), without.rows(places), rtol=1e-14)
+
+
+# --- the seed cost ---------------------------------------------------------------------------------
+
+
+def test_seed_cost_of_one_cell_by_hand() -> None:
+    grid = Grid(0.0, 0.0, 1, 1, 2.0, (2,))
+    prior = np.array([(1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0)])
+
+    class One:
+        def rows(self, xy_km: Floats) -> Floats:
+            return np.ones((len(xy_km), 1))
+
+    cost = corner_costs(grid, One(), prior, (slice(0, 1), slice(0, 1)))
+    expected = [
+        1 + (2 + 4) / 2 + 5 / 4,  # south-west corner
+        3 + (2 + 6) / 2 + 5 / 4,  # north-west
+        7 + (4 + 8) / 2 + 5 / 4,  # south-east
+        9 + (6 + 8) / 2 + 5 / 4,  # north-east
+    ]
+    assert cost.shape == (1, 1, 2, 2, 1)
+    assert cost.ravel().tolist() == expected
+    assert assemble_seed_cost(grid, cost).tolist() == [[value] for value in expected]
+
+
+@given(problem=_problems)
+@settings(max_examples=40, deadline=None)
+def test_seed_cost_is_the_dense_product(problem: _Problem) -> None:
+    found = assemble_seed_cost(problem.grid, problem.all_costs())
+    np.testing.assert_allclose(found, _dense_seed_cost(problem), rtol=1e-12, atol=1e-12)
+
+
+@given(problem=_problems)
+@settings(max_examples=40, deadline=None)
+def test_costs_of_all_corners_add_up_to_the_cost_of_all_records(problem: _Problem) -> None:
+    expected = problem.prior.ravel() @ problem.loss.rows(problem.records())
+    costs = problem.all_costs()
+    np.testing.assert_allclose(costs.sum(axis=(0, 1, 2, 3)), expected, rtol=1e-12)
+    np.testing.assert_allclose(assemble_seed_cost(problem.grid, costs).sum(axis=0), expected, rtol=1e-12)
+
+
+@given(problem=_problems, data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_costs_are_the_same_to_the_last_bit_in_any_blocks(problem: _Problem, data: st.DataObject) -> None:
+    whole = problem.all_costs()
+    pieces = np.full_like(whole, np.nan)
+    for across in _cuts(data.draw, problem.grid.cells_x):
+        for along in _cuts(data.draw, problem.grid.cells_y):
+            pieces[across, along] = problem.costs((across, along))
+    assert np.array_equal(pieces, whole)
+
+
+@pytest.mark.parametrize("kind", ["euclidean", "travel"])
+@pytest.mark.parametrize("outputs", [1, 2, 17])
+@pytest.mark.parametrize("block", [(1, 1), (1, 5), (5, 1), (2, 3)])
+def test_costs_of_a_larger_grid_do_not_depend_on_the_blocks(
+    kind: str, outputs: int, block: tuple[int, int]
+) -> None:
+    problem = _Problem(seed=5, cells=(5, 5), refine=(2, 3), outputs=outputs, kind=kind)
+    pieces = np.full((5, 5, 2, 2, outputs), np.nan)
+    for i in range(0, 5, block[0]):
+        for j in range(0, 5, block[1]):
+            cells = slice(i, min(i + block[0], 5)), slice(j, min(j + block[1], 5))
+            pieces[cells] = problem.costs(cells)
+    assert np.array_equal(pieces, problem.all_costs())
+
+
+@given(problem=_problems, data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_record_counts_in_one_cell_only(problem: _Problem, data: st.DataObject) -> None:
+    grid = problem.grid
+    i, j = data.draw(st.integers(0, grid.shape[0] - 1)), data.draw(st.integers(0, grid.shape[1] - 1))
+    problem.prior[:] = 0
+    problem.prior[i, j] = 1
+    cells = np.argwhere(problem.all_costs().sum(axis=(2, 3, 4)) > 0)
+    # The cell to its upper right, or the last one on the upper and right border.
+    owner = min(i // grid.factor, grid.cells_x - 1), min(j // grid.factor, grid.cells_y - 1)
+    loss = problem.loss.rows(np.array([(grid.x_km()[i], grid.y_km()[j])]))
+    assert cells.tolist() == ([list(owner)] if loss.any() else [])

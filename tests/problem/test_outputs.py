@@ -1,0 +1,351 @@
+"""Outputs from files, from the prior and from all road nodes, and whole jobs with them."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import geopandas
+import numpy as np
+import pytest
+import rasterio
+import shapely
+from affine import Affine
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.job.spec import JobSpec, files_of, load_job, parse_job, with_overrides
+from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.problem.domain import Domain, build_domain
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import TravelLoss
+from mdpext_dask.problem.outputs import centres_of, output_count
+from mdpext_dask.reports.compare.answers import Case
+from mdpext_dask.reports.compare.protocol import compare
+from mdpext_dask.sampling.mechanism import open_mechanism
+from tests.support.processes import write_toml
+
+# Six by five road nodes, a kilometre apart or so, and one street that is one place with another's end.
+EAST, NORTH = 12.5 + 0.012 * np.arange(6), 41.9 + 0.009 * np.arange(5)
+# Places inside, one of them twice as heavy; and one outside.
+PLACES = [(12.51, 41.91, 1.0), (12.53, 41.92, 2.0), (12.55, 41.93, 0.0)]
+OUTSIDE = (13.5, 41.91, 1.0)
+
+
+@pytest.fixture
+def roads(tmp_path: Path) -> str:
+    folder = tmp_path / "roads"
+    folder.mkdir()
+    nodes = [(6 * j + i, x, y) for j, y in enumerate(NORTH) for i, x in enumerate(EAST)]
+    nodes.append((99, *nodes[0][1:]))  # the place of another
+    edges = [(6 * j + i, 6 * j + i + 1, 1000) for j in range(5) for i in range(5)]
+    edges += [(6 * j + i, 6 * j + i + 6, 1000) for j in range(4) for i in range(6)] + [(0, 99, 10)]
+    for name, header, rows in (
+        ("nodes", "id,lon,lat", nodes),
+        ("edges", "u,v,length_m,oneway", [(*edge, 0) for edge in edges]),
+    ):
+        text = "\n".join([header, *(",".join(map(str, row)) for row in rows)])
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return str(folder)
+
+
+@pytest.fixture
+def job(roads: str) -> Callable[..., JobSpec]:
+    def make(**sections: dict[str, Any]) -> JobSpec:
+        document: dict[str, dict[str, Any]] = {
+            "domain": {"roads": roads, "cell_km": 1.5, "refine": [2]},
+            "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+            "extension": {"method": "log-convex"},
+            "outputs": {"count": 4},
+            "loss": {"tasks": 3},
+            "cluster": {"kind": "inline"},
+        }
+        for name, keys in sections.items():
+            document[name] = keys if name == "outputs" else {**document.get(name, {}), **keys}
+        return parse_job(document)
+
+    return make
+
+
+def save_places(path: Path, rows: list[tuple[float, float, float]]) -> str:
+    lon, lat, weight = zip(*rows, strict=True)
+    if path.suffix == ".csv":
+        path.write_text("lon,lat,weight\n" + "".join(f"{a!r},{b!r},{w!r}\n" for a, b, w in rows))
+        return str(path)
+    frame = geopandas.GeoDataFrame({"weight": weight}, geometry=shapely.points(lon, lat), crs=4326)
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        path.write_text(frame.to_json(drop_id=True))
+    return str(path)
+
+
+def refusal(action: Callable[[], object], kind: type[Exception] = DataError) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+# --- from files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["p.parquet", "p.geojson", "p.geojson.gz"])
+def test_a_job_takes_points_from_every_format(tmp_path: Path, job: Callable[..., JobSpec], name: str) -> None:
+    def domain(file: str) -> Domain:
+        return build_domain(
+            job(
+                outputs={"choose": "file", "file": file},
+                prior={"kind": "file", "file": file},
+                loss={"tasks_file": file},
+            )
+        )
+
+    expected = domain(save_places(tmp_path / "p.csv", PLACES))
+    path = tmp_path / name
+    if name.endswith(".gz"):
+        plain = Path(save_places(path.with_suffix(""), PLACES))
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    else:
+        save_places(path, PLACES)
+    found = domain(str(path))
+    np.testing.assert_array_equal(found.output_xy_km, expected.output_xy_km)
+    np.testing.assert_array_equal(found.prior, expected.prior)
+    assert isinstance(found.loss, TravelLoss)
+    assert isinstance(expected.loss, TravelLoss)
+    np.testing.assert_array_equal(found.loss.task_weight, expected.loss.task_weight)
+    np.testing.assert_array_equal(found.loss.task_distance_km, expected.loss.task_distance_km)
+
+
+def test_points_outside_are_an_error_or_dropped(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+    file = save_places(tmp_path / "p.geojson", [PLACES[0], OUTSIDE, *PLACES[1:]])
+    outputs = {"choose": "file", "file": file}
+    message = refusal(lambda: build_domain(job(outputs=outputs)))
+    assert f"{file}: 1 of 4 outputs lie outside the grid, the first in row 2 at x = " in message
+    assert 'outputs.outside = "drop"' in message
+    assert refusal(lambda: plan_job(job(outputs=outputs))) == message
+    spec = job(outputs={**outputs, "outside": "drop"})
+    domain = build_domain(spec)
+    np.testing.assert_allclose(domain.output_lonlat, [place[:2] for place in PLACES], rtol=1e-9)
+    assert f"1 of the 4 outputs of {file} lie outside the grid and were left out" in domain.notes
+    assert output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 3
+    save_places(tmp_path / "p.geojson", [OUTSIDE])
+    assert "all of its 1 outputs lie outside" in refusal(lambda: build_domain(spec))
+    # Of places outside, two may be the same; of those inside, not.
+    save_places(tmp_path / "p.geojson", [OUTSIDE, OUTSIDE, PLACES[0]])
+    assert build_domain(spec).outputs == 1
+    save_places(tmp_path / "p.geojson", [PLACES[0], PLACES[0]])
+    assert "same place, those of rows 1 and 2" in refusal(lambda: build_domain(spec))
+    save_places(tmp_path / "p.geojson", [PLACES[1], OUTSIDE, PLACES[0], PLACES[2], PLACES[0]])
+    assert "same place, those of rows 3 and 5" in refusal(lambda: build_domain(spec))
+
+
+# --- all road nodes --------------------------------------------------------------------------------
+
+
+def test_all_road_nodes_are_all_places_with_one(job: Callable[..., JobSpec]) -> None:
+    spec = job(outputs={"choose": "all-road-nodes"})
+    domain = build_domain(spec)
+    assert domain.outputs == output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 30
+    expected = sorted((x, y) for x in EAST for y in NORTH)
+    found = sorted(map(tuple, domain.output_lonlat.round(9)))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_road_nodes_of_the_box_only(job: Callable[..., JobSpec]) -> None:
+    bbox = [EAST[1] - 1e-3, NORTH[1] - 1e-3, EAST[4] + 1e-3, NORTH[3] + 1e-3]
+    spec = job(domain={"bbox": bbox, "cell_km": 1.0}, outputs={"choose": "all-road-nodes"})
+    assert build_domain(spec).outputs == 12
+
+
+def test_too_many_road_nodes_are_counted(job: Callable[..., JobSpec]) -> None:
+    spec = job(outputs={"choose": "all-road-nodes", "limit": 29})
+    for action in (build_domain, plan_job):
+        message = refusal(lambda action=action: action(spec))
+        assert "holds 30 road nodes, more than 29; raise outputs.limit" in message
+    assert build_domain(job(outputs={"choose": "all-road-nodes", "limit": 30})).outputs == 30
+
+
+# --- from the prior --------------------------------------------------------------------------------
+
+
+def test_centres_of_the_prior_are_means_of_records(job: Callable[..., JobSpec]) -> None:
+    spec = job(outputs={"choose": "prior", "count": 5})
+    domain = build_domain(spec)
+    assert domain.outputs == output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 5
+    x, y = np.meshgrid(domain.grid.x_km(), domain.grid.y_km(), indexing="ij")
+    xy = np.stack([x.ravel(), y.ravel()], axis=-1)
+    nearest = np.argmin(((xy[:, None] - domain.output_xy_km) ** 2).sum(axis=2), axis=1)
+    means = [
+        np.average(xy[nearest == k], axis=0, weights=domain.prior.ravel()[nearest == k]) for k in range(5)
+    ]
+    np.testing.assert_allclose(means, domain.output_xy_km, atol=1e-12)
+    # Travel ends at the road node that is nearest to each.
+    assert isinstance(domain.loss, TravelLoss)
+    away = ((domain.loss.node_xy_km - domain.output_xy_km[:, None]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(away[np.arange(5), domain.loss.output_node], away.min(axis=1))
+
+
+def test_another_seed_begins_elsewhere(job: Callable[..., JobSpec]) -> None:
+    def centres(seed: int) -> bytes:
+        outputs = {"choose": "prior", "count": 7, "random_seed": seed}
+        return build_domain(job(outputs=outputs)).output_xy_km.tobytes()
+
+    assert centres(3) == centres(3)
+    assert len({centres(seed) for seed in range(6)}) > 1
+
+
+def test_no_more_centres_than_records(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+    file = save_places(tmp_path / "p.csv", PLACES)
+    prior = {"kind": "file", "file": file}
+    # The third has no weight.
+    spec = job(outputs={"choose": "prior", "count": 3}, prior=prior)
+    message = refusal(lambda: build_domain(spec))
+    assert message == "outputs.count: 3 are wanted, but only 2 records have any prior"
+    assert build_domain(with_overrides(spec, ["outputs.count=2"])).outputs == 2
+    many = with_overrides(spec, ["outputs.count=1000"])
+    for action in (build_domain, plan_job):
+        assert "the box holds only" in refusal(lambda action=action: action(many))
+
+
+def test_centres_stay_where_the_region_is(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+    region = tmp_path / "region.geojson"
+    corner = shapely.box(EAST[0], NORTH[0], EAST[2], NORTH[2])
+    region.write_text(json.dumps(shapely.geometry.mapping(corner)))
+    spec = job(domain={"region": str(region), "cell_km": 1.0}, outputs={"choose": "prior", "count": 3})
+    domain = build_domain(spec)
+    assert domain.grid.lie_in(domain.kept, domain.output_xy_km).all()
+
+
+def test_of_very_many_records_neighbours_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = Grid(-3.0, 2.0, 5, 3, 1.0, (20,))
+    x, y = np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij")
+    prior = np.exp(-((x - 1) ** 2) - 3 * (y - 3) ** 2) + 0.2 * np.exp(-8 * (x + 2) ** 2 - 8 * (y - 4.5) ** 2)
+    prior[:, ::7] = 0
+    prior /= prior.sum()
+    xy = np.stack([x[prior > 0], y[prior > 0]], axis=-1)
+
+    def cost(centres: np.ndarray) -> float:
+        return float((prior[prior > 0] * ((xy[:, None] - centres) ** 2).sum(axis=2).min(axis=1)).sum())
+
+    exact = min(cost(centres_of(prior, grid, 6, seed)) for seed in range(5))
+    monkeypatch.setattr("mdpext_dask.problem.outputs._MOST_PLACES", 500)
+    merged = min(cost(centres_of(prior, grid, 6, seed)) for seed in range(5))
+    assert exact <= merged * 1.01 <= exact * 1.03
+    # One centre is the mean of all records however they are taken together.
+    mean = centres_of(prior, grid, 1, 0)
+    np.testing.assert_allclose(mean[0], np.average(xy, axis=0, weights=prior[prior > 0]), rtol=1e-12)
+
+
+# --- what goes together ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ({"choose": "prior"}, 'choose = "prior" needs count'),
+        ({"choose": "all-road-nodes", "count": 3}, 'count does not go with choose = "all-road-nodes"'),
+        ({"choose": "seeds", "limit": 3}, 'limit goes with choose = "all-road-nodes" only'),
+        ({"count": 3, "outside": "drop"}, 'outside = "drop" goes with choose = "file" only'),
+        ({"choose": "prior", "count": 3, "file": "x"}, 'file goes with choose = "file"'),
+        ({"choose": "all-road-nodes", "limit": 0}, "outputs.limit"),
+        ({"choose": "file", "file": "x", "outside": "move"}, "outputs.outside"),
+    ],
+)  # fmt: skip
+def test_outputs_that_do_not_go_together(
+    job: Callable[..., JobSpec], outputs: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(lambda: job(outputs=outputs), SpecError)
+
+
+def test_overrides_drop_what_a_choice_makes_meaningless(job: Callable[..., JobSpec]) -> None:
+    spec = job(outputs={"choose": "file", "file": "/p.csv", "outside": "drop"})
+    spec = with_overrides(spec, ["outputs.choose=all-road-nodes", "outputs.limit=7"])
+    assert spec.outputs.model_dump() == {
+        "choose": "all-road-nodes", "count": None, "random_seed": 0, "file": None, "outside": "error",
+        "limit": 7,
+    }  # fmt: skip
+    spec = with_overrides(spec, ["outputs.choose=prior", "outputs.count=3"])
+    assert (spec.outputs.limit, spec.outputs.count) == (None, 3)
+    spec = with_overrides(spec, ["outputs.choose=road-nodes"])
+    assert spec.outputs.count == 3
+    spec = with_overrides(spec, ["outputs.choose=seeds"])
+    assert spec.outputs.count is None
+    spec = with_overrides(spec, ["prior.kind=raster", "prior.file=/p.tif"])
+    assert with_overrides(spec, ["prior.kind=file"]).prior.file == "/p.tif"
+    assert with_overrides(spec, ["prior.kind=uniform"]).prior.file is None
+
+
+def test_a_raster_enters_the_fingerprint_by_its_content(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+    for name in ("a.tif", "b.tif", "c.tif"):
+        (tmp_path / name).write_bytes(b"people" if name != "c.tif" else b"others")
+    prints = [
+        job(prior={"kind": "raster", "file": str(tmp_path / name)}).fingerprint()
+        for name in ("a.tif", "b.tif", "c.tif")
+    ]
+    assert prints[0] == prints[1] != prints[2]
+    spec = job(prior={"kind": "raster", "file": str(tmp_path / "a.tif")})
+    # What is handed to other machines is found in the same way.
+    assert files_of(spec)["prior.file"] == str(tmp_path / "a.tif")
+
+
+# --- whole jobs ------------------------------------------------------------------------------------
+
+
+def save_raster(path: Path) -> str:
+    values = np.random.default_rng(0).integers(0, 9, (40, 60)).astype(np.float32)
+    transform = Affine(0.0015, 0, 12.49, 0, -0.0015, 41.95)
+    options = {"driver": "GTiff", "crs": 4326, "transform": transform, "dtype": "float32", "nodata": 0}
+    with rasterio.open(path, "w", count=1, height=40, width=60, **options) as file:
+        file.write(values[None])
+    return str(path)
+
+
+@pytest.fixture(params=["file", "prior", "all-road-nodes"])
+def choice(request: pytest.FixtureRequest, tmp_path: Path, job: Callable[..., JobSpec]) -> JobSpec:
+    outputs: dict[str, Any] = {"choose": request.param}
+    prior: dict[str, Any] = {"kind": "uniform"}
+    if request.param == "file":
+        file = save_places(tmp_path / "places.geojson", [*PLACES, OUTSIDE])
+        outputs |= {"file": file, "outside": "drop"}
+        prior = {"kind": "file", "file": save_places(tmp_path / "prior.parquet", PLACES)}
+    elif request.param == "prior":
+        outputs["count"] = 4
+        prior = {"kind": "raster", "file": save_raster(tmp_path / "people.tif")}
+    return job(outputs=outputs, prior=prior)
+
+
+def test_a_whole_job(tmp_path: Path, choice: JobSpec) -> None:
+    """From a job file through plan and run to reports, with the promise kept."""
+    path = tmp_path / "job.toml"
+    sections = choice.canonical().items()
+    write_toml(path, {name: {k: v for k, v in keys.items() if v is not None} for name, keys in sections})
+    spec = load_job(path)
+    assert spec.fingerprint() == choice.fingerprint()
+    store = tmp_path / "m.zarr"
+    summary = build(spec, str(store))
+    domain = build_domain(spec)
+    assert summary["epsilon_certified"] <= spec.privacy.epsilon_per_km
+    mechanism = open_mechanism(str(store))
+    np.testing.assert_array_equal(mechanism.output_xy_km, domain.output_xy_km)
+    assert len(mechanism.output_xy_km) == plan_job(spec)["outputs"]
+    drawn, outside = mechanism.sample_points(np.array([place[:2] for place in PLACES]))
+    assert not outside.any()
+    assert ((drawn >= 0) & (drawn < domain.outputs)).all()
+
+
+def test_repetitions_of_a_comparison(tmp_path: Path, choice: JobSpec) -> None:
+    """Drawn outputs are drawn anew, k-means begins elsewhere, what is given stays."""
+    case = Case("the job", choice, ("em",), "ours")
+    first, second = (build_domain(case.repetition(k)).output_xy_km for k in range(2))
+    given = choice.outputs.choose in ("file", "all-road-nodes")
+    assert np.array_equal(first, second) == given
+    euclidean = Case("the job", with_overrides(choice, ["loss.kind=euclidean"]), ("em",), "ours")
+    assert case.draws
+    assert euclidean.draws != given
+    if choice.outputs.choose != "prior":
+        return
+    (summary,) = compare(choice, tmp_path / "compared", methods=["em"], repeats=1, bound_seconds=0)
+    assert summary.problem["outputs"] == build_domain(choice).outputs

@@ -1,0 +1,191 @@
+"""The projection: it comes back, and its distortion bounds what happens to ground distances."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyproj import CRS, Geod, Transformer
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.grid import Box
+from mdpext_dask.problem.projection import Projection
+
+_WGS84 = Geod(ellps="WGS84")
+# PROJ takes a place within 1e-10 radians of the centre, 0.6 mm, for the centre itself.
+_SNAP_DEGREES, _SNAP_KM = 1e-8, 2e-6
+
+
+def _ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.asarray(_WGS84.inv(one[:, 0], one[:, 1], other[:, 0], other[:, 1])[2]) / 1000
+
+
+def _square(side_km: float) -> tuple[float, float, float, float]:
+    return -side_km / 2, -side_km / 2, side_km / 2, side_km / 2
+
+
+@given(
+    lon=st.floats(-175, 175),
+    lat=st.floats(-75, 75),
+    away=st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=10),
+)
+@settings(max_examples=50, deadline=None)
+def test_degrees_come_back(lon: float, lat: float, away: list[tuple[float, float]]) -> None:
+    projection = Projection(lon, lat)
+    places = np.array([(lon, lat)]) + np.array(away)
+    back = projection.to_degrees(projection.to_plane(places))
+    np.testing.assert_allclose(back, places, rtol=0, atol=_SNAP_DEGREES)
+
+
+@given(
+    lon=st.floats(-180, 180),
+    lat=st.floats(-75, 75),
+    bearing=st.floats(-180, 180),
+    km=st.floats(0, 200),
+)
+@settings(max_examples=50, deadline=None)
+def test_distance_and_bearing_from_the_centre_are_true(
+    lon: float, lat: float, bearing: float, km: float
+) -> None:
+    end_lon, end_lat, _ = _WGS84.fwd(lon, lat, bearing, km * 1000)
+    [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
+    angle = np.deg2rad(bearing)
+    np.testing.assert_allclose([x, y], [km * np.sin(angle), km * np.cos(angle)], rtol=0, atol=1e-5)
+
+
+def test_centre_is_the_middle_of_the_box() -> None:
+    projection = Projection.centred_on(12.0, 41.5, 13.0, 42.0)
+    assert projection == Projection(12.5, 41.75)
+    np.testing.assert_allclose(projection.to_plane(np.array([(12.5, 41.75)])), [(0, 0)], atol=1e-9)
+
+
+@pytest.mark.parametrize("side_km", [5.0, 50.0, 300.0, 1500.0])
+@pytest.mark.parametrize("lat", [-70.0, -45.0, -10.0, 0.0, 25.0, 42.0, 51.5, 70.0])
+def test_no_pair_is_stretched_by_more_than_the_distortion(lat: float, side_km: float) -> None:
+    projection = Projection(12.5, lat)
+    box = _square(side_km)
+    distortion = projection.distortion(Box(*box).radius_km)
+    generator = np.random.default_rng(7)
+    one = generator.uniform(-side_km / 2, side_km / 2, (4000, 2))
+    # Half of the pairs are anywhere, half are close together, a third of all lie on the border.
+    other = generator.uniform(-side_km / 2, side_km / 2, (4000, 2))
+    other[::2] = one[::2] + generator.uniform(-side_km / 50, side_km / 50, (2000, 2))
+    one[::3, 0] = side_km / 2
+    other[::3, 0] = side_km / 2
+    other = np.clip(other, -side_km / 2, side_km / 2)
+    planar = np.linalg.norm(one - other, axis=1)
+    ground = _ground_km(projection.to_degrees(one), projection.to_degrees(other))
+    far = ground > 0.01
+    assert far.sum() > 3900
+    assert np.max(planar[far] / ground[far]) <= 1 + distortion
+
+
+@given(
+    lat=st.floats(-70, 70),
+    box=st.tuples(*[st.floats(1, 400)] * 4),
+    one=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    other=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+@settings(max_examples=50, deadline=None)
+def test_distortion_also_holds_for_boxes_that_are_not_centred(
+    lat: float,
+    box: tuple[float, float, float, float],
+    one: tuple[float, float],
+    other: tuple[float, float],
+) -> None:
+    projection = Projection(-70.0, lat)
+    west, south, east, north = -box[0], -box[1], box[2], box[3]
+    corner, size = np.array([west, south]), np.array([east - west, north - south])
+    ends = corner + np.array([one, other]) * size
+    planar = float(np.linalg.norm(ends[0] - ends[1]))
+    degrees = projection.to_degrees(ends)
+    ground = float(_ground_km(degrees[:1], degrees[1:])[0])
+    assert planar <= (1 + projection.distortion(Box(west, south, east, north).radius_km)) * ground + _SNAP_KM
+
+
+@pytest.mark.parametrize("lat", [-60.0, 0.0, 42.0])
+def test_distortion_is_hardly_larger_than_what_occurs(lat: float) -> None:
+    projection = Projection(12.5, lat)
+    distortion = projection.distortion(Box(*_square(300.0)).radius_km)
+    # Across the radius, in a corner: where an azimuthal equidistant projection stretches most.
+    ends = np.array([(150.0, 149.0), (149.0, 150.0)])
+    degrees = projection.to_degrees(ends)
+    stretching = float(np.sqrt(2) / _ground_km(degrees[:1], degrees[1:])[0]) - 1
+    assert 0.75 * distortion < stretching <= distortion
+
+
+def test_distortion_of_a_city_is_parts_in_a_million(small_job: Callable[..., dict[str, Any]]) -> None:
+    assert 1e-7 <= build_frame(parse_job(small_job())).distortion < 1e-5
+
+
+def test_distortion_grows_with_the_box() -> None:
+    sides = (10, 100, 400, 1000, 2000)
+    values = [Projection(12.5, 42.0).distortion(Box(*_square(side)).radius_km) for side in sides]
+    assert values == sorted(values)
+    assert values[-1] <= 0.02
+
+
+@pytest.mark.parametrize("side_km", [3200.0, 6000.0])
+@pytest.mark.parametrize("lat", [-42.0, 0.0, 60.0])
+def test_box_that_distorts_by_more_than_two_per_cent_is_refused(lat: float, side_km: float) -> None:
+    with pytest.raises(SpecError, match=r"distorts|too large") as caught:
+        Projection(12.5, lat).distortion(Box(*_square(side_km)).radius_km)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("lon", "lat"), [(12.5218, 41.8773), (-73.9675, -40.78545), (0.0, 0.0)])
+def test_grid_mapping_describes_the_same_projection(lon: float, lat: float) -> None:
+    projection = Projection(lon, lat)
+    crs = CRS.from_cf(projection.grid_mapping())
+    assert crs.is_projected
+    assert {axis.unit_name for axis in crs.axis_info} == {"kilometre"}
+    places = np.array([(lon, lat), (lon + 0.3, lat - 0.2), (lon - 0.4, lat + 0.1)])
+    assert crs.geodetic_crs is not None
+    transformer = Transformer.from_crs(crs.geodetic_crs, crs, always_xy=True)
+    x, y = transformer.transform(places[:, 0], places[:, 1])
+    np.testing.assert_allclose(np.stack([x, y], axis=-1), projection.to_plane(places), rtol=0, atol=1e-9)
+
+
+def test_grid_mapping_without_the_text_still_names_method_and_centre() -> None:
+    mapping = Projection(12.5, 41.75).grid_mapping()
+    assert mapping["grid_mapping_name"] == "azimuthal_equidistant"
+    assert mapping["latitude_of_projection_origin"] == 41.75
+    assert mapping["longitude_of_projection_origin"] == 12.5
+    assert (mapping["false_easting"], mapping["false_northing"]) == (0, 0)
+
+
+_anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    one=_anywhere,
+    step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),
+    radius=st.sampled_from([10.0, 60.0, 500.0]),
+)
+def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
+    one: tuple[float, float], step: tuple[float, float], radius: float
+) -> None:
+    """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
+    projection = Projection(-73.97, 40.78)
+    lon, lat, _ = _WGS84.fwd(*one, step[0], step[1] * 1000)
+    pair = np.array([one, (lon, lat)])
+    planar = projection.to_disc(pair, radius)
+    assert np.hypot(*planar.T).max() <= radius * (1 + 1e-12)
+    apart = float(np.linalg.norm(planar[0] - planar[1]))
+    assert apart <= (1 + projection.distortion(radius)) * step[1] + _SNAP_KM
+
+
+def test_places_in_the_disc_stay_where_they_are() -> None:
+    projection = Projection(12.5, 42.0)
+    xy = np.random.default_rng(0).uniform(-30, 30, size=(50, 2))
+    assert np.allclose(projection.to_disc(projection.to_degrees(xy), 43.0), xy, rtol=0, atol=1e-9)
+
+
+def test_the_antipode_is_somewhere() -> None:
+    there = Projection(12.5, 42.0).to_disc(np.array([[-167.5, -42.0], [-167.5, -41.999]]), 20.0)
+    assert np.isfinite(there).all()

@@ -1,0 +1,992 @@
+"""Regions: which cells are kept, that nothing else is stored, and that the promise holds across gaps."""
+
+import copy
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdpext_dask.auditors.audit import audit
+from mdpext_dask.auditors.certificate import certify_cells
+from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
+from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import load_job, parse_job
+from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.run import build, finalise, init, partition, summarise
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.problem.geometry import Frame, build_frame
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import EuclideanLoss, assemble_seed_cost, corner_costs
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.region import read_region
+from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.seed.model import SeedProblem
+from mdpext_dask.seed.solve import solve_seed_problem
+from mdpext_dask.store import receipts
+from mdpext_dask.store.extension import extended_block
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_at, rows_of
+from mdpext_dask.store.schema import cells_sha256
+from tests.support.reference import audited_epsilon
+
+PLANE = Projection(-73.97, 40.78)
+# A U of cells of 2 km, arms of one cell, and a gap of two: the sides keep off the cells beyond.
+CELL_KM, CELLS = 2.0, (4, 5)
+U_KEPT = np.ones(CELLS, dtype=bool)
+U_KEPT[1:3, 1:] = False
+_U = [(0, 0), (8, 0), (8, 10), (6.1, 10), (6.1, 1.9), (1.9, 1.9), (1.9, 10), (0, 10), (0, 0)]
+# At the tips of the arms, half-way down, and at the bottom.
+_OUTPUTS = [(1, 9), (7, 9), (1, 5), (7, 5), (4, 1)]
+
+
+def geojson(path: Path, *rings: list[tuple[float, float]], centre: tuple[float, float] = (0, 0)) -> str:
+    """Write a polygon of km around a place in Manhattan; the first ring is the shell."""
+    shifted = [np.array(ring, dtype=float) - centre for ring in rings]
+    coordinates = [PLANE.to_degrees(ring).tolist() for ring in shifted]
+    path.write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
+    return str(path)
+
+
+def u_job(folder: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a job on the U: Euclidean loss, uniform prior, outputs in both arms, one cell a block."""
+    # Ten metres less at the far ends: sides bulge, and a grid of whole cells must not be one cell larger.
+    ring = [(min(x, 7.99), min(y, 9.99)) for x, y in _U]
+    region = geojson(folder / "u.geojson", ring, centre=(4, 5))
+    places = PLANE.to_degrees(np.array(_OUTPUTS, dtype=float) - (4, 5))
+    outputs = folder / "outputs.csv"
+    outputs.write_text("lon,lat\n" + "".join(f"{lon!r},{lat!r}\n" for lon, lat in places.tolist()))
+    job: dict[str, dict[str, Any]] = {
+        "domain": {
+            "roads": "builtin:manhattan",
+            "region": region,
+            "cell_km": CELL_KM,
+            "refine": [2],
+        },
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+        "outputs": {"choose": "file", "file": str(outputs)},
+        "prior": {"kind": "uniform"},
+        "loss": {"kind": "euclidean"},
+        "store": {"block_cells": [1, 1]},
+        "cluster": {"kind": "inline"},
+    }
+    for name, keys in sections.items():
+        job[name].update(keys)
+    return job
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("u")
+    build(parse_job(u_job(folder)), str(folder / "u.zarr"))
+    return folder / "u.zarr"
+
+
+@pytest.fixture
+def finished(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the built store, to be spoilt."""
+    return shutil.copytree(built, tmp_path / "copy.zarr")
+
+
+def all_rows(store: MechanismStore) -> np.ndarray:
+    return rows_of(store, slice(0, store.grid.shape[0]), slice(0, store.grid.shape[1]))
+
+
+def shards(path: Path) -> set[str]:
+    return {str(p.relative_to(path)) for p in (path / "probability" / "c").rglob("*") if p.is_file()}
+
+
+def refusal(kind: type[Exception], action: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+# --- the guarantee --------------------------------------------------------------------------------
+
+
+def neighbours_only(kept: np.ndarray, cell_km: float, outputs: np.ndarray, epsilon: float) -> np.ndarray:
+    """Extend a seed whose budgets, half of ε, bind on the edges of kept cells alone: the published recipe."""
+    grid = Grid(0, 0, *kept.shape, cell_km, (2,))
+    inside = grid.vertices_of(kept)
+    everything = slice(0, grid.cells_x), slice(0, grid.cells_y)
+    loss = EuclideanLoss(outputs)
+    cost = assemble_seed_cost(grid, corner_costs(grid, loss, inside / inside.sum(), everything))
+    beta = epsilon / math.sqrt(2) / 2
+    problem = SeedProblem.with_axis_budgets(cost, grid.seeds_shape, (beta, beta), cell_km, 1e-6)
+    around = np.pad(kept, 1)
+    loose = -math.log(1e-6)  # what follows from δ ≤ z ≤ 1 anyhow
+    budget_x, budget_y = problem.budget_x.copy(), problem.budget_y.copy()
+    budget_x[:, ~(around[1:-1, :-1] | around[1:-1, 1:])] = loose
+    budget_y[:, ~(around[:-1, 1:-1] | around[1:, 1:-1])] = loose
+    problem = dataclasses.replace(problem, budget_x=budget_x, budget_y=budget_y)
+    rows = solve_seed_problem(problem, "highs", 1e-6).rows
+    return extend_log_convex(np.log(rows).reshape(*grid.seeds_shape, -1), 2)
+
+
+def audited_inside(probability: np.ndarray, inside: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """Return the largest |log ratio| / distance over all pairs of the records inside."""
+    places = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1)[inside]
+    rows = probability[inside].astype(float)
+    logs = np.log(rows / rows.sum(axis=1, keepdims=True))
+    apart = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    np.fill_diagonal(apart, np.inf)
+    return float((np.abs(logs[:, None] - logs[None]).max(axis=-1) / apart).max())
+
+
+def test_constraints_on_kept_cells_alone_fail_across_the_gap_and_the_rectangle_does_not(built: Path) -> None:
+    store = MechanismStore.open(str(built))
+    assert np.array_equal(store.kept, U_KEPT)
+    x, y, inside = store.read("x"), store.read("y"), store.read("inside")
+    published = neighbours_only(U_KEPT, CELL_KM, np.array(_OUTPUTS, dtype=float), 1.0)
+    assert audited_inside(published, inside, x, y) > 1.5  # although its budgets are halved
+    ours = all_rows(store)
+    over_all = audited_epsilon(ours, x, y, 2.0)
+    assert audited_inside(ours, inside, x, y) <= over_all <= store.attributes["epsilon_certified"]
+    assert store.attributes["epsilon_certified"] <= store.planar_limit() < 1
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, "inf"])
+def test_the_certificate_is_that_of_the_whole_rectangle(tmp_path: Path, p: float | str) -> None:
+    """Also of fine cells between stored and skipped blocks, and of those no byte is stored of."""
+    job = u_job(tmp_path, domain={"metric_p": p, "refine": [3]}, store={"block_cells": [1, 2]})
+    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    assert summary["blocks_skipped"] > 0
+    store = MechanismStore.open(str(tmp_path / "s.zarr"))
+    rows, x, y = all_rows(store), store.grid.x_km(), store.grid.y_km()
+    epsilon, _, _, _ = certify_cells(rows, x, y, store.metric_p)
+    assert summary["epsilon_certified"] == pytest.approx(epsilon, rel=1e-12)
+    assert audited_epsilon(rows, x, y, store.metric_p) <= summary["epsilon_certified"]
+    assert summary["boundary_mismatches"] == 0
+    assert summary["boundary_rows_checked"] > 0
+
+
+def test_a_violation_in_a_skipped_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharpen the extension of cells in the gap only: nothing of them is stored, all of them is certified."""
+    path = tmp_path / "s.zarr"
+    init(parse_job(u_job(tmp_path)), str(path))
+
+    def sharpened(store: MechanismStore, block: Any) -> np.ndarray:
+        fine = extended_block(store, block)
+        if block.index == 8:  # cell (1, 3)
+            fine[1, 1] = np.array([0.96, 0.01, 0.01, 0.01, 0.01])
+        return fine
+
+    monkeypatch.setattr("mdpext_dask.pipeline.tasks.extended_block", sharpened)
+    monkeypatch.setattr("mdpext_dask.store.rows.extended_block", sharpened)
+    partition(str(path), 0, MechanismStore.open(str(path)).plan.blocks)
+    with pytest.raises(GuaranteeViolation, match="worst triple") as error:
+        finalise(str(path))
+    assert [3, 7] in (error.value.worst["record"], error.value.worst["record_prime"])
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+
+def test_skipped_blocks_take_no_disk(built: Path) -> None:
+    store = MechanismStore.open(str(built))
+    plan = store.plan
+    expected = {key for block in plan if block.index not in plan.skipped for key in store.shard_keys(block)}
+    assert shards(built) == expected
+    assert plan.skipped == {4 * across + along + across for across in (1, 2) for along in range(1, 5)}
+    for index in plan.skipped:
+        receipt = receipts.read_receipt(store.objects, index, plan.skipped)
+        assert receipt is not None
+        assert receipt.shards == {}
+        assert receipt.sides
+        assert receipt.rows_sha256
+    kept = sum(math.prod(b.owned_shape) for b in plan if b.index not in plan.skipped)
+    assert plan.store_bytes == kept * plan.outputs * 4
+
+
+def test_plan_and_summary_say_what_is_kept_and_what_is_not(built: Path, tmp_path: Path) -> None:
+    planned = plan_job(parse_job(u_job(tmp_path)))
+    store = MechanismStore.open(str(built))
+    summary = summarise(store)
+    expected = {
+        "records": 9 * 11,
+        "records_inside": int(store.read("inside").sum()),
+        "source_cells": 20,
+        "source_cells_kept": 12,
+        "blocks": 20,
+        "blocks_skipped": 8,
+        "rotation_deg": 0.0,
+    }
+    assert {key: planned[key] for key in expected} == expected
+    assert {key: summary[key] for key in expected} == expected
+    assert planned["store_bytes"] == store.plan.store_bytes
+    assert summary["blocks_done"] == 20
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_bytes_are_those_of_a_store_that_skips_nothing(built: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.zarr"
+    summary = build(parse_job(u_job(tmp_path, store={"block_cells": [9, 9]})), str(whole))
+    assert summary["blocks_skipped"] == 0
+    complete = MechanismStore.open(str(whole)).read("probability")
+    store = MechanismStore.open(str(built))
+    assert np.array_equal(all_rows(store), complete)
+    stored = store.read("probability")
+    skipped = np.isnan(stored).all(axis=-1)
+    assert np.array_equal(stored[~skipped], complete[~skipped])
+    assert np.isnan(stored[skipped]).all()
+    # Any part of it is the same.
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        x, y = (slice(*sorted(rng.choice(n + 1, 2, replace=False))) for n in complete.shape[:2])
+        assert np.array_equal(rows_of(store, x, y), complete[x, y])
+    attributes = MechanismStore.open(str(whole)).attributes
+    assert store.attributes["loss_km"] == pytest.approx(attributes["loss_km"], rel=1e-12)
+    assert evaluate(str(built), attacks=None)["loss_km"] == store.attributes["loss_km"]
+    assert store.attributes["epsilon_certified"] == attributes["epsilon_certified"]
+
+
+@pytest.mark.parametrize("method", [pytest.param("mcshane-whitney", marks=pytest.mark.slow), "cell-lp"])
+def test_other_extensions_skip_blocks_as_well(tmp_path: Path, method: str) -> None:
+    """Scores that depend on budgets, a mechanism tempered as a whole: more than the seed's rows is read."""
+    found = []
+    for cells in (1, 9):
+        job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
+        job["extension"] = {"method": method, "sweeps": 1}
+        job["seed"] = {"refine_rounds": 0}
+        path = tmp_path / f"{cells}.zarr"
+        assert build(parse_job(job), str(path))["state"] == "complete"
+        assert audit(str(path)).holds
+        found.append(all_rows(MechanismStore.open(str(path))))
+    assert np.array_equal(*found)
+    assert len(MechanismStore.open(str(tmp_path / "1.zarr")).plan.skipped) == 8
+
+
+def test_it_opens_in_xarray(built: Path) -> None:
+    dataset = xr.open_zarr(built)
+    inside, grid = dataset.inside.values, MechanismStore.open(str(built)).grid
+    by_hand = np.zeros(grid.shape, dtype=bool)
+    for a, b in np.argwhere(U_KEPT):
+        by_hand[2 * a : 2 * a + 3, 2 * b : 2 * b + 3] = True
+    assert np.array_equal(inside, by_hand)
+    assert np.array_equal(dataset.kept.values, U_KEPT)
+    assert dataset.kept.dims == ("cell_x", "cell_y")
+    assert not dataset.prior.values[~inside].any()
+    assert float(dataset.prior.sum()) == pytest.approx(1)
+    # Of what belongs to kept cells, only the sides that skipped blocks own are not stored.
+    missing = inside & np.isnan(dataset.probability.values).any(axis=-1)
+    assert {tuple(record) for record in np.argwhere(missing).tolist()} == {
+        *((2, j) for j in range(2, 11)),
+        *((i, 2) for i in range(2, 6)),
+    }
+
+
+def test_every_executor_and_piece_by_piece_it_is_the_same(
+    built: Path, tmp_path: Path, any_cluster: ClusterSection
+) -> None:
+    spec = parse_job(u_job(tmp_path)).model_copy(update={"cluster": any_cluster})
+    build(spec, str(tmp_path / "s.zarr"))
+    assert shards(tmp_path / "s.zarr") == shards(built)
+    for shard in shards(built):
+        assert (tmp_path / "s.zarr" / shard).read_bytes() == (built / shard).read_bytes()
+
+
+def test_certified_budgets_work_on_a_region(tmp_path: Path) -> None:
+    job = u_job(tmp_path, privacy={"budget": "certified"})
+    summary = build(parse_job({**job, "seed": {"refine_rounds": 1}}), str(tmp_path / "s.zarr"))
+    assert summary["state"] == "complete"
+    assert summary["blocks_skipped"] == 8
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    url = "memory://bucket/u.zarr"
+    assert build(parse_job(u_job(tmp_path)), url)["state"] == "complete"
+    assert audit(url).holds
+    assert open_mechanism(url, verify=True).sample(x_km=0, y_km=2, n=3).shape == (3, 2)
+    MechanismStore.clear(url)
+
+
+# --- interruptions and harm -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["receipt gone", "receipt damaged", "receipt claims shards", "stray shard"])
+def test_harm_done_to_a_skipped_block_of_an_unfinished_store_is_mended(
+    built: Path, tmp_path: Path, harm: str
+) -> None:
+    path, job = tmp_path / "s.zarr", u_job(tmp_path)
+    blocks = init(parse_job(job), str(path))["blocks"]
+    partition(str(path), 0, blocks)
+    store = MechanismStore.open(str(path), mode="r+")
+    index = min(store.plan.skipped)
+    receipt = path / receipts.key_of(index)
+    if harm == "receipt gone":
+        receipt.unlink()
+    elif harm == "receipt damaged":
+        receipt.write_text(receipt.read_text()[:40])
+    elif harm == "receipt claims shards":
+        receipt.write_text(json.dumps({**json.loads(receipt.read_text()), "shards": {"a": "b"}}))
+    else:
+        shard = path / store.shard_keys(store.plan[index])[0]
+        shard.parent.mkdir(parents=True, exist_ok=True)
+        shard.write_bytes(b"something")
+    if harm != "stray shard":
+        with pytest.raises(IncompleteStoreError) as error:
+            finalise(str(path))
+        assert error.value.missing == (index,)
+    assert build(parse_job(job), str(path))["state"] == "complete"
+    assert shards(path) == shards(built)
+    open_mechanism(path, verify=True)
+
+
+def test_a_receipt_cannot_make_a_stored_block_a_skipped_one(tmp_path: Path) -> None:
+    path, job = tmp_path / "s.zarr", u_job(tmp_path)
+    init(parse_job(job), str(path))
+    partition(str(path), 0, 1)
+    receipt = path / receipts.key_of(0)
+    changes = {"shards": {}, "rows_sha256": "0" * 64}
+    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **changes}))
+    assert MechanismStore.open(str(path)).read_receipts() == {}
+    partition(str(path), 0, 1)
+    assert list(MechanismStore.open(str(path)).read_receipts()) == [0]
+
+
+def flip(path: Path, name: str, index: tuple[int, int]) -> None:
+    array = zarr.open_array(str(path / name), mode="r+")
+    array[index] = not array[index]
+
+
+@pytest.mark.parametrize("index", [(3, 3), (0, 0)])
+def test_records_that_change_sides_are_noticed(finished: Path, index: tuple[int, int]) -> None:
+    flip(finished, "inside", index)
+    with pytest.raises(GuaranteeViolation, match="inside"):
+        open_mechanism(finished, verify=True)
+    report = audit(str(finished))
+    assert not report.holds
+    assert report.changed == ("inside",)
+
+
+@pytest.mark.parametrize("harm", ["one more", "one less", "chunk lost", "array lost"])
+def test_cells_that_change_sides_are_noticed_whatever_is_done_with_the_store(
+    finished: Path, harm: str
+) -> None:
+    if harm.startswith("one"):
+        flip(finished, "kept", (1, 2) if harm == "one more" else (0, 2))
+    else:
+        shutil.rmtree(finished / "kept" / ("c" if harm == "chunk lost" else ""))
+    for action in (
+        lambda: open_mechanism(finished),
+        lambda: open_mechanism(finished, verify=True),
+        lambda: audit(str(finished)),
+    ):
+        with pytest.raises(GuaranteeViolation, match="the cells of its region have changed"):
+            action()
+
+
+def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Path) -> None:
+    """The array, its digest, the records, shard and receipt: the digest of the certified bytes stays."""
+    store = MechanismStore.open(str(finished), mode="r+")
+    kept = store.kept.copy()
+    kept[0, 4] = False
+    for name, values in (("kept", kept), ("inside", store.grid.vertices_of(kept))):
+        zarr.open_array(str(finished / name), mode="r+")[...] = values
+    inside = store.grid.count_vertices_of(kept)
+    store.update(kept_sha256=cells_sha256(kept), source_cells_kept=int(kept.sum()), records_inside=inside)
+    index = 4
+    for key in store.shard_keys(store.plan[index]):
+        (finished / key).unlink()
+    receipt = finished / receipts.key_of(index)
+    rows = receipts.rows_sha256(extended_block(store, store.plan[index]), store.plan[index])
+    changes = {"shards": {}, "rows_sha256": rows}
+    receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **changes}))
+    assert index in MechanismStore.open(str(finished)).plan.skipped
+    with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
+        open_mechanism(finished, verify=True)
+    report = audit(str(finished))
+    assert not report.holds
+    assert report.changed == ("chunk_hashes", "problem_sha256")
+
+
+@pytest.mark.parametrize("key", ["job", "identity"])
+def test_nothing_is_imported_that_only_an_edited_job_names(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    (tmp_path / "smuggled.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    store = MechanismStore.open(str(finished), mode="r+")
+    edited = {name: copy.deepcopy(store.attributes[name]) for name in {"job", key}}
+    for table in edited.values():
+        table["extension"]["method"] = "smuggled:Mean"
+    store.update(**edited)
+    with pytest.raises(GuaranteeViolation, match="job" if key == "job" else "fingerprint"):
+        open_mechanism(finished, verify=True)
+    message = refusal(StoreError, lambda: open_mechanism(finished).row(x_km=0.0, y_km=2.0))
+    assert "its job has changed" in message
+    report = audit(str(finished))
+    assert not report.holds
+    assert {"job": "job", "identity": "fingerprint"}[key] in report.changed
+
+
+def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
+    """Nothing of them is stored but the seed; swapped with its digests, it is not what was certified."""
+    store = MechanismStore.open(str(finished), mode="r+")
+    seed = zarr.open_array(str(finished / "seed" / "score"), mode="r+")
+    seed[...] = seed[...] * 0.999
+    digest = hashlib.sha256(np.ascontiguousarray(seed[...]).tobytes()).hexdigest()
+    group = zarr.open_group(str(finished / "seed"), mode="r+")
+    group.attrs["sha256"] = digest
+    for index in range(store.plan.blocks):
+        path = finished / receipts.key_of(index)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seed_sha256": digest}))
+    with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
+        open_mechanism(finished, verify=True)
+    with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
+        open_mechanism(finished).row(x_km=0.0, y_km=2.0)
+    report = audit(str(finished))
+    assert "chunk_hashes" in report.changed
+    assert report.epsilon == math.inf
+
+
+def test_an_extension_that_is_not_the_same_again_is_refused(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another version of a solver might answer: rows that nobody has certified are never sampled."""
+
+    def another(store: MechanismStore, block: Any) -> np.ndarray:
+        fine = extended_block(store, block)
+        fine[0, 0, 0] = np.nextafter(fine[0, 0, 0], np.float32(1))
+        return fine
+
+    monkeypatch.setattr("mdpext_dask.store.rows.extended_block", another)
+    with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
+        open_mechanism(finished).sample(x_km=0.0, y_km=2.0)
+    open_mechanism(finished).sample(x_km=3.0, y_km=2.0)  # stored
+    report = audit(str(finished))
+    assert not report.holds
+    assert set(MechanismStore.open(str(finished)).plan.skipped) <= set(report.blocks_at_fault)
+
+
+def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
+    store = MechanismStore.open(str(finished))
+    index = min(store.plan.skipped)
+    block = store.plan[index]
+    array = zarr.open_array(str(finished / "probability"), mode="r+")
+    array[block.owned_x, block.owned_y] = np.float32(0.2)
+    with pytest.raises(GuaranteeViolation, match=f"block {index}"):
+        open_mechanism(finished, verify=True)
+    report = audit(str(finished))
+    assert report.blocks_at_fault == (index,)
+    assert set(report.extra) == set(store.shard_keys(block))
+
+
+def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
+    shutil.rmtree(finished / "seed" / "score" / "c")
+    mechanism = open_mechanism(finished)
+    with pytest.raises(StoreError, match="the seed's scores or budgets are damaged"):
+        mechanism.row(x_km=0.0, y_km=2.0)
+    report = audit(str(finished))
+    assert not report.holds
+    assert report.as_json()["epsilon_certified"] == "inf"
+
+
+def test_stores_of_before_regions_are_read_as_whole(
+    tmp_path: Path, small_job: Callable[..., dict[str, Any]]
+) -> None:
+    path = tmp_path / "s.zarr"
+    before = build(parse_job(small_job()), str(path))
+    shutil.rmtree(path / "kept")
+    document = json.loads((path / "zarr.json").read_text())
+    document.pop("consolidated_metadata", None)
+    for key in ("kept_sha256", "source_cells_kept", "records_inside"):
+        del document["attributes"][key]
+    del document["attributes"]["projection"]["rotation_deg"]
+    (path / "zarr.json").write_text(json.dumps(document))
+    assert audit(str(path)).holds
+    open_mechanism(path, verify=True)
+    after = summarise(MechanismStore.open(str(path)))
+    assert after == before
+    assert (after["records_inside"], after["blocks_skipped"]) == (after["records"], 0)
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def test_rows_of_skipped_records_come_from_the_seed(built: Path) -> None:
+    store, mechanism = MechanismStore.open(str(built)), open_mechanism(built)
+    x, y, rows = store.grid.x_km(), store.grid.y_km(), all_rows(store)
+    i, j = (index.ravel() for index in np.indices(store.grid.shape))
+    assert np.array_equal(rows_at(store, i, j), rows[i, j])
+    row = mechanism.row(x_km=x[4], y_km=y[7])
+    wide = rows[4, 7].astype(float)
+    np.testing.assert_allclose(row.values, wide / wide.sum(), rtol=1e-12)
+    draws = mechanism.sample(x_km=x[4], y_km=y[7], n=20_000)
+    counts = np.array([(draws == place).all(axis=1).sum() for place in mechanism.output_lonlat])
+    expected = 20_000 * row.values
+    assert (np.abs(counts - expected) <= 6 * np.sqrt(expected) + 1).all()
+
+
+def test_two_places_in_the_gap_are_told_apart_by_no_more_than_epsilon(tmp_path: Path) -> None:
+    """Moved to the nearest kept record, places beside the middle would be four kilometres apart."""
+    path = tmp_path / "s.zarr"
+    build(parse_job(u_job(tmp_path, domain={"refine": [8]})), str(path))
+    store, mechanism = MechanismStore.open(str(path)), open_mechanism(path)
+    x, y = store.grid.x_km(), store.grid.y_km()
+    middle = len(x) // 2
+
+    def apart(steps: int) -> float:
+        rows = [np.log(mechanism.row(x_km=x[middle + d], y_km=y[-4]).values) for d in (-steps, steps)]
+        return float(np.abs(rows[0] - rows[1]).max())
+
+    allowed = mechanism.epsilon_certified * (x[middle + 1] - x[middle - 1])
+    assert not store.read("inside")[middle - 7 : middle + 8, -4].any()
+    assert apart(1) <= allowed
+    assert apart(8) > 2 * allowed  # what they would be told apart by
+
+
+def test_places_outside_the_region_follow_the_stated_rule(built: Path) -> None:
+    mechanism = open_mechanism(built)
+    # In an arm; on its border, nearest to a record of it; in the gap; outside the grid.
+    places = np.array([(-3.0, 4.0), (-1.6, 4.0), (0.0, 3.0), (90.0, 3.0)])
+    drawn, outside = mechanism.sample_points(places, planar=True)
+    assert outside.tolist() == [False, False, True, True]
+    assert (drawn >= 0).all()
+    assert (
+        mechanism.sample_points(places, planar=True, outside="drop")[0] == -1
+    ).tolist() == outside.tolist()
+    with pytest.raises(DataError, match="2 of 4 lie outside the region, the first in row 3"):
+        mechanism.sample_points(places, planar=True, outside="error")
+
+
+# --- prior, outputs, tasks ------------------------------------------------------------------------
+
+
+def frame_of(job: dict[str, Any]) -> Frame:
+    frame = build_frame(parse_job(job))
+    assert isinstance(frame, Frame)
+    return frame
+
+
+@pytest.fixture
+def island(tmp_path: Path) -> str:
+    """Return a triangle in the middle of Manhattan."""
+    return geojson(tmp_path / "island.geojson", [(-3, -3), (3, -3), (0, 3), (-3, -3)])
+
+
+def test_outputs_tasks_and_prior_are_of_the_region(
+    small_job: Callable[..., dict[str, Any]], island: str
+) -> None:
+    job = small_job(domain={"region": island, "cell_km": 1.0})
+    domain, frame = build_domain(parse_job(job)), frame_of(job)
+    west, south = domain.grid.west_km, domain.grid.south_km
+    for xy in (domain.output_xy_km, frame.node_xy_km[frame.nodes_inside]):
+        cells = np.floor((xy - (west, south)) / 1.0).astype(int)
+        assert domain.kept[cells[:, 0], cells[:, 1]].all()
+    assert not domain.kept.all()
+    inside = domain.grid.vertices_of(domain.kept)
+    assert domain.prior.sum() == pytest.approx(1)
+    assert not domain.prior[~inside].any()
+    assert not any("prior" in note for note in domain.notes)  # nodes outside do not count to begin with
+    # The box is the region's, not the network's.
+    assert domain.grid.box.width_km < 8
+    assert domain.grid.box.height_km < 8
+
+
+def test_outputs_may_be_the_corners_of_kept_cells(
+    small_job: Callable[..., dict[str, Any]], island: str
+) -> None:
+    job = small_job(domain={"region": island, "cell_km": 2.0}, loss={"kind": "euclidean"})
+    job["outputs"] = {"choose": "seeds"}
+    domain = build_domain(parse_job(job))
+    corners = [
+        (domain.grid.west_km + 2 * (a + e), domain.grid.south_km + 2 * (b + n))
+        for a, b in np.argwhere(domain.kept)
+        for e in (0, 1)
+        for n in (0, 1)
+    ]
+    assert {tuple(place) for place in domain.output_xy_km.round(9)} == {
+        (round(float(x), 9), round(float(y), 9)) for x, y in corners
+    }
+    assert plan_job(parse_job(job))["outputs"] == domain.outputs
+
+
+def test_prior_outside_is_dropped_and_said_so(tmp_path: Path) -> None:
+    points = tmp_path / "prior.csv"
+    points.write_text("x_km,y_km,weight\n-3,0,3\n3,0,1\n0,3,6\n")
+    domain = build_domain(parse_job(u_job(tmp_path, prior={"kind": "file", "file": str(points)})))
+    assert sorted(domain.prior[domain.prior > 0]) == pytest.approx([0.25, 0.75])
+    assert "60.00% of the prior lies outside the region and was left out" in domain.notes
+    points.write_text("x_km,y_km\n0,3\n")
+    spec = parse_job(u_job(tmp_path, prior={"kind": "file", "file": str(points)}))
+    assert "all of the prior lies outside the region" in refusal(DataError, lambda: build_domain(spec))
+
+
+def test_outputs_of_a_file_may_lie_in_the_gap_but_not_outside_the_grid(tmp_path: Path) -> None:
+    outputs = tmp_path / "o.csv"
+    outputs.write_text("x_km,y_km\n0,3\n3,0\n")
+    spec = parse_job(u_job(tmp_path, outputs={"file": str(outputs)}))
+    assert len(build_domain(spec).output_xy_km) == 2
+    outputs.write_text("x_km,y_km\n0,3\n9,0\n")
+    assert "outside the grid" in refusal(DataError, lambda: build_domain(spec))
+
+
+def test_more_outputs_than_nodes_in_the_region(
+    small_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    spot = geojson(tmp_path / "s.geojson", [(0, 0), (1.1, 0), (1.1, 1.1), (0, 0)])
+    spec = parse_job(small_job(domain={"region": spot, "cell_km": 1.0}, outputs={"count": 4000}))
+    message = refusal(DataError, lambda: build_domain(spec))
+    assert "the region holds only" in message
+
+
+# --- the box --------------------------------------------------------------------------------------
+
+
+def test_the_box_of_the_job_stays_the_box(small_job: Callable[..., dict[str, Any]], island: str) -> None:
+    bbox = [-74.0, 40.74, -73.95, 40.8]
+    without = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0}))
+    frame = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "region": island}))
+    assert (frame.grid, frame.projection) == (without.grid, without.projection)
+    assert 0 < frame.kept.sum() < frame.kept.size
+    assert set(frame.nodes_inside) < set(without.nodes_inside)
+    assert any("lies outside domain.bbox" in note for note in frame.notes)
+
+
+def test_a_region_outside_the_box_or_away_from_all_roads(
+    small_job: Callable[..., dict[str, Any]], island: str, tmp_path: Path
+) -> None:
+    spec = parse_job(small_job(domain={"bbox": [-74.02, 40.70, -74.0, 40.72], "region": island}))
+    message = refusal(DataError, lambda: build_frame(spec))
+    assert "lies outside domain.bbox" in message
+    sea = geojson(tmp_path / "sea.geojson", [(100, 0), (110, 0), (110, 10), (100, 0)])
+    spec = parse_job(small_job(domain={"region": sea}))
+    assert "no road within reach" in refusal(DataError, lambda: build_frame(spec))
+
+
+def test_a_region_smaller_than_a_cell(small_job: Callable[..., dict[str, Any]], island: str) -> None:
+    spec = parse_job(small_job(domain={"region": island, "cell_km": 9.0}))
+    assert "larger than the box" in refusal(MdpextError, lambda: build_frame(spec))
+
+
+# --- loss files -----------------------------------------------------------------------------------
+
+
+def loss_job(folder: Path, **arrays: Any) -> dict[str, dict[str, Any]]:
+    x, y = np.arange(9.0) - 4, np.arange(11.0) - 5
+    outputs = np.array(_OUTPUTS, dtype=float) - (4, 5)
+    east, north = np.meshgrid(x, y, indexing="ij")
+    loss = np.hypot(east[..., None] - outputs[:, 0], north[..., None] - outputs[:, 1])
+    np.savez(folder / "l.npz", x_km=x, y_km=y, output_xy_km=outputs, loss_km=loss, **arrays)
+    # The arms' sides keep off the cells beyond by a hundred metres, the rest by fifty.
+    ring = [(np.clip(a, 0.05, 7.95), np.clip(b, 0.05, 9.95)) for a, b in _U]
+    region = geojson(folder / "u.geojson", ring, centre=(4, 5))
+    return {
+        "domain": {"refine": [2], "region": region},
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+        "loss": {"kind": "file", "file": str(folder / "l.npz")},
+        "store": {"block_cells": [1, 1]},
+        "cluster": {"kind": "inline"},
+    }
+
+
+CENTRE = {"centre_lon": PLANE.centre_lon, "centre_lat": PLANE.centre_lat}
+
+
+def test_a_region_on_the_grid_of_a_loss_file(tmp_path: Path, built: Path) -> None:
+    path = tmp_path / "s.zarr"
+    summary = build(parse_job(loss_job(tmp_path, **CENTRE)), str(path))
+    store = MechanismStore.open(str(path))
+    assert np.array_equal(store.kept, U_KEPT)
+    assert summary["blocks_skipped"] == 8
+    assert len(shards(path)) == len(shards(built))
+    assert summary["loss_km"] == pytest.approx(
+        MechanismStore.open(str(built)).attributes["loss_km"], rel=1e-3
+    )
+    assert audit(str(path)).holds
+
+
+def test_a_region_on_a_plane_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    spec = parse_job(loss_job(tmp_path))
+    assert "has no centre_lon, centre_lat" in refusal(DataError, lambda: build_frame(spec))
+
+
+def test_a_region_beside_the_grid_of_a_loss_file(tmp_path: Path) -> None:
+    job = loss_job(tmp_path, **CENTRE)
+    job["domain"]["region"] = geojson(tmp_path / "b.geojson", [(20, 0), (30, 0), (30, 10), (20, 0)])
+    assert "lies outside the grid" in refusal(DataError, lambda: build_frame(parse_job(job)))
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+_SQUARE = [[-74.0, 40.7], [-73.9, 40.7], [-73.9, 40.8], [-74.0, 40.8], [-74.0, 40.7]]
+_HOLE = [[-73.98, 40.72], [-73.92, 40.72], [-73.92, 40.78], [-73.98, 40.78], [-73.98, 40.72]]
+_OTHER = [[a + 0.3, b] for a, b in _SQUARE]
+
+
+@pytest.mark.parametrize(
+    ("document", "area"),
+    [
+        ({"type": "Polygon", "coordinates": [_SQUARE]}, 0.01),
+        ({"type": "Polygon", "coordinates": [_SQUARE[::-1]]}, 0.01),
+        ({"type": "Polygon", "coordinates": [_SQUARE, _HOLE]}, 0.01 - 0.0036),
+        ({"type": "MultiPolygon", "coordinates": [[_SQUARE, _HOLE], [_OTHER], []]}, 0.02 - 0.0036),
+        (
+            {
+                "type": "Feature",
+                "properties": None,
+                "geometry": {"type": "Polygon", "coordinates": [_SQUARE]},
+            },
+            0.01,
+        ),
+        (
+            {
+                "type": "FeatureCollection",
+                "features": [
+                    {"type": "Feature", "geometry": None},
+                    {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_SQUARE]}},
+                    {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_HOLE]}},
+                    {
+                        "type": "Feature",
+                        "geometry": {
+                            "type": "GeometryCollection",
+                            "geometries": [
+                                {"type": "Polygon", "coordinates": [_OTHER]},
+                                {"type": "Point", "coordinates": [0, 0]},
+                            ],
+                        },
+                    },
+                ],
+            },
+            0.02,
+        ),
+        ({"type": "Polygon", "coordinates": [[[*place, 12.5] for place in _SQUARE]]}, 0.01),
+        (
+            {
+                "type": "Polygon",
+                "coordinates": [_SQUARE],
+                "crs": {"type": "name", "properties": {"name": "urn:ogc:def:crs:OGC:1.3:CRS84"}},
+            },
+            0.01,
+        ),
+    ],
+)
+def test_polygons_of_every_kind_are_read(tmp_path: Path, document: dict[str, Any], area: float) -> None:
+    path = tmp_path / "r.geojson"
+    path.write_text(json.dumps(document), encoding="utf-8-sig")
+    region = read_region(str(path))
+    assert region.shape.area == pytest.approx(area)
+    assert bool(region.notes) == (
+        "Point" in json.dumps(document["type"]) or document["type"] == "FeatureCollection"
+    )
+
+
+def _polygon(*rings: Any) -> str:
+    return json.dumps({"type": "Polygon", "coordinates": list(rings)})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not a GeoJSON file"),
+        ("lon,lat\n1,2\n", "not a GeoJSON file"),
+        ("[" * 100_000, "not a GeoJSON file"),
+        ('{"type":"GeometryCollection","geometries":[' * 400 + "]}" * 400, "holds no polygons|without end"),
+        ("[1, 2]", "has the type None"),
+        ("null", "has the type None"),
+        ('{"type": ["Polygon"]}', r'a type must be a name, got \["Polygon"\]'),
+        ('{"type": {"a": 1}}', "a type must be a name"),
+        ('{"type": 7}', "a type must be a name"),
+        ('{"type": "Topology"}', "has the type 'Topology'"),
+        ('{"type": "FeatureCollection"}', "features must be a list"),
+        ('{"type": "FeatureCollection", "features": []}', "holds no polygons"),
+        ('{"type": "FeatureCollection", "features": [7]}', "has the type None"),
+        ('{"type": "Polygon", "coordinates": []}', "holds no polygons"),
+        ('{"type": "MultiPolygon", "coordinates": [3]}', "list of rings"),
+        ('{"type": "Point", "coordinates": [0, 0]}', "holds no polygons"),
+        (_polygon(_SQUARE[:-1]), "not closed"),
+        (_polygon(_SQUARE[:2] + _SQUARE[:1]), "at least 4 positions"),
+        (_polygon(7), "at least 4 positions"),
+        (_polygon([[500000, 4500000]] * 4), "must be degrees"),
+        (_polygon([[-74, 40], [-73, 91], [-73, 40], [-74, 40]]), "must be degrees"),
+        (_polygon([["a", 40], [-73, 40], [-73, 41], ["a", 40]]), r"must be \[lon, lat\], got \[\"a\", 40"),
+        (_polygon([[True, 40]] * 4), r"must be \[lon, lat\]"),
+        (_polygon([[-74]] * 4), r"must be \[lon, lat\]"),
+        (_polygon([[math.nan, 40]] * 4), r"must be \[lon, lat\]"),
+        (_polygon([[1, 2]] * 4).replace("1,", "1" + "0" * 400 + ","), r"must be \[lon, lat\]"),
+        (_polygon([[-74, 40], [-73, 41], [-73, 40], [-74, 41], [-74, 40]]), "broken: Self-intersection"),
+        (_polygon([[-74, 40], [-73, 41], [-72, 42], [-74, 40]]), "broken"),
+        (_polygon(_SQUARE, _OTHER), "broken: Hole lies outside shell"),
+        (
+            '{"type": "Polygon", "coordinates": [], "crs": {"properties": {"name": "EPSG:2263"}}}',
+            "has a crs of its own",
+        ),
+        (_polygon([[-180, -80], [180, -80], [180, 80], [-180, 80], [-180, -80]]), "plane|too large"),
+        (_polygon([[-179, 1], [179, 1], [179, 2], [-179, 2], [-179, 1]]), "must be cut there"),
+        (_polygon([[-180, -90], [180, -90], [180, 90], [-180, 90], [-180, -90]]), "too large for one plane"),
+        (_polygon([[-60, -50], [60, -50], [60, 50], [-60, 50], [-60, -50]]), "is too large for one plane"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_clear_line(
+    tmp_path: Path, small_job: Callable[..., dict[str, Any]], text: str, complaint: str
+) -> None:
+    path = tmp_path / "bad.geojson"
+    path.write_text(text)
+    spec = parse_job(small_job(domain={"region": str(path)}))
+    message = refusal(MdpextError, lambda: build_frame(spec))
+    assert message.startswith("domain")
+    assert re.search(complaint, message), message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, small_job: Callable[..., dict[str, Any]]) -> None:
+    for name, complaint in (
+        (str(tmp_path / "none.geojson"), "does not exist"),
+        (str(tmp_path), "cannot be read"),
+        ("builtin:manhattan", "no built-in regions"),
+    ):
+        spec = parse_job(small_job(domain={"region": name}))
+        assert complaint in refusal(DataError, lambda spec=spec: build_frame(spec))
+    (tmp_path / "latin.geojson").write_bytes(b'{"type": "\xe9"}')
+    spec = parse_job(small_job(domain={"region": str(tmp_path / "latin.geojson")}))
+    assert "not a GeoJSON file" in refusal(DataError, lambda: build_frame(spec))
+
+
+def test_the_content_of_the_region_is_part_of_the_job(
+    small_job: Callable[..., dict[str, Any]], island: str
+) -> None:
+    spec = parse_job(small_job(domain={"region": island}))
+    before = spec.fingerprint()
+    moved = Path(island).with_name("moved.geojson")
+    shutil.copy(island, moved)
+    assert parse_job(small_job(domain={"region": str(moved)})).fingerprint() == before
+    Path(island).write_text(Path(island).read_text() + " ")
+    assert spec.fingerprint() != before
+
+
+def test_the_readmes_example(tmp_path: Path) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("### Regions and rotated grids")[1].split("###")[0]
+    region, job = (section.split(f"```{kind}\n")[1].split("```")[0] for kind in ("json", "toml"))
+    (tmp_path / "quarter.geojson").write_text(region)
+    (tmp_path / "job.toml").write_text(job)
+    quick = ["cluster.kind=inline", "privacy.budget=bound", "loss.kind=euclidean"]
+    summary = build(load_job(tmp_path / "job.toml", quick), str(tmp_path / "m.zarr"))
+    assert summary["state"] == "complete"
+    assert summary["source_cells_kept"] < summary["source_cells"]
+    assert abs(summary["rotation_deg"]) > 20
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def stars(draw: st.DrawFn) -> list[list[tuple[float, float]]]:
+    """Star-shaped rings around the origin, in km, and sometimes a hole."""
+    radii = draw(st.lists(st.floats(0.5, 9), min_size=3, max_size=12))
+    angles = np.linspace(0, 2 * np.pi, len(radii), endpoint=False)
+    shell = [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]
+    rings = [[*shell, shell[0]]]
+    if draw(st.booleans()):
+        hole = [(0.4 * x, 0.4 * y) for x, y in shell]
+        rings.append([*hole, hole[0]])
+    return rings
+
+
+@given(
+    rings=stars(),
+    cell_km=st.floats(0.6, 4),
+    cells=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    corner=st.tuples(st.floats(-9, 3), st.floats(-9, 3)),
+    rotation=st.sampled_from([0.0, 29.0, -80.0]),
+)
+@settings(max_examples=80, deadline=None)
+def test_kept_cells_are_those_that_meet_the_region(
+    tmp_path_factory: pytest.TempPathFactory,
+    rings: list[list[tuple[float, float]]],
+    cell_km: float,
+    cells: tuple[int, int],
+    corner: tuple[float, float],
+    rotation: float,
+) -> None:
+    """Cell by cell, with Shapely; and any place of the region in the grid lies in a kept cell."""
+    path = tmp_path_factory.getbasetemp() / "star.geojson"
+    region = read_region(geojson(path, *rings))
+    projection = dataclasses.replace(PLANE, rotation_deg=rotation)
+    grid = Grid(*corner, *cells, cell_km, (2,))
+    kept = region.cells(grid, projection)
+    degrees = [PLANE.to_degrees(np.array(ring)) for ring in rings]
+    along = np.linspace(0, 1, 200, endpoint=False)[:, None]
+    dense = [np.concatenate([a + along * (b - a) for a, b in itertools.pairwise(ring)]) for ring in degrees]
+    shape = shapely.Polygon(
+        *[projection.to_plane(dense[0]), [projection.to_plane(ring) for ring in dense[1:]]]
+    )
+    for a in range(cells[0]):
+        for b in range(cells[1]):
+            west, south = corner[0] + a * cell_km, corner[1] + b * cell_km
+            square = shapely.box(west, south, west + cell_km, south + cell_km)
+            meets = shape.intersects(square)
+            # Within centimetres of touching, how sides are cut into pieces decides.
+            close = shape.buffer(5e-5).intersects(square) != shape.buffer(-5e-5).intersects(square)
+            assert close or kept[a, b] == meets
+    places = np.random.default_rng(0).uniform(-9, 9, (300, 2))
+    held = shapely.contains_xy(shape.buffer(-1e-4), places) & grid.box.contains(places)
+    assert grid.lie_in(kept, places[held]).all()
+
+
+@given(
+    cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    factor=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_vertices_of_cells_by_hand(cells: tuple[int, int], factor: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    grid = Grid(-1.0, 2.0, *cells, 1.5, (factor,))
+    chosen = rng.random(cells) < 0.4
+    expected = np.zeros(grid.shape, dtype=bool)
+    for a, b in np.argwhere(chosen):
+        expected[a * factor : (a + 1) * factor + 1, b * factor : (b + 1) * factor + 1] = True
+    assert np.array_equal(grid.vertices_of(chosen), expected)
+    assert grid.count_vertices_of(chosen) == expected.sum()
+    i, j = (index.ravel() for index in np.indices(grid.shape))
+    assert np.array_equal(grid.are_vertices_of(chosen, i, j), expected.ravel())
+    places = np.stack([grid.x_km()[i], grid.y_km()[j]], axis=-1)
+    assert np.array_equal(grid.lie_in(chosen, places), expected.ravel())
+    assert not grid.lie_in(np.ones(cells, dtype=bool), np.array([(-1.1, 2.5), (-0.5, 99)])).any()
+
+
+def test_a_touching_cell_is_kept(tmp_path: Path) -> None:
+    """A region that ends on a side of a cell, to the bit, keeps the cell beyond."""
+    ring = [(-74.0, 40.7), (-73.9, 40.7), (-73.9, 40.8), (-74.0, 40.7)]
+    path = tmp_path / "r.geojson"
+    path.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
+    region = read_region(str(path))
+    outline = region.outline_km(PLANE)
+    west = float(outline[:, 0].min())
+    grid = Grid(west - 1, float(outline[:, 1].min()), 1, 8, 1.0, (1,))
+    assert grid.box.east_km == west
+    assert region.cells(grid, PLANE).any()
+    assert not region.cells(dataclasses.replace(grid, west_km=west - 1.001), PLANE).any()
+
+
+def test_the_problem_is_another_for_another_region(tmp_path: Path) -> None:
+    job = u_job(tmp_path)
+    path = tmp_path / "s.zarr"
+    init(parse_job(job), str(path))
+    other = copy.deepcopy(job)
+    other["domain"]["region"] = geojson(tmp_path / "o.geojson", [(-4, -5), (4, -5), (4, 5), (-4, -5)])
+    with pytest.raises(StoreError, match=r"domain\.region"):
+        init(parse_job(other), str(path))
+    before = MechanismStore.open(str(path)).problem_sha256
+    init(parse_job(other), str(path), overwrite=True)
+    assert MechanismStore.open(str(path)).problem_sha256 != before
+    MechanismStore.open(str(path), mode="r+").delete()

@@ -1,0 +1,413 @@
+"""Rotated grids: the least rectangle is found, distances stay what they are, the pipeline does not mind."""
+
+import dataclasses
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyproj import CRS, Geod, Transformer
+
+from mdpext_dask.auditors.audit import audit
+from mdpext_dask.errors import GuaranteeViolation, MdpextError
+from mdpext_dask.job.spec import load_job, parse_job
+from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.problem.geometry import Frame, build_frame
+from mdpext_dask.problem.grid import least_rectangle_deg
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.readers.roads.read_network import read_roads
+from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
+from tests.support.reference import audited_epsilon
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+PLANE = Projection(-73.97, 40.78)
+angles = st.floats(-180, 180)
+places = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=2, max_size=8)
+
+
+def frame_of(job: dict[str, Any]) -> Frame:
+    frame = build_frame(parse_job(job))
+    assert isinstance(frame, Frame)
+    return frame
+
+
+def area_at(xy: np.ndarray, degrees: float) -> float:
+    """Return the area of the rectangle around points whose sides have a direction, by definition."""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return float(np.ptp(c * xy[:, 0] + s * xy[:, 1]) * np.ptp(-s * xy[:, 0] + c * xy[:, 1]))
+
+
+@pytest.fixture
+def slanted(tmp_path: Path) -> str:
+    """Return a thin rectangle, nearly 16 km by 2 km, its long side 30° from the east."""
+    ring = np.array([(-8, -1), (8, -1), (8, 1), (-8, 1), (-8, -1)], dtype=float) * 0.99
+    turned = dataclasses.replace(PLANE, rotation_deg=30.0)
+    path = tmp_path / "slanted.geojson"
+    path.write_text(json.dumps({"type": "Polygon", "coordinates": [turned.to_degrees(ring).tolist()]}))
+    return str(path)
+
+
+# --- the plane ------------------------------------------------------------------------------------
+
+
+@given(angle=angles, places=places)
+@settings(max_examples=60, deadline=None)
+def test_degrees_come_back_from_a_turned_plane(angle: float, places: list[tuple[float, float]]) -> None:
+    turned = dataclasses.replace(PLANE, rotation_deg=angle)
+    xy = np.array(places)
+    np.testing.assert_allclose(turned.to_plane(turned.to_degrees(xy)), xy, rtol=0, atol=2e-6)
+
+
+@given(angle=angles, places=places)
+@settings(max_examples=60, deadline=None)
+def test_turning_changes_no_distance(angle: float, places: list[tuple[float, float]]) -> None:
+    lonlat = PLANE.to_degrees(np.array(places))
+    flat = PLANE.to_plane(lonlat)
+    turned = dataclasses.replace(PLANE, rotation_deg=angle).to_plane(lonlat)
+    for of in (flat, turned):
+        of -= of[0]
+    np.testing.assert_allclose(np.hypot(*turned.T), np.hypot(*flat.T), rtol=1e-12, atol=1e-12)
+    steps = (np.hypot(*(of[1:] - of[:-1]).T) for of in (turned, flat))
+    np.testing.assert_allclose(*steps, rtol=1e-7, atol=1e-12)
+
+
+def test_it_is_turned_counter_clockwise() -> None:
+    """The first axis of a plane turned by 90° points to the north."""
+    north = np.array([(-73.97, 40.9)])
+    [[x, y]] = dataclasses.replace(PLANE, rotation_deg=90.0).to_plane(north)
+    assert x == pytest.approx(13.3, abs=0.1)
+    assert y == pytest.approx(0, abs=1e-9)
+    [[x, y]] = dataclasses.replace(PLANE, rotation_deg=30.0).to_plane(north)
+    assert math.degrees(math.atan2(y, x)) == pytest.approx(60)
+
+
+def test_not_turned_is_the_same_to_the_bit() -> None:
+    lonlat = np.random.default_rng(0).uniform((-74.2, 40.5), (-73.7, 41), (50, 2))
+    x, y = PLANE._proj(*lonlat.T)
+    assert np.array_equal(Projection(-73.97, 40.78, 0.0).to_plane(lonlat), np.stack([x, y], axis=-1))
+
+
+@pytest.mark.parametrize("angle", [0.0, 29.0, -134.0])
+def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> None:
+    geod, turned = Geod(ellps="WGS84"), dataclasses.replace(PLANE, rotation_deg=angle)
+    rng = np.random.default_rng(1)
+    one = np.stack([rng.uniform(-180, 180, 3000), np.degrees(np.arcsin(rng.uniform(-1, 1, 3000)))], axis=-1)
+    lon, lat, _ = geod.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
+    other = np.stack([lon, lat], axis=-1)
+    ground = np.asarray(geod.inv(*one.T, *other.T)[2]) / 1000
+    radius = 40.0
+    planar = np.linalg.norm(turned.to_disc(one, radius) - turned.to_disc(other, radius), axis=1)
+    assert (planar <= ground * (1 + turned.distortion(radius)) + 1e-6).all()
+    flat = PLANE.to_disc(one, radius)
+    np.testing.assert_allclose(np.hypot(*turned.to_disc(one, radius).T), np.hypot(*flat.T), atol=1e-9)
+
+
+@given(angle=angles)
+@settings(max_examples=20, deadline=None)
+def test_the_distortion_is_the_same_to_the_bit(angle: float) -> None:
+    assert dataclasses.replace(PLANE, rotation_deg=angle).distortion(25.0) == PLANE.distortion(25.0)
+
+
+@pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])
+def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> None:
+    turned = dataclasses.replace(PLANE, rotation_deg=angle)
+    mapping = turned.grid_mapping()
+    plane = CRS.from_wkt(mapping["crs_wkt"])
+    lonlat = np.random.default_rng(0).uniform((-74.2, 40.5), (-73.7, 41), (20, 2))
+    x, y = Transformer.from_crs(plane.geodetic_crs, plane, always_xy=True).transform(*lonlat.T)
+    np.testing.assert_allclose(np.stack([x, y], axis=-1), turned.to_plane(lonlat), rtol=0, atol=1e-6)
+    assert "grid_mapping_name" not in mapping  # CF has none for it
+    assert mapping["rotation_deg"] == angle
+    json.dumps(mapping, allow_nan=False)
+
+
+# --- the rectangle --------------------------------------------------------------------------------
+
+
+@given(
+    points=st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=4, max_size=40),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_direction_has_a_smaller_rectangle(points: list[tuple[float, float]], seed: int) -> None:
+    xy = np.array(points) + np.random.default_rng(seed).normal(scale=0.1, size=(len(points), 2))
+    found = least_rectangle_deg(xy)
+    assert -45 <= found < 45
+    scanned = min(area_at(xy, degrees) for degrees in np.linspace(-45, 45, 3601))
+    assert area_at(xy, found) <= scanned * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("degrees", [-44.0, -10.0, 0.0, 30.0, 44.9])
+@pytest.mark.parametrize("sides", [(16, 2), (2, 16), (5, 5)])
+def test_a_rectangle_is_its_own_least_rectangle(degrees: float, sides: tuple[float, float]) -> None:
+    a = math.radians(degrees)
+    corners = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * sides
+    xy = corners @ np.array([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]) + (3, -7)
+    assert least_rectangle_deg(xy) == pytest.approx(degrees, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "xy", [[(0, 0), (1, 1), (2, 2)], [(0, 0), (0, 0), (0, 0)], [(1, 2), (3, 4)], [(1, 2)]]
+)
+def test_points_without_a_rectangle(xy: list[tuple[float, float]]) -> None:
+    assert least_rectangle_deg(np.array(xy, dtype=float)) == 0.0
+
+
+# --- the grid -------------------------------------------------------------------------------------
+
+
+def test_a_slanted_island_needs_far_fewer_cells(small_job: Job, slanted: str) -> None:
+    domain = {"region": slanted, "cell_km": 1.0}
+    flat = plan_job(parse_job(small_job(domain=domain)))
+    auto = plan_job(parse_job(small_job(domain={**domain, "rotation_deg": "auto"})))
+    given = plan_job(parse_job(small_job(domain={**domain, "rotation_deg": 30.0})))
+    assert auto["rotation_deg"] == pytest.approx(30, abs=0.1)
+    assert given["rotation_deg"] == 30.0
+    assert auto["source_cells"] == given["source_cells"] == 16 * 2
+    assert flat["source_cells"] > 4 * auto["source_cells"]
+    assert auto["source_cells_kept"] == auto["source_cells"]
+    assert flat["records"] > 3.5 * auto["records"]
+
+
+def test_auto_without_a_region_fits_the_road_nodes(small_job: Job) -> None:
+    flat, auto = (frame_of(small_job(domain={"cell_km": 1.0, "rotation_deg": r})) for r in (0.0, "auto"))
+    xy = flat.node_xy_km
+    found = auto.projection.rotation_deg
+    assert -45 <= found < 45
+    scanned = min(area_at(xy, degrees) for degrees in np.linspace(-45, 45, 9001))
+    assert area_at(xy, found) <= scanned * (1 + 1e-6)
+    assert abs(found) > 20  # the streets of Manhattan
+    assert auto.grid.source_cells < 0.65 * flat.grid.source_cells
+    assert auto.grid.box.contains(auto.node_xy_km).all()
+    assert (auto.grid.west_km, auto.grid.south_km) == tuple(auto.node_xy_km.min(axis=0))
+    assert len(auto.nodes_inside) == auto.network.nodes
+
+
+def test_a_box_in_degrees_is_covered_in_the_turned_plane(small_job: Job) -> None:
+    west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
+    frame = frame_of(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
+    rng = np.random.default_rng(1)
+    lonlat = rng.uniform((west, south), (east, north), (1000, 2))
+    lonlat[:4] = [(west, south), (west, north), (east, south), (east, north)]
+    assert frame.grid.box.contains(frame.projection.to_plane(lonlat)).all()
+    inside = [west <= a <= east and south <= b <= north for a, b in frame.network.lonlat]
+    assert frame.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
+
+
+def test_auto_in_a_box_fits_what_lies_in_it(small_job: Job, slanted: str) -> None:
+    bbox = [-74.0, 40.72, -73.94, 40.8]
+    frame = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
+    nodes = frame.node_xy_km[frame.nodes_inside]
+    assert (frame.grid.west_km, frame.grid.south_km) == tuple(nodes.min(axis=0))
+    assert (nodes.max(axis=0) <= (frame.grid.box.east_km, frame.grid.box.north_km)).all()
+    part = frame_of(
+        small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto", "region": slanted})
+    )
+    assert part.projection.rotation_deg == pytest.approx(30, abs=5)
+    assert part.grid.source_cells < 40
+
+
+# --- the pipeline ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("turned") / "m.zarr"
+    job = {
+        "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2], "rotation_deg": "auto"},
+        "privacy": {"epsilon_per_km": 1.0},
+        "outputs": {"count": 6},
+        "loss": {"kind": "euclidean"},
+        "seed": {"refine_rounds": 1},
+        "cluster": {"kind": "inline"},
+    }
+    assert build(parse_job(job), str(path))["state"] == "complete"
+    return path
+
+
+def test_a_turned_store_keeps_its_promise_on_the_ground(turned: Path) -> None:
+    store = MechanismStore.open(str(turned))
+    assert audit(str(turned)).holds
+    grid, projection = store.grid, store.projection
+    assert projection is not None
+    assert abs(projection.rotation_deg) > 20
+    rows = rows_of(store, slice(0, grid.shape[0]), slice(0, grid.shape[1]))
+    exact = audited_epsilon(rows, grid.x_km(), grid.y_km(), 2.0)
+    assert exact <= store.attributes["epsilon_certified"] <= store.planar_limit()
+    # Pair by pair, by the distance on the ground.
+    xy = np.stack(np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
+    lonlat = projection.to_degrees(xy)
+    logs = np.log(rows.reshape(len(xy), -1).astype(float))
+    a, b = np.triu_indices(len(xy), 1)
+    ground = np.asarray(Geod(ellps="WGS84").inv(*lonlat[a].T, *lonlat[b].T)[2]) / 1000
+    assert (np.abs(logs[a] - logs[b]).max(axis=1) <= 1.0 * ground + 1e-6).all()
+
+
+def test_outputs_and_places_are_where_they_should_be(turned: Path) -> None:
+    mechanism, network = open_mechanism(turned, verify=True), read_roads("builtin:manhattan", None)
+    apart = np.abs(mechanism.output_lonlat[:, None] - network.lonlat[None]).max(axis=-1)
+    assert apart.min(axis=1).max() < 1e-9
+    drawn = mechanism.sample(lon=-73.98, lat=40.75, n=50)
+    assert (np.abs(drawn[:, None] - mechanism.output_lonlat[None]).max(axis=-1).min(axis=1) == 0).all()
+    # The nearest record on the ground is the one whose row is read.
+    store = MechanismStore.open(str(turned))
+    assert store.projection is not None
+    row = mechanism.row(lon=-73.98, lat=40.75)
+    x, y = (v.ravel() for v in np.meshgrid(store.grid.x_km(), store.grid.y_km(), indexing="ij"))
+    lonlat = store.projection.to_degrees(np.stack([x, y], axis=-1))
+    here = np.broadcast_to([[-73.98, 40.75]], lonlat.shape)
+    nearest = int(np.argmin(Geod(ellps="WGS84").inv(*lonlat.T, *here.T)[2]))
+    assert (float(row.x), float(row.y)) == (x[nearest], y[nearest])
+    inside, outside = np.array([[-73.98, 40.75]]), np.array([[-73.80, 40.90]])
+    assert mechanism.sample_points(inside)[1].tolist() == [False]
+    assert mechanism.sample_points(outside)[1].tolist() == [True]
+
+
+def test_the_store_says_that_it_is_turned(turned: Path) -> None:
+    dataset = xr.open_zarr(turned)
+    rotation = dataset.attrs["projection"]["rotation_deg"]
+    assert dataset.spatial_ref.attrs["rotation_deg"] == rotation
+    assert "east = x cos(rotation_deg)" in dataset.spatial_ref.attrs["comment"]
+    for axis in (dataset.x, dataset.y):
+        assert "standard_name" not in axis.attrs  # projection_x_coordinate is that of the plane as it was
+        assert "coordinate" in axis.attrs["long_name"]
+    plane = CRS.from_wkt(dataset.spatial_ref.attrs["crs_wkt"])
+    back = Transformer.from_crs(plane, plane.geodetic_crs, always_xy=True)
+    lon, lat = back.transform(dataset.output_x.values, dataset.output_y.values)
+    np.testing.assert_allclose(lon, dataset.output_lon, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(lat, dataset.output_lat, rtol=0, atol=1e-8)
+    # By hand, as the comment says.
+    a, x, y = math.radians(rotation), dataset.output_x.values, dataset.output_y.values
+    centre = dataset.attrs["projection"]["centre_lon"], dataset.attrs["projection"]["centre_lat"]
+    flat = Projection(*centre).to_plane(np.stack([lon, lat], axis=-1))
+    east, north = x * math.cos(a) - y * math.sin(a), x * math.sin(a) + y * math.cos(a)
+    np.testing.assert_allclose(np.stack([east, north], axis=-1), flat, atol=1e-6)
+
+
+def test_another_rotation_in_the_attributes_is_noticed(tmp_path: Path, small_job: Job) -> None:
+    path = tmp_path / "s.zarr"
+    build(parse_job(small_job(domain={"rotation_deg": 30.0})), str(path))
+    store = MechanismStore.open(str(path), mode="r+")
+    store.update(projection={**store.attributes["projection"], "rotation_deg": 31.0})
+    with pytest.raises(GuaranteeViolation, match="projection"):
+        open_mechanism(path, verify=True)
+    assert "projection" in audit(str(path)).changed
+
+
+def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: Job) -> None:
+    digests = set()
+    for angle in (0.0, 90.0, 180.0):
+        path = tmp_path / f"{angle}.zarr"
+        build(parse_job(small_job(domain={"rotation_deg": angle})), str(path))
+        digests.add(MechanismStore.open(str(path)).problem_sha256)
+    assert len(digests) == 3
+
+
+def test_a_turned_region(tmp_path: Path, small_job: Job, slanted: str) -> None:
+    """Half of the slanted island in the grid that fits it, and blocks that are skipped."""
+    document = json.loads(Path(slanted).read_text())
+    (a, b, c, d, _) = document["coordinates"][0]
+    document["coordinates"] = [[a, b, c, a]]
+    Path(slanted).write_text(json.dumps(document))
+    job = small_job(
+        domain={"region": slanted, "rotation_deg": "auto", "cell_km": 0.5, "refine": [2]},
+        loss={"kind": "euclidean"},
+        store={"block_cells": [2, 2]},
+    )
+    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    assert summary["state"] == "complete"
+    assert 0 < summary["blocks_skipped"] < summary["blocks"]
+    assert summary["rotation_deg"] == pytest.approx(30, abs=8)
+    mechanism = open_mechanism(tmp_path / "s.zarr", verify=True)
+    lonlat = np.array([[(p + q) / 2 for p, q in zip(a, c, strict=True)], d])
+    assert mechanism.sample_points(lonlat)[1].tolist() == [False, True]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(MdpextError) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, 181, -200.0, "30", "automatic", "", True, [30], {"a": 1}]
+)
+def test_what_is_no_angle_is_one_line(small_job: Job, value: Any) -> None:
+    message = refusal(lambda: parse_job(small_job(domain={"rotation_deg": value})))
+    assert "domain.rotation_deg: must be a number of degrees from -180 to 180" in message
+    assert repr(value) in message
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 4, "inf"])
+@pytest.mark.parametrize("rotation", [30, "auto"])
+def test_only_euclidean_distances_may_be_turned(
+    small_job: Job, p: float | str, rotation: float | str
+) -> None:
+    message = refusal(lambda: parse_job(small_job(domain={"rotation_deg": rotation, "metric_p": p})))
+    assert "domain.rotation_deg" in message
+    assert "metric_p = 2 only" in message
+    assert parse_job(small_job(domain={"rotation_deg": 0, "metric_p": p})).domain.rotation_deg == 0
+
+
+@pytest.mark.parametrize("rotation", [30, "auto"])
+def test_the_grid_of_a_loss_file_is_not_turned(rotation: float | str) -> None:
+    job = {
+        "domain": {"refine": [2], "rotation_deg": rotation},
+        "privacy": {"epsilon_per_km": 1.0},
+        "loss": {"kind": "file", "file": "l.npz"},
+    }
+    message = refusal(lambda: parse_job(job))
+    assert "domain.rotation_deg: does not go with loss.kind" in message
+
+
+def test_turning_to_a_loss_file_drops_region_and_rotation(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[domain]\nroads = "builtin:manhattan"\ncell_km = 3\nrefine = [2]\nregion = "r.geojson"\n'
+        'rotation_deg = "auto"\n[privacy]\nepsilon_per_km = 1\n[outputs]\ncount = 3\n'
+    )
+    assert load_job(job).domain.region == str(tmp_path / "r.geojson")
+    assert load_job(job).domain.rotation_deg == "auto"
+    domain = load_job(job, ["loss.kind=file", "loss.file=l.npz"]).domain
+    assert (domain.region, domain.rotation_deg) == (None, 0.0)
+    assert load_job(job, ["domain.rotation_deg=15"]).domain.rotation_deg == 15.0
+
+
+def test_roads_on_one_line_are_refused(small_job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "line"
+    folder.mkdir()
+    nodes = "id,lon,lat\n" + "".join(f"{n},-73.9,{40 + n / 10}\n" for n in range(4))
+    edges = "u,v,length_m,oneway\n" + "".join(f"{n},{n + 1},11100,0\n" for n in range(3))
+    (folder / "nodes.csv.gz").write_bytes(gzip.compress(nodes.encode()))
+    (folder / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
+    spec = parse_job(small_job(domain={"roads": str(folder), "rotation_deg": "auto"}))
+    assert "larger than the box" in refusal(lambda: build_frame(spec))
+
+
+def test_planar_outputs_are_in_the_turned_plane(small_job: Job, tmp_path: Path) -> None:
+    """x_km and y_km are those of the grid, so they turn with it."""
+    points = tmp_path / "o.csv"
+    points.write_text("x_km,y_km\n2,0\n0,3\n")
+    job = small_job(domain={"rotation_deg": 30.0}, loss={"kind": "euclidean"})
+    job["outputs"] = {"choose": "file", "file": str(points)}
+    domain = build_domain(parse_job(job))
+    assert domain.projection is not None
+    flat = dataclasses.replace(domain.projection, rotation_deg=0.0).to_plane(domain.output_lonlat)
+    bearing = np.degrees(np.arctan2(flat[:, 1], flat[:, 0]))
+    np.testing.assert_allclose(bearing, [30, 120], atol=1e-6)

@@ -1,0 +1,393 @@
+"""The image and the compose file, as far as it goes where no engine is: parsed strictly, and run without it.
+
+The image's steps are one script, which is run here; the compose file's commands are run as processes.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from compose_spec import PyOptions
+from dask.utils import parse_bytes
+from dockerfile_parse import DockerfileParser
+
+from mdpext_dask import load_job, open_mechanism
+from mdpext_dask.compute.dask_settings import DASK_CONFIG
+from tests.support.commands import parse
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCKER = PROJECT / "deploy" / "docker"
+# So that a run takes seconds.
+SMALLER = ["domain.cell_km=3.0", "domain.refine=[2, 2]", "outputs.count=8", "loss.tasks=5"]
+SMALLER += ["privacy.budget=bound", "extension.method=log-convex"]
+
+
+def compose_text(**variables: str) -> str:
+    """Return the compose file with variables filled in, as an engine does before it reads it."""
+    text = (DOCKER / "compose.yaml").read_text()
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1], found[2]), text)
+
+
+def read_compose(text: str) -> dict[str, Any]:
+    """Return the services of a compose file, all keys known and all values of the types that they must be."""
+    # The parser does not know how often, which the specification of `restart` allows to be said.
+    spec = PyOptions(apply_merge=True).from_yaml(text.replace("on-failure:3", "on-failure"))
+    spec.validate()
+    read: dict[str, Any] = spec.to_dict()
+    return read
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    read_compose(compose_text())
+    found: dict[str, dict[str, Any]] = yaml.safe_load(compose_text())["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def dockerfile(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    # The parser writes where it reads.
+    copy = tmp_path_factory.mktemp("docker") / "Dockerfile"
+    shutil.copy(DOCKER / "Dockerfile", copy)
+    lines = DockerfileParser(str(copy)).structure
+    return [line for line in lines if line["instruction"] != "COMMENT"]
+
+
+# --- the compose file -----------------------------------------------------------------------------
+
+
+def test_the_compose_file_is_valid() -> None:
+    assert set(read_compose(compose_text())["services"]) == {"scheduler", "worker", "client"}
+    many = read_compose(compose_text(MDPEXT_WORKERS="7"))
+    assert many["services"]["worker"]["deploy"]["replicas"] == 7
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("mem_limit: 2g", "memlimit: 2g"),
+        ("mem_limit: 2g", "mem_limit: 2q"),
+        ("dockerfile:", "dokerfile:"),
+        ("replicas:", "replica:"),
+        ("service_healthy", "service_heathy"),
+        ("unless-stopped", "sometimes"),
+        ("start_period:", "start_time:"),
+        ("read_only:", "readonly:"),
+    ],
+)
+def test_a_mistake_in_a_compose_file_is_found(right: str, wrong: str) -> None:
+    text = compose_text()
+    assert right in text
+    with pytest.raises(ValueError):
+        read_compose(text.replace(right, wrong))
+
+
+def test_services_refer_to_what_is_there(services: dict[str, dict[str, Any]]) -> None:
+    volumes = yaml.safe_load(compose_text())["volumes"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        for other, how in service.get("depends_on", {}).items():
+            assert how["condition"] != "service_healthy" or "healthcheck" in services[other]
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in volumes or (DOCKER / source).is_dir()
+        build = service["build"]
+        assert (DOCKER / build["context"]).resolve() == PROJECT
+        assert (PROJECT / build["dockerfile"]).is_file()
+    hosts = re.findall(r"tcp://(\w+):(\d+)", compose_text())
+    assert set(hosts) == {("scheduler", str(parse(services["scheduler"]["command"])["port"]))}
+
+
+def test_only_this_machine_reaches_the_ports(services: dict[str, dict[str, Any]]) -> None:
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert published == ["127.0.0.1:8786:8786", "127.0.0.1:8787:8787"]
+
+
+def test_services_are_bounded_and_have_few_rights(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert parse_bytes(service["mem_limit"].replace("g", "GiB")) == 2**31
+        assert service["restart"] == ("on-failure:3" if name == "client" else "unless-stopped")
+        assert service["read_only"]
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["cap_drop"] == ["ALL"]
+        assert "privileged" not in service
+    # The nanny ends a worker before the engine does.
+    limit = parse(services["worker"]["command"])["memory_limit"]
+    assert parse_bytes(limit) <= 2**31
+
+
+def test_commands_are_those_of_the_programs(services: dict[str, dict[str, Any]]) -> None:
+    scheduler = parse(services["scheduler"]["command"])
+    assert scheduler["dashboard_address"] == ":8787"
+    worker = parse(services["worker"]["command"])
+    assert worker["scheduler"] == "tcp://scheduler:8786"
+    assert worker["nthreads"] == 1
+    client = parse(services["client"]["command"])
+    job = PROJECT / "workflows" / client["job"].name
+    assert load_job(job, client["override"]).cluster.address == "tcp://scheduler:8786"
+    with pytest.raises(Exception, match="no-such"):
+        parse([*services["worker"]["command"], "--no-such"])
+    with pytest.raises(Exception, match="no-such"):
+        parse([*services["client"]["command"], "--no-such"])
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+
+def _is_sent(path: str) -> bool:
+    """Whether a file is part of what an engine is sent: the last line of .dockerignore that fits decides."""
+    sent = True
+    for line in (PROJECT / ".dockerignore").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern, fits = line.removeprefix("!"), False
+        parts = Path(path).parts
+        for end in range(1, len(parts) + 1):
+            part = "/".join(parts[:end])
+            fits |= fnmatch(part, pattern) or fnmatch("/" + part, pattern.replace("**/", "*/"))
+        if fits:
+            sent = line.startswith("!")
+    return sent
+
+
+def test_the_image_is_made_of_what_is_there(dockerfile: list[dict[str, str]]) -> None:
+    copied = set()
+    for line in dockerfile:
+        if line["instruction"] == "COPY" and not line["value"].startswith("--from"):
+            *sources, _ = line["value"].split()
+            for source in sources:
+                assert (PROJECT / source).exists(), source
+                assert _is_sent(source), source
+                copied.add(source)
+    # What `pip install` of the project needs, by its pyproject.toml.
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert {"pyproject.toml", "mdpext_dask", project["readme"], *project["license-files"]} <= copied
+    for unwanted in (
+        "tests/conftest.py",
+        ".git/config",
+        "manhattan.zarr/zarr.json",
+        "mdpext_dask/__pycache__",
+    ):
+        assert not _is_sent(unwanted)
+
+
+def test_the_image_runs_the_script_and_nobody_is_root(dockerfile: list[dict[str, str]]) -> None:
+    steps = [(line["instruction"], line["value"]) for line in dockerfile]
+    bases = {value.split()[0] for instruction, value in steps if instruction == "FROM"}
+    # One and the same, or the environment would have no Python.
+    assert bases == {"python:3.12-slim"}
+    (script,) = [v for i, v in steps if i == "RUN" and "install.sh" in v]
+    shell, path, prefix = script.split()
+    assert shell == "sh"
+    assert (PROJECT / path).is_file()
+    last = dict(steps)
+    assert last["USER"] == "1000:1000"
+    assert last["HEALTHCHECK"] == "NONE"
+    assert last["ENV"].startswith(f"PATH={prefix}/bin:")
+    assert f"--from=build {prefix} {prefix}" in [v for i, v in steps if i == "COPY"]
+    assert json.loads(last["CMD"]) == ["mdpext", "--help"]
+    subprocess.run([sys.executable, "-m", "mdpext_dask.cli", "--help"], check=True, capture_output=True)
+
+
+def test_the_script_is_one_for_any_shell_and_its_extras_are_there() -> None:
+    script = DOCKER / "install.sh"
+    subprocess.run(["sh", "-n", script], check=True)
+    done = subprocess.run(["sh", script], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "usage" in done.stderr
+    found = re.search(r"\$\{2-([\w,]+)\}", script.read_text())
+    assert found is not None
+    known = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(found[1].split(",")) <= set(known)
+
+
+# --- run ------------------------------------------------------------------------------------------
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Host:
+    """Takes the place of an engine on this machine: its own ports, folders and programs."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
+        self.port, self.dashboard, self.of_worker = _free_port(), _free_port(), _free_port()
+        (folder / "tmp").mkdir()
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        places = {
+            "tcp://scheduler:8786": f"tcp://127.0.0.1:{self.port}",
+            "/data": str(self.folder),
+            "/jobs": str(PROJECT / "workflows"),
+        }
+        exactly = {
+            "8786": str(self.port),
+            ":8787": f"127.0.0.1:{self.dashboard}",
+            "/tmp": str(self.folder / "tmp"),
+        }
+        said = []
+        for given in words:
+            word = exactly.get(given, given)
+            for inside, here in places.items():
+                word = word.replace(inside, here) if given not in exactly else word
+            said.append(word)
+        if said[0] != "mdpext":
+            # Inside a container, whatever is bound is the container's own.
+            said += ["--host", "127.0.0.1"]
+        if "--no-dashboard" in said:
+            said += ["--dashboard-address", f"127.0.0.1:{self.of_worker}"]
+        return [str(self.programs / said[0]), *said[1:]]
+
+    @contextmanager
+    def running(self, words: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        with (self.folder / f"{words[1]}.log").open("wb") as log:
+            process = subprocess.Popen(
+                self.command(words),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **environment},
+                start_new_session=True,
+                cwd=self.folder,
+            )
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self.programs}:/usr/bin:/bin", "HOME": str(self.folder / "tmp")}
+
+    def wait_for(self, port: int, seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                    assert answer.read() == b"ok"
+                return
+            except OSError:
+                assert time.monotonic() < until, f"nothing answers at {port}"
+                time.sleep(0.2)
+
+
+def _run_services(
+    host: Host, services: dict[str, dict[str, Any]], *, wait: Sequence[str] = (), changes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Start what the compose file starts, in its order, and return what the client answers."""
+    overrides = [word for change in changes for word in ("--set", change)]
+    with host.running(services["scheduler"]["command"]):
+        host.wait_for(host.dashboard)
+        with host.running(services["worker"]["command"]):
+            if wait:
+                words = [*wait[:-1], f"tcp://127.0.0.1:{host.port}"]
+                subprocess.run(words, check=True, env=host.environment, timeout=100, capture_output=True)
+            host.wait_for(host.of_worker)
+            done = subprocess.run(
+                [*host.command(services["client"]["command"]), *overrides, "--json"],
+                capture_output=True,
+                text=True,
+                env=host.environment,
+                cwd=host.folder,
+                timeout=200,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _waiting() -> list[str]:
+    """Return what a job's pod on Kubernetes does before it starts."""
+    from mdpext_dask.compute.kubernetes import _runner
+    from mdpext_dask.job.sections import ClusterSection
+
+    (container,) = _runner(ClusterSection(image="image"), "name", "s3://store")["initContainers"]
+    command: list[str] = container["command"]
+    return [sys.executable, *command[1:]]
+
+
+def test_the_services_do_a_job_together(tmp_path: Path, services: dict[str, dict[str, Any]]) -> None:
+    """With what is installed here, and on a smaller job than the demo.
+
+    The way a job's pod on Kubernetes waits for workers is tried on the way.
+    """
+    host = Host(tmp_path, Path(sys.executable).parent)
+    answer = _run_services(host, services, wait=_waiting(), changes=SMALLER)
+    assert answer["state"] == "complete"
+    assert answer["store"] == str(tmp_path / "manhattan.zarr")
+    open_mechanism(answer["store"], verify=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_image_s_steps_and_then_its_services(
+    tmp_path: Path, services: dict[str, dict[str, Any]], dockerfile: list[dict[str, str]]
+) -> None:
+    """From a copy of only what the image gets, with nothing of this environment."""
+    source, prefix = tmp_path / "source", tmp_path / "opt"
+    source.mkdir()
+    for line in dockerfile:
+        if line["instruction"] == "COPY" and not line["value"].startswith("--from"):
+            *names, to = line["value"].split()
+            for name in names:
+                target = source / (f"{to}{name}" if to.endswith("/") else to)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if (PROJECT / name).is_dir():
+                    shutil.copytree(PROJECT / name, target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(PROJECT / name, target)
+    plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    script = ["sh", str(source / "deploy" / "docker" / "install.sh"), str(prefix)]
+    subprocess.run(script, check=True, env={**plain, "PYTHON": sys.executable}, timeout=900)
+
+    host = Host(tmp_path, prefix / "bin")
+
+    def answer_of(*words: str) -> str:
+        command = [str(prefix / "bin" / words[0]), *words[1:]]
+        return subprocess.check_output(command, env=host.environment, cwd=tmp_path, text=True)
+
+    assert answer_of("python", "-c", "import mdpext_dask as m; print(m.__file__)").startswith(str(prefix))
+    code = "import dask, distributed, json; print(json.dumps(dask.config.get('distributed')))"
+    settings = json.loads(answer_of("python", "-c", code))
+    for key, value in DASK_CONFIG.items():
+        found = settings
+        for name in key.split(".")[1:]:
+            found = found[name]
+        assert found == value, key
+    # The pages of the scheduler need a library that the package does not.
+    answer_of("python", "-c", "import bokeh")
+    # Names by which charts may call the programs.
+    for program in ("dask-scheduler", "dask-worker"):
+        answer_of(program, "--help")
+
+    job = str(PROJECT / "workflows" / "manhattan.toml")
+    planned = json.loads(answer_of("mdpext", "plan", job, "--json"))
+    assert planned["records"] == 99_169
+    answer = _run_services(host, services, changes=["privacy.budget=bound"])
+    assert answer["state"] == "complete"
+    assert answer["records"] == planned["records"]

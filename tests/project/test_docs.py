@@ -1,0 +1,142 @@
+"""The documentation: tutorial and snippets run, links lead somewhere, references are complete."""
+
+import importlib.util
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCS = PROJECT / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    """Return the module that makes pages."""
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def snippets(page: Path) -> list[str]:
+    """Return the blocks of Python on a page of Markdown."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_tutorial_runs_as_a_script_and_the_guide_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mpl.use("Agg")
+    tutorial = runpy.run_path(str(PROJECT / "workflows" / "tutorial.py"))
+    plt.close("all")
+    told = capsys.readouterr().out
+    assert tutorial["certificate"].holds
+    assert not tutorial["rounded"].holds
+    # Two releases were allowed, the third was not.
+    assert (told.count("reported; so far"), told.count("refused: ")) == (2, 1)
+    assert (tmp_path / "tutorial" / "report.html").stat().st_size > 10_000
+    blocks = snippets(DOCS / "guide.md")
+    assert sum("assert" in block for block in blocks) >= 3
+    known: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, known)
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_every_link_of_every_page_leads_somewhere(pages: ModuleType) -> None:
+    found = list(DOCS.glob("*.md"))
+    copies = [DOCS / pages.MADE / copy for copy in pages.COPIES if copy.endswith(".md")]
+    assert len(found) >= 6
+    for page in (*found, *copies):
+        original = PROJECT / pages.COPIES[page.name] if page in copies else page
+        pages.linked(original.read_text(encoding="utf-8"), page)  # refuses a link that leads nowhere
+
+
+def test_links_lead_from_page_to_page(pages: ModuleType) -> None:
+    readme = DOCS / pages.MADE / "readme.md"
+    text = (
+        "a [proof](mdpext_dask/auditors/PROOF.md#x), "
+        "[c](pyproject.toml), [w](https://a.b), [`c`](#c), ![i](NOTICE)"
+    )
+    linked = "a [proof](proof.md#x), c, [w](https://a.b), [`c`](#c), ![i](../../NOTICE)"
+    assert pages.linked(text, readme) == linked
+    assert pages.linked("[guide](docs/guide.md)", readme) == "[guide](../guide.md)"
+    assert pages.linked("[r](../README.md)", DOCS / "guide.md") == "[r](_made/readme.md)"
+    code = "```md\n[nowhere](no.md)\n```"
+    assert pages.linked(code, readme) == code
+    with pytest.raises(ValueError, match=r"there is no no\.md"):
+        pages.linked("[nowhere](no.md)", readme)
+
+
+def test_pages_that_the_index_does_not_name_are_found(pages: ModuleType) -> None:
+    index = (DOCS / "index.md").read_text()
+    assert pages.OTHERS in index
+    others = pages.other_pages(index)
+    assert "scaling" in others
+    assert not {"guide", "limits", "index"} & set(others)
+    assert pages.other_pages(index.replace(pages.OTHERS, "\n".join(others))) == []
+
+
+def test_the_command_line_s_reference_has_every_command_and_option(pages: ModuleType) -> None:
+    text = pages.command_line()
+    for command in ("run", "plan", "init", "partition", "finalise", "status", "audit", "evaluate", "sample"):
+        assert f"\n## mdpext {command}\n" in text
+    for option in ("--set", "--overwrite", "--workers", "--json", "--method", "--remap"):
+        assert f"| `{option}" in text
+
+
+def test_the_job_file_s_reference_has_every_key(pages: ModuleType) -> None:
+    pytest.importorskip("numpydoc", reason="needs pip install 'mdpext-dask[docs]'")
+    from mdpext_dask.job.spec import JobSpec
+
+    text = pages.job_file()  # refuses a key that no docstring describes
+    for name, field in JobSpec.model_fields.items():
+        section: Any = field.annotation
+        part = text.partition(f"\n## [{name}]\n")[2].partition("\n## ")[0]
+        for key in section.model_fields:
+            assert f"| `{key}` |" in part
+    assert "| `epsilon_per_km` | required |" in text
+    assert '| `method` | `"auto"` |' in text
+
+
+def test_keys_are_described_by_docstrings(pages: ModuleType) -> None:
+    pytest.importorskip("numpydoc", reason="needs pip install 'mdpext-dask[docs]'")
+
+    class Undescribed:
+        """``[nothing]``: says little of ``it``.
+
+        Parameters
+        ----------
+        a, b
+            Both, see :func:`mdpext_dask.pipeline.run.build`.
+        """
+
+    assert pages.described_keys(Undescribed) == (
+        "Says little of `it`.",
+        dict.fromkeys("ab", "Both, see `mdpext_dask.pipeline.run.build`."),
+    )
+
+
+@pytest.mark.slow
+def test_pages_are_made_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("myst_nb", reason="needs pip install 'mdpext-dask[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", DOCS, tmp_path / "html"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    tutorial = (tmp_path / "html" / "_made" / "tutorial.html").read_text()
+    assert tutorial.count("<img") == 4
+    assert "holds for all pairs" in tutorial
+    api = (tmp_path / "html" / "api.html").read_text()
+    for name in ("JobSpec", "build", "open_mechanism", "audit", "evaluate", "plot_row", "StickyKey"):
+        assert f">{name}</span>" in api

@@ -1,0 +1,129 @@
+"""Values for the charts: only keys that the charts have, and what becomes of them is valid.
+
+The operator's chart is in its package. Of ``dask/dask`` only names are here: those in its ``values.yaml``
+of 2023 (https://github.com/dask/helm-chart, commit e581ea8), and those that its templates read besides. How
+the templates put a worker's command together is from there too; from the middle of 2026 on (pull request
+535) they start it with ``dask worker``, before with ``dask-worker``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dask.utils import parse_bytes
+
+from mdpext_dask.compute.kubernetes import environment
+from tests.support.commands import parse
+from tests.support.manifest_checks import complaints, operator_values, unknown_values
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+
+_ANY: dict[str, Any] = {}
+_IMAGE = dict.fromkeys(["repository", "tag", "pullPolicy", "pullSecrets"])
+_POD = dict.fromkeys(
+    ["name", "replicas", "extraArgs", "env", "tolerations", "affinity", "nodeSelector", "serviceAccountName"]
+) | dict.fromkeys(["resources", "securityContext", "livenessProbe", "readinessProbe"], _ANY)
+_INGRESS = dict.fromkeys(
+    ["enabled", "ingressClassName", "pathType", "tls", "secretName", "hostname", "annotations"]
+)
+DASK_CHART: dict[str, Any] = {
+    **dict.fromkeys(["nameOverride", "fullnameOverride", "additional_worker_groups"]),
+    "scheduler": {
+        **_POD,
+        **dict.fromkeys(["enabled", "serviceType", "loadBalancerIP", "servicePort", "serviceAnnotations"]),
+        "image": _IMAGE,
+        "metrics": _ANY,
+    },
+    "webUI": {**dict.fromkeys(["name", "servicePort"]), "ingress": _INGRESS},
+    "worker": {
+        **_POD,
+        **dict.fromkeys(["custom_scheduler_url", "port", "portDashboard", "threads_per_worker"]),
+        **dict.fromkeys(["strategy", "default_resources", "annotations", "metrics"], _ANY),
+        "image": {**_IMAGE, "dask_worker": None},
+        "mounts": dict.fromkeys(["volumes", "volumeMounts"]),
+    },
+    "jupyter": {
+        **_POD,
+        **dict.fromkeys(["enabled", "rbac", "serviceType", "servicePort", "password", "passwordHint"]),
+        **dict.fromkeys(["command", "args", "extraConfig"]),
+        "image": _IMAGE,
+        "mounts": dict.fromkeys(["volumes", "volumeMounts"]),
+        "ingress": _INGRESS,
+    },
+}
+# Ports that the templates have.
+DASHBOARD, OF_WORKERS = 8787, 8790
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((DEPLOY / "values.yaml").read_text())
+    return read
+
+
+def test_the_operator_s_values_are_known_to_its_chart() -> None:
+    given = yaml.safe_load((DEPLOY / "operator-values.yaml").read_text())
+    known = operator_values()
+    assert unknown_values(given, known) == []
+    assert unknown_values({**given, "resource": {}}, known) == [".resource"]
+    assert unknown_values({"rbac": {"clutser": False}}, known) == [".rbac.clutser"]
+
+
+def test_the_values_are_known_to_the_chart(values: dict[str, Any]) -> None:
+    assert unknown_values(values, DASK_CHART) == []
+    assert unknown_values({"worker": {"replica": 2}, "sheduler": {}}, DASK_CHART) == [
+        ".worker.replica",
+        ".sheduler",
+    ]
+
+
+@pytest.mark.parametrize(("part", "port"), [("scheduler", DASHBOARD), ("worker", OF_WORKERS)])
+def test_what_the_templates_put_into_pods_is_valid(values: dict[str, Any], part: str, port: int) -> None:
+    given = values[part]
+    mounts = given.get("mounts", {"volumes": [], "volumeMounts": []})
+    container = {
+        "name": part,
+        "image": f"{given['image']['repository']}:{given['image']['tag']}",
+        "volumeMounts": mounts["volumeMounts"],
+        **{key: given[key] for key in ("env", "resources", "livenessProbe", "readinessProbe")},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": part},
+        "spec": {
+            "containers": [container],
+            "securityContext": given["securityContext"],
+            "volumes": mounts["volumes"],
+        },
+    }
+    assert complaints(pod) == []
+    pod["spec"]["securityContext"] = {**given["securityContext"], "runAsNonroot": True}
+    assert complaints(pod) != []
+    assert given["securityContext"]["runAsNonRoot"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert given[probe]["httpGet"] == {"path": "/health", "port": port}
+
+
+def test_workers_are_started_as_everywhere_else(values: dict[str, Any]) -> None:
+    worker, scheduler = values["worker"], values["scheduler"]
+    memory = worker["resources"]["limits"]["memory"]
+    command = [
+        "dask",
+        "worker",
+        "mdpext-dask-scheduler:8786",
+        "--nthreads",
+        str(worker["threads_per_worker"]),
+    ]
+    command += ["--memory-limit", memory, "--no-dashboard", "--dashboard-address", str(OF_WORKERS)]
+    options = parse([*command, *worker["extraArgs"]])
+    assert options["nthreads"] == 1
+    assert parse_bytes(options["memory_limit"]) == 2**31
+    assert worker["env"] == scheduler["env"] == environment()
+
+
+def test_nothing_is_published(values: dict[str, Any]) -> None:
+    assert values["scheduler"]["serviceType"] == "ClusterIP"
+    assert values["webUI"]["ingress"]["enabled"] is False
+    assert values["jupyter"]["enabled"] is False

@@ -1,0 +1,380 @@
+"""Places by name: downloaded once, through osmnx's own code, kept with where they come from, then offline."""
+
+import json
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.events import Note
+from mdpext_dask.job.spec import files_of, load_job, parse_job
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.region import read_region
+from mdpext_dask.readers.roads import downloads
+from mdpext_dask.readers.roads.downloads import digests, outline_of_place, roads_of_place
+from mdpext_dask.readers.roads.read_network import read_roads
+from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.map_server import MapServer, serving
+from tests.support.osm_files import ROAD
+
+osmnx = pytest.importorskip("osmnx")
+
+JobMaker = Callable[..., dict[str, dict[str, Any]]]
+PLACE = "Rome, Italy"
+_NODES = {
+    1 + 5 * row + column: (12.0 + 0.01 * column, 42.0 + 0.01 * row) for row in range(5) for column in range(5)
+}
+_WAYS = {
+    **{10 + row: ([1 + 5 * row + column for column in range(5)], ROAD) for row in range(5)},
+    **{20 + column: ([1 + 5 * row + column for row in range(5)], ROAD) for column in range(5)},
+}
+# All but the eastern and the northern street.
+_OUTLINE = {
+    "type": "Polygon",
+    "coordinates": [[[11.99, 41.99], [12.035, 41.99], [12.035, 42.035], [11.99, 42.035], [11.99, 41.99]]],
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MDPEXT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@contextmanager
+def _serving(server: MapServer) -> Iterator[None]:
+    """Serve canned answers, at osmnx's level of HTTP; nothing else is asked."""
+    getaddrinfo = socket.getaddrinfo
+    with serving(server) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(osmnx.settings, "nominatim_url", address + "/nominatim/")
+        patch.setattr(osmnx.settings, "overpass_url", address + "/api")
+        patch.setattr("time.sleep", lambda _: None)  # a pause out of politeness
+        try:
+            yield
+        finally:
+            socket.getaddrinfo = getaddrinfo  # which osmnx replaces
+
+
+@pytest.fixture
+def server(cache: Path) -> Iterator[MapServer]:
+    assert cache
+    server = MapServer(_OUTLINE, _NODES, _WAYS)
+    with _serving(server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache with the roads and the outline of the place, to be copied."""
+    folder = tmp_path_factory.mktemp("kept") / "cache"
+    with _serving(MapServer(_OUTLINE, _NODES, _WAYS)), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MDPEXT_CACHE", str(folder))
+        roads_of_place(PLACE)
+    return folder
+
+
+def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def _entry(cache: Path, kind: str) -> Path:
+    [folder] = (cache / kind).iterdir()
+    return folder
+
+
+def _job(small_job: JobMaker, **domain: Any) -> dict[str, dict[str, Any]]:
+    section = {"roads": None, "place": PLACE, "cell_km": 2.0, "refine": [1], **domain}
+    return small_job(domain=section, outputs={"count": 4}, loss={"tasks": 3})
+
+
+# --- downloading ----------------------------------------------------------------------------------
+
+
+def test_place_is_downloaded_once_and_kept(server: MapServer, cache: Path) -> None:
+    network = roads_of_place(PLACE)
+    # Nothing of osmnx's own is left in the working folder.
+    assert [path.name for path in cache.parent.iterdir()] == ["cache"]
+    graph = osmnx.graph_from_place(PLACE, network_type="drive")
+    assert {tuple(np.round(p, 7)) for p in network.lonlat.tolist()} == {
+        (round(d["x"], 7), round(d["y"], 7)) for _, d in graph.nodes(data=True)
+    }
+    assert network.length_km.sum() * 1000 == pytest.approx(sum(d for *_, d in graph.edges(data="length")))
+    assert network.source == PLACE
+    assert network.directions_known
+    asked = len(server.asked)
+    again = read_roads(None, PLACE)
+    assert len(server.asked) == asked
+    for name in ("lonlat", "start", "end", "length_km", "oneway"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(network, name))
+    assert list(cache.rglob(".*")) == []
+
+
+def test_provenance_says_where_it_comes_from(server: MapServer, cache: Path) -> None:
+    network = roads_of_place(PLACE)
+    folder = _entry(cache, "roads")
+    assert folder.name.startswith("rome-italy-")
+    facts = json.loads((folder / "provenance.json").read_text())
+    assert facts["place"] == PLACE
+    assert facts["geocoder_answer"]["display_name"] == "Rome, Italy, Earth"
+    assert facts["geocoder_answer"]["osm_id"] == 41485
+    assert (facts["geocoder"], facts["server"]) == (osmnx.settings.nominatim_url, osmnx.settings.overpass_url)
+    assert facts["software"]["osmnx"] == osmnx.__version__
+    assert (facts["nodes"], facts["edges"]) == (network.nodes, len(network.start))
+    assert "OpenStreetMap" in facts["attribution"]
+    assert "ODbL" in facts["licence"]
+    assert set(facts["sha256"]) == {"nodes.csv.gz", "edges.csv.gz"}
+    assert facts["downloaded"].endswith("+00:00")
+    assert facts["downloaded"][:10] in network.notes[0]
+    outline = json.loads((_entry(cache, "outlines") / "provenance.json").read_text())
+    assert facts["outline_sha256"] == outline["sha256"]["outline.geojson"]
+    assert server.asked.count("/nominatim/search") == 1
+
+
+def test_kept_place_needs_no_network_and_no_osmnx(
+    server: MapServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("there is no network")
+
+    before = roads_of_place(PLACE)
+    asked = len(server.asked)
+    # Not the socket itself: requests would leave it open.
+    monkeypatch.setattr("urllib3.util.connection.create_connection", refuse)
+    message = _refusal(DataError, lambda: roads_of_place("Elsewhere"))
+    for part in ("domain.place", "Elsewhere", "could not be downloaded", "domain.roads"):
+        assert part in message
+    assert len(list((cache / "roads").iterdir())) == 1  # nothing half done is left
+    monkeypatch.setitem(sys.modules, "osmnx", None)
+    assert roads_of_place(PLACE).nodes == before.nodes
+    assert read_region("place", PLACE).box_degrees == (11.99, 41.99, 12.035, 42.035)
+    assert "needs osmnx" in _refusal(SpecError, lambda: roads_of_place("Elsewhere"))
+    assert len(server.asked) == asked
+
+
+def test_osmnx_gets_its_own_cache_back(server: MapServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(osmnx.settings, "use_cache", True)
+    roads_of_place(PLACE)
+    assert osmnx.settings.use_cache
+    server.status = 400
+    _refusal(DataError, lambda: roads_of_place("Another, Place"))
+    assert osmnx.settings.use_cache
+
+
+@pytest.mark.parametrize("place", ["Nowhere at all", "Rome, Italy"])
+def test_failed_download_is_one_line_and_leaves_nothing(server: MapServer, cache: Path, place: str) -> None:
+    if place == PLACE:
+        server.status = 400
+    message = _refusal(DataError, lambda: roads_of_place(place))
+    for part in ("domain.place", place, "domain.roads"):
+        assert part in message
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+    server.status = 200
+    assert roads_of_place(PLACE).nodes > 0
+
+
+def test_answer_of_a_server_that_ran_out_of_time_is_not_kept(server: MapServer, cache: Path) -> None:
+    """Overpass then sends what it has, with a remark, which osmnx takes for all there is."""
+    server.remark = {"remark": "runtime error: Query timed out"}
+    assert "Query timed out" in _refusal(DataError, lambda: roads_of_place(PLACE))
+    assert list((cache / "roads").iterdir()) == []
+    server.remark = {}
+    assert roads_of_place(PLACE).nodes > 0
+
+
+def test_place_that_is_a_point_is_refused(server: MapServer) -> None:
+    server.outline = {"type": "Point", "coordinates": [12.0, 42.0]}
+    assert "Polygon" in _refusal(DataError, lambda: roads_of_place(PLACE))
+
+
+def test_place_across_the_antimeridian_is_refused_with_a_way_out(server: MapServer) -> None:
+    server.outline = {
+        "type": "MultiPolygon",
+        "coordinates": [
+            [[[179.0, -17.0], [180.0, -17.0], [180.0, -16.0], [179.0, -16.0], [179.0, -17.0]]],
+            [[[-180.0, -17.0], [-179.0, -17.0], [-179.0, -16.0], [-180.0, -16.0], [-180.0, -17.0]]],
+        ],
+    }
+    message = _refusal(DataError, lambda: roads_of_place("Fiji"))
+    assert "antimeridian" in message
+    assert "domain.roads an extract" in message
+    # Its outline is as good as any.
+    assert read_region("place:Fiji").box_degrees == (179.0, -17.0, -179.0, -16.0)
+
+
+@pytest.mark.parametrize("place", ["Αθήνα", "../../etc", "a" * 300, "Москва / Moscow"])
+def test_any_name_has_a_folder_in_the_cache(server: MapServer, cache: Path, place: str) -> None:
+    outline_of_place(place, "domain.region")
+    folder = _entry(cache, "outlines")
+    assert folder.resolve().parent == (cache / "outlines").resolve()
+    assert json.loads((folder / "provenance.json").read_text())["place"] == place
+    assert server.asked == ["/nominatim/search"]
+
+
+def test_runs_at_the_same_time_end_with_one_download(server: MapServer, cache: Path) -> None:
+    barrier, found = threading.Barrier(2), []
+
+    def wait(*arguments: Any) -> dict[str, Any]:
+        facts = downloads._download_outline(*arguments)
+        barrier.wait(timeout=30)  # both have downloaded before either puts it in its place
+        return facts
+
+    def run() -> None:
+        found.append(downloads._kept("outlines", PLACE, "domain.region", wait))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(server.asked) == 2
+    assert [one.folder for one in found] == [_entry(cache, "outlines")] * 2
+    assert found[0] == found[1]
+
+
+# --- what may be wrong with the cache --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda f: (f / "nodes.csv.gz").write_bytes(b""), "nodes.csv.gz has changed"),
+        (lambda f: (f / "edges.csv.gz").unlink(), "edges.csv.gz is missing"),
+        (lambda f: (f / "provenance.json").unlink(), "provenance.json is missing"),
+        (lambda f: (f / "provenance.json").write_text("{"), "provenance.json cannot be read"),
+        (lambda f: (f / "provenance.json").write_text("[]"), "provenance.json cannot be read"),
+        (lambda f: (f / "provenance.json").write_text("{}"), "provenance.json cannot be read"),
+    ],
+)
+def test_damaged_download_is_named_with_its_folder(
+    kept: Path, cache: Path, damage: Callable[[Path], object], named: str
+) -> None:
+    shutil.copytree(kept, cache)
+    roads_of_place(PLACE)
+    folder = _entry(cache, "roads")
+    damage(folder)
+    message = _refusal(DataError, lambda: roads_of_place(PLACE))
+    for part in ("domain.place", PLACE, named, f"delete {folder}"):
+        assert part in message
+    assert digests(PLACE, None) == {}
+
+
+def test_what_cannot_be_read_of_a_cache_has_no_digest(kept: Path, cache: Path) -> None:
+    """Going on with a store asks for digests, and needs none."""
+    shutil.copytree(kept, cache)
+    table = _entry(cache, "roads") / "nodes.csv.gz"
+    table.unlink()
+    table.mkdir()
+    assert "cannot be used" in _refusal(DataError, lambda: roads_of_place(PLACE))
+    assert digests(PLACE, None) == {}
+
+
+def test_deleted_download_is_downloaded_anew(server: MapServer, kept: Path, cache: Path) -> None:
+    shutil.copytree(kept, cache)
+    before = roads_of_place(PLACE)
+    assert not server.asked
+    shutil.rmtree(_entry(cache, "roads"))
+    assert roads_of_place(PLACE).nodes == before.nodes
+    assert "/api/interpreter" in server.asked
+    assert "/nominatim/search" not in server.asked  # the outline is still there
+
+
+def test_download_of_another_place_is_not_taken_for_it(kept: Path, cache: Path) -> None:
+    shutil.copytree(kept, cache)
+    folder = _entry(cache, "roads")
+    provenance = folder / "provenance.json"
+    provenance.write_text(provenance.read_text().replace("Rome, Italy", "Rome, Georgia"))
+    assert "is of something else" in _refusal(DataError, lambda: roads_of_place(PLACE))
+
+
+def test_cache_that_cannot_be_written_is_one_line(server: MapServer, cache: Path) -> None:
+    cache.write_text("a file")
+    assert "the cache in" in _refusal(DataError, lambda: roads_of_place(PLACE))
+    assert not server.asked
+
+
+def test_without_the_variable_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("platformdirs")
+    monkeypatch.delenv("MDPEXT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert downloads._folder("roads", PLACE).name.startswith("rome-italy-")
+    assert "mdpext" in str(downloads._folder("roads", PLACE))
+
+
+# --- regions and jobs ------------------------------------------------------------------------------
+
+
+def test_region_is_the_outline_of_the_jobs_place_or_of_another(
+    server: MapServer, small_job: JobMaker, tmp_path: Path
+) -> None:
+    own = parse_job(_job(small_job, region="place"))
+    assert files_of(own) == {}
+    assert own.identity()["domain"]["region"] == "place"
+    assert build_frame(own).notes
+    other = parse_job(small_job(domain={"region": "place:Midtown"}))
+    assert other.identity()["domain"]["region"] == "place:Midtown"
+    server.outline = {
+        "type": "Polygon",
+        "coordinates": [[[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]],
+    }
+    frame = build_frame(other)
+    assert not frame.kept.all()
+    assert frame.downloads.keys() == {"domain.region"}
+    # A job file's folder does not enter the name.
+    (tmp_path / "job.toml").write_text(
+        '[domain]\nplace = "Rome, Italy"\nregion = "place"\ncell_km = 1.0\nrefine = [1]\n'
+        "[privacy]\nepsilon_per_km = 1.0\n[outputs]\ncount = 3\n"
+    )
+    assert load_job(tmp_path / "job.toml").domain.region == "place"
+    assert load_job(tmp_path / "job.toml", ["domain.region=place:Midtown"]).domain.region == "place:Midtown"
+
+
+def test_region_of_no_place_is_refused(small_job: JobMaker) -> None:
+    message = _refusal(SpecError, lambda: parse_job(small_job(domain={"region": "place"})))
+    assert 'region = "place"' in message
+    assert '"place:NAME"' in message
+
+
+def test_store_says_what_it_was_made_with_and_another_download_is_told(
+    server: MapServer, cache: Path, small_job: JobMaker, tmp_path: Path
+) -> None:
+    spec = parse_job(_job(small_job))
+    told: list[Any] = []
+    build(spec, str(tmp_path / "out.zarr"), observer=told.append)
+    store = MechanismStore.open(str(tmp_path / "out.zarr"))
+    assert store.attributes["downloads"] == digests(PLACE, None) != {}
+    assert store.attributes["fingerprint"] == spec.fingerprint()
+
+    def notes(action: Callable[[Any], object]) -> list[str]:
+        told.clear()
+        action(told.append)
+        return [event.text for event in told if isinstance(event, Note) and "another download" in event.text]
+
+    def again(observer: Any) -> object:
+        return build(spec, str(tmp_path / "out.zarr"), observer=observer)
+
+    assert notes(again) == []
+    before = (tmp_path / "out.zarr" / "zarr.json").read_bytes()
+    server.nodes = {**_NODES, 1: (12.003, 42.0)}
+    shutil.rmtree(_entry(cache, "roads"))
+    assert notes(again) == []  # with nothing in the cache there is nothing to compare
+    build_domain(spec)
+    assert ["domain.place" in note for note in notes(again)] == [True]
+    # The store is as it was: its tables are its own.
+    assert (tmp_path / "out.zarr" / "zarr.json").read_bytes() == before
+    build(spec, str(tmp_path / "out.zarr"), overwrite=True)
+    assert notes(again) == []

@@ -1,0 +1,215 @@
+"""Graphs of osmnx in GraphML files and GeoPackages: the same network, its gaps and systems seen to."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+from pyproj import Geod
+
+from mdpext_dask.errors import DataError
+from mdpext_dask.readers.roads.network import RoadNetwork
+from mdpext_dask.readers.roads.openstreetmap import read_osm
+from mdpext_dask.readers.roads.read_network import read_roads
+from tests.readers.test_openstreetmap import STREETS, TOWN
+from tests.support.osm_files import ROAD, Nodes, Ways, write_osm
+
+osmnx = pytest.importorskip("osmnx")
+pytest.importorskip("osmium")
+
+_GEOD = Geod(ellps="WGS84")
+
+
+def _refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(DataError) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def _table(network: RoadNetwork) -> tuple[list[tuple[float, float]], np.ndarray]:
+    """Return the nodes in order of their places, and directed distances between them."""
+    places = [(round(lon, 7), round(lat, 7)) for lon, lat in network.lonlat.tolist()]
+    order = np.array(sorted(range(len(places)), key=places.__getitem__))
+    return sorted(places), network.distances_to(order, directed=True)[order]
+
+
+def _assert_same(one: RoadNetwork, other: RoadNetwork, rtol: float) -> None:
+    places, distances = _table(one)
+    others, table = _table(other)
+    assert places == others
+    np.testing.assert_allclose(distances, table, rtol=rtol)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Any:
+    """Return osmnx's graph of a small town with one-way streets, bends, a roundabout and parallel streets."""
+    # osmnx keeps isolated nodes, and drops islands in downloads.
+    streets = {way: street for way, street in STREETS.items() if way != 110}
+    return osmnx.graph_from_xml(write_osm(tmp_path / "town.osm", TOWN, streets))
+
+
+def _saved(graph: Any, path: Path, **options: Any) -> RoadNetwork:
+    save = osmnx.save_graphml if path.suffix == ".graphml" else osmnx.save_graph_geopackage
+    save(graph, path, **options)
+    return read_roads(str(path), None)
+
+
+def test_every_file_of_a_graph_holds_the_same_network(graph: Any, tmp_path: Path) -> None:
+    graphml = _saved(graph, tmp_path / "town.graphml")
+    _assert_same(_saved(graph, tmp_path / "town.gpkg"), graphml, 1e-6)
+    _assert_same(_saved(graph, tmp_path / "directed.gpkg", directed=True), graphml, 1e-6)
+    # osmnx measures on a sphere, extracts are measured on the ellipsoid.
+    whole = read_osm(tmp_path / "town.osm")
+    assert graphml.length_km.sum() == pytest.approx(whole.length_km.sum(), rel=5e-3)
+    _assert_same(whole, graphml, 5e-3)
+    assert graphml.notes == ()
+
+
+@pytest.mark.parametrize("name", ["town.graphml", "town.gpkg", "directed.gpkg"])
+def test_edges_without_a_length_get_that_of_their_line(graph: Any, tmp_path: Path, name: str) -> None:
+    def without(graph: Any) -> list[tuple[int, int, int]]:
+        bent = [edge for edge in graph.edges(keys=True) if "geometry" in graph.edges[edge]]
+        straight = [edge for edge in graph.edges(keys=True) if "geometry" not in graph.edges[edge]]
+        assert bent
+        assert straight
+        return [*bent, *straight]
+
+    for number, edge in enumerate(without(graph)):
+        if number % 2 and name.endswith("ml"):
+            del graph.edges[edge]["length"]
+        else:
+            graph.edges[edge]["length"] = math.nan
+    network = _saved(graph, tmp_path / name, **({"directed": True} if name.startswith("directed") else {}))
+    _assert_same(network, read_osm(tmp_path / "town.osm"), 1e-6)
+    assert "have no length" in network.notes[0]
+    assert f"{len(network.start)} edges" in network.notes[0]
+
+
+@pytest.mark.parametrize("name", ["town.graphml", "town.gpkg"])
+def test_projected_graphs_are_brought_back_to_degrees(graph: Any, tmp_path: Path, name: str) -> None:
+    for edge in graph.edges(keys=True):
+        graph.edges[edge]["length"] = math.nan
+    network = _saved(osmnx.project_graph(graph, to_crs="EPSG:32633"), tmp_path / name)
+    np.testing.assert_allclose(
+        sorted(map(tuple, network.lonlat)),
+        sorted((d["x"], d["y"]) for _, d in graph.nodes(data=True)),
+        atol=1e-8,
+    )
+    _assert_same(network, read_osm(tmp_path / "town.osm"), 1e-6)
+
+
+def test_graph_with_a_node_that_is_nowhere_is_refused(graph: Any, tmp_path: Path) -> None:
+    path = tmp_path / "town.gpkg"
+    osmnx.save_graph_geopackage(graph, path)
+    nodes = osmnx.graph_to_gdfs(graph, edges=False)
+    osmnx.io._stringify_nonnumeric_cols(nodes.iloc[1:]).to_file(
+        path, layer="nodes", driver="GPKG", index=True
+    )
+    message = _refusal(lambda: read_roads(str(path), None))
+    assert f"names node {nodes.index[0]}, which is not there" in message
+
+
+def test_geopackage_without_the_layers_is_refused_with_those_it_has(graph: Any, tmp_path: Path) -> None:
+    path = tmp_path / "town.gpkg"
+    osmnx.graph_to_gdfs(graph, edges=False)[["geometry"]].to_file(path, layer="places", driver="GPKG")
+    message = _refusal(lambda: read_roads(str(path), None))
+    assert "needs the layers nodes and edges, found places" in message
+
+
+@pytest.mark.parametrize("column", ["osmid", "u", "oneway"])
+def test_geopackage_without_a_column_is_refused(graph: Any, tmp_path: Path, column: str) -> None:
+    path = tmp_path / "town.gpkg"
+    nodes, edges = osmnx.graph_to_gdfs(graph)
+    nodes, edges = nodes.reset_index(), edges.reset_index()
+    layers = {"nodes": nodes, "edges": edges[["u", "v", "length", "oneway", "geometry"]]}
+    name = "nodes" if column == "osmid" else "edges"
+    layers[name] = layers[name].drop(columns=[column])
+    for layer, frame in layers.items():
+        frame.to_file(path, layer=layer, driver="GPKG")
+    assert f"{name}: column {column} is missing" in _refusal(lambda: read_roads(str(path), None))
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\x00" + b"x" * 200, b"roads"])
+def test_file_that_is_no_geopackage_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "town.gpkg"
+    path.write_bytes(content)
+    assert str(path) in _refusal(lambda: read_roads(str(path), None))
+
+
+def test_loops_parallel_and_empty_edges_are_kept_and_do_no_harm(tmp_path: Path) -> None:
+    """A dead end with a loop, two streets between the same junctions, and an edge of no length."""
+    nodes: Nodes = {1: (12.0, 42.0), 2: (12.01, 42.0), 3: (12.02, 42.0), 4: (12.01, 42.01), 5: (12.03, 42.0)}
+    ways: Ways = {1: ([1, 2], ROAD), 2: ([2, 4, 3], ROAD), 3: ([2, 3], ROAD), 4: ([3, 5], ROAD)}
+    graph = osmnx.graph_from_xml(write_osm(tmp_path / "small.osm", nodes, ways))
+    graph.add_edge(5, 5, osmid=9, oneway=False, length=300.0)
+    graph.add_node(6, x=12.03, y=42.0)
+    for u, v in ((5, 6), (6, 5)):
+        graph.add_edge(u, v, osmid=10, oneway=False, length=0.0)
+    network = _saved(graph, tmp_path / "small.graphml").largest_connected_part(directed=True)
+    assert network.nodes == 5
+    by_lon = np.argsort(network.lonlat[:, 0], kind="stable")
+    metres = network.distances_to(by_lon, directed=True)[by_lon] * 1000
+    step = _GEOD.line_length([12.0, 12.01], [42.0, 42.0])
+    np.testing.assert_allclose(metres[0], np.array([0, 1, 2, 3, 3]) * step, rtol=5e-3)
+    assert metres[3, 4] == 0
+
+
+def test_ids_that_are_no_numbers_are_refused(graph: Any, tmp_path: Path) -> None:
+    path = tmp_path / "town.gpkg"
+    nodes, edges = osmnx.graph_to_gdfs(graph)
+    nodes = nodes.reset_index()
+    nodes["osmid"] = [f"node {number}" for number in nodes["osmid"]]
+    nodes.to_file(path, layer="nodes", driver="GPKG")
+    edges.reset_index()[["u", "v", "length", "oneway", "geometry"]].to_file(
+        path, layer="edges", driver="GPKG"
+    )
+    assert "osmid must be whole numbers" in _refusal(lambda: read_roads(str(path), None))
+
+
+def _geopackage(path: Path, nodes: list[Any], lines: list[Any], ends: list[int]) -> str:
+    """Write a GeoPackage of edges without lengths, as people make them elsewhere."""
+    geopandas = pytest.importorskip("geopandas")
+    ids = range(len(nodes))
+    for layer, columns, shapes in (
+        ("nodes", {"osmid": ids}, nodes),
+        ("edges", {"u": ids[: len(ends)], "v": ends, "oneway": [False] * len(ends)}, lines),
+    ):
+        frame = geopandas.GeoDataFrame(columns, geometry=shapes, crs="EPSG:4326")
+        frame.to_file(path, layer=layer, driver="GPKG")
+    return str(path)
+
+
+_CORNERS = [shapely.Point(12.0, 42.0), shapely.Point(12.01, 42.0), shapely.Point(12.02, 42.0)]
+_DETOUR = [(12.0, 42.0), (12.005, 42.01), (12.01, 42.0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "along"),
+    [
+        (shapely.MultiLineString([_DETOUR]), _DETOUR),
+        (shapely.LineString(), [_DETOUR[0], _DETOUR[2]]),
+        (None, [_DETOUR[0], _DETOUR[2]]),
+    ],
+)
+def test_lines_as_other_programs_write_them(tmp_path: Path, line: Any, along: list[Any]) -> None:
+    path = _geopackage(tmp_path / "a.gpkg", _CORNERS[:2], [line], [1])
+    assert read_roads(path, None).length_km[0] * 1000 == pytest.approx(
+        _GEOD.line_length(*zip(*along, strict=True))
+    )
+
+
+def test_nodes_that_are_no_points_are_refused(tmp_path: Path) -> None:
+    nodes = [shapely.MultiPoint([corner]) for corner in _CORNERS]
+    lines = [shapely.LineString(_DETOUR)] * 2
+    path = _geopackage(tmp_path / "a.gpkg", nodes, lines, [1, 2])
+    assert "nodes: a geometry is a MultiPoint, not a Point" in _refusal(lambda: read_roads(path, None))
+
+
+def test_an_edge_to_nowhere_is_named_where_it_has_no_length_either(tmp_path: Path) -> None:
+    path = _geopackage(tmp_path / "a.gpkg", _CORNERS, [None, None], [1, 7])
+    assert "names node 7" in _refusal(lambda: read_roads(path, None))

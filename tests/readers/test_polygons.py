@@ -1,0 +1,235 @@
+"""Regions from shapefiles and GeoPackages: in whatever system, they are where they are on the ground."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+from pyproj import Transformer
+
+from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.region import Region, read_region
+
+geopandas = pytest.importorskip("geopandas")
+pytest.importorskip("pyogrio")
+
+JobMaker = Callable[..., dict[str, dict[str, Any]]]
+# A quadrangle in Manhattan with a hole.
+_SHELL = [(-74.0, 40.72), (-73.95, 40.73), (-73.94, 40.78), (-73.99, 40.77), (-74.0, 40.72)]
+_HOLE = [(-73.975, 40.745), (-73.965, 40.745), (-73.965, 40.755), (-73.975, 40.745)]
+_PARK = shapely.Polygon(_SHELL, [_HOLE])
+
+
+def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def _write(path: Path, *shapes: Any, crs: Any = "EPSG:4326", layer: str | None = None) -> Path:
+    """Write shapes, given in degrees, in another system."""
+    frame = geopandas.GeoDataFrame({"name": ["a"] * len(shapes)}, geometry=[*shapes], crs="EPSG:4326")
+    frame = frame.to_crs(crs) if crs is not None else frame.set_crs(None, allow_override=True)
+    options = {} if layer is None else {"layer": layer, "driver": "GPKG"}
+    frame.to_file(path, **options)
+    return path
+
+
+def _zipped(path: Path) -> Path:
+    packed = path.with_suffix(".zip")
+    with zipfile.ZipFile(packed, "w") as archive:
+        for part in path.parent.glob(path.stem + ".*"):
+            if part != packed:
+                archive.write(part, part.name)
+    return packed
+
+
+def _geojson(path: Path, shape: Any) -> Path:
+    path.write_text(json.dumps(shape.__geo_interface__))
+    return path
+
+
+def _apart_km2(one: Region, other: Region) -> float:
+    """Return the area of what only one of two regions holds, in the plane."""
+    plane = Projection.centred_on(*one.box_degrees)
+    left, right = (region._in_plane(plane) for region in (one, other))
+    return float(shapely.symmetric_difference(left, right).area)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:4269", "EPSG:32618", "EPSG:2263", "EPSG:3857"])
+@pytest.mark.parametrize("kind", [".shp", ".zip", ".gpkg"])
+def test_file_in_any_system_is_the_same_region(tmp_path: Path, crs: str, kind: str) -> None:
+    """Degrees on two datums, UTM in metres, a state's plane in feet, Web Mercator."""
+    expected = read_region(str(_geojson(tmp_path / "park.geojson", _PARK)))
+    path = _write(tmp_path / f"park{'.gpkg' if kind == '.gpkg' else '.shp'}", _PARK, crs=crs)
+    found = read_region(str(_zipped(path) if kind == ".zip" else path))
+    assert shapely.area(expected.shape) > 0
+    # A state plane's straight sides bulge by centimetres over a few kilometres; datums may differ by a metre.
+    assert _apart_km2(expected, found) < 0.05
+    assert found.notes == ()
+    if crs == "EPSG:4326":
+        assert shapely.equals(found.shape, expected.shape)
+
+
+def test_sides_are_straight_in_their_own_system(tmp_path: Path) -> None:
+    """Over 600 km along a parallel, straight in UTM is far from straight in degrees."""
+    transform = Transformer.from_crs("EPSG:32633", "OGC:CRS84", always_xy=True).transform
+    metres = shapely.box(200_000, 6_600_000, 800_000, 6_601_000)
+    frame = geopandas.GeoDataFrame(geometry=[metres], crs="EPSG:32633")
+    frame.to_file(tmp_path / "strip.gpkg")
+    region = read_region(str(tmp_path / "strip.gpkg"))
+    middle = transform(500_000, 6_600_500)
+    corners = np.array([transform(*place) for place in metres.exterior.coords])
+    assert shapely.contains_xy(region.shape, *middle)
+    assert not shapely.contains_xy(shapely.Polygon(corners), *middle)
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:3460", "EPSG:3832"])
+def test_file_across_the_antimeridian_is_the_same_region(tmp_path: Path, crs: str) -> None:
+    """Taveuni, cut in degrees; in Fiji's own grid, and in one centred on the Pacific, it is whole."""
+    west = shapely.Polygon([(179.9, -17.0), (180, -17.0), (180, -16.7), (179.9, -16.7), (179.9, -17.0)])
+    east = shapely.Polygon([(-180, -17.0), (-179.9, -17.0), (-179.9, -16.7), (-180, -16.7), (-180, -17.0)])
+    both = shapely.MultiPolygon([west, east])
+    expected = read_region(str(_geojson(tmp_path / "cut.geojson", both)))
+    assert expected.box_degrees == (179.9, -17.0, -179.9, -16.7)
+    if crs == "EPSG:4326":
+        path = _write(tmp_path / "taveuni.shp", both)
+    else:
+        transform = Transformer.from_crs("OGC:CRS84", crs, always_xy=True).transform
+        ring = shapely.segmentize(shapely.box(179.9, -17.0, 180.1, -16.7), 0.01)
+        whole = shapely.transform(ring, lambda xy: np.stack(transform(xy[:, 0], xy[:, 1]), axis=-1))
+        path = tmp_path / "taveuni.gpkg"
+        geopandas.GeoDataFrame(geometry=[whole], crs=crs).to_file(path)
+    found = read_region(str(path))
+    np.testing.assert_allclose(found.box_degrees, expected.box_degrees, atol=1e-5)
+    assert _apart_km2(expected, found) < 0.02
+    assert expected.shape.geom_type == "Polygon"  # nothing is left of the cut
+
+
+def test_points_and_lines_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.gpkg"
+    _write(path, _PARK, layer="park")
+    _write(path, shapely.Point(-73.97, 40.75), shapely.Point(-73.96, 40.75), layer="trees")
+    region = read_region(str(path))
+    assert shapely.equals(region.shape, shapely.union_all([_PARK]))
+    assert region.notes == (f"{path}: points and lines do not count; 2 left out",)
+
+
+def test_several_layers_of_polygons_are_refused_with_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "two.gpkg"
+    _write(path, _PARK, layer="park")
+    _write(path, _PARK, layer="city")
+    message = _refusal(DataError, lambda: read_region(str(path)))
+    assert "several layers hold polygons" in message
+    assert "park" in message
+    assert "city" in message
+
+
+def test_shapefile_that_does_not_say_its_system_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "park.shp", _PARK, crs="EPSG:32618")
+    path.with_suffix(".prj").unlink()
+    message = _refusal(DataError, lambda: read_region(str(path)))
+    assert "coordinate reference system" in message
+    assert ".prj" in message
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda p: p.parent, "does not exist"),
+        (lambda p: p.write_bytes(b""), "cannot be read"),
+        (lambda p: p.write_bytes(b"no map" * 50), "cannot be read"),
+        (lambda p: p.mkdir(), "does not exist"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".shp", ".zip", ".gpkg"])
+def test_bad_file_is_one_clear_line(
+    tmp_path: Path, small_job: JobMaker, make: Callable[[Path], object], named: str, suffix: str
+) -> None:
+    path = tmp_path / f"region{suffix}"
+    make(path)
+    message = _refusal(DataError, lambda: build_frame(parse_job(small_job(domain={"region": str(path)}))))
+    assert message.startswith("domain.region")
+    assert named in message
+
+
+def test_file_without_polygons_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "trees.gpkg", shapely.Point(-73.97, 40.75))
+    assert "holds no polygons" in _refusal(DataError, lambda: read_region(str(path)))
+
+
+def test_broken_polygon_is_refused(tmp_path: Path) -> None:
+    bow_tie = shapely.Polygon([(-74, 40.7), (-73.9, 40.8), (-73.9, 40.7), (-74, 40.8), (-74, 40.7)])
+    path = _write(tmp_path / "bow.gpkg", bow_tie)
+    assert "broken" in _refusal(DataError, lambda: read_region(str(path)))
+
+
+def test_metres_that_are_said_to_be_degrees_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.gpkg"
+    geopandas.GeoDataFrame(geometry=[shapely.box(3e5, 4e6, 4e5, 5e6)], crs="EPSG:4326").to_file(path)
+    assert "not on the Earth" in _refusal(DataError, lambda: read_region(str(path)))
+
+
+def test_missing_pyogrio_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    path = _write(tmp_path / "park.shp", _PARK)
+    monkeypatch.setitem(sys.modules, "pyogrio", None)
+    message = _refusal(SpecError, lambda: read_region(str(path)))
+    assert "pyogrio" in message
+    assert "mdpext-dask[osm]" in message
+
+
+def test_shapefile_enters_the_identity_with_its_projection(tmp_path: Path, small_job: JobMaker) -> None:
+    path = _write(tmp_path / "park.shp", _PARK, crs="EPSG:32618")
+    spec = parse_job(small_job(domain={"region": str(path)}))
+    before = spec.fingerprint()
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for part in tmp_path.glob("park.*"):
+        shutil.copy(part, moved)
+    assert parse_job(small_job(domain={"region": str(moved / "park.shp")})).fingerprint() == before
+    prj = path.with_suffix(".prj")
+    prj.write_text(prj.read_text().replace("-75.0", "-69.0"))
+    assert spec.fingerprint() != before
+
+
+@pytest.mark.parametrize("suffixes", [(".SHP", ".PRJ"), (".shp", ".PRJ")])
+def test_so_it_does_in_capitals(tmp_path: Path, small_job: JobMaker, suffixes: tuple[str, str]) -> None:
+    path = _write(tmp_path / "park.shp", _PARK, crs="EPSG:32618")
+    shp, prj = (path.with_suffix(suffix.lower()).rename(path.with_suffix(suffix)) for suffix in suffixes)
+    spec = parse_job(small_job(domain={"region": str(shp)}))
+    before, place = spec.fingerprint(), read_region(str(shp)).box_degrees
+    prj.write_text(prj.read_text().replace("-75.0", "-69.0"))
+    assert read_region(str(shp)).box_degrees != place
+    assert spec.fingerprint() != before
+
+
+def test_region_in_a_shapefile_keeps_the_same_cells(tmp_path: Path, small_job: JobMaker) -> None:
+    frames = [
+        build_frame(parse_job(small_job(domain={"region": str(path), "cell_km": 1.0})))
+        for path in (
+            _geojson(tmp_path / "park.geojson", _PARK),
+            _write(tmp_path / "park.shp", _PARK, crs="EPSG:32618"),
+        )
+    ]
+    np.testing.assert_array_equal(frames[0].kept, frames[1].kept)
+    assert not frames[0].kept.all()
+
+
+def test_a_polygon_around_a_pole_is_refused(tmp_path: Path) -> None:
+    """In degrees it would be a strip that leaves out the pole."""
+    path = tmp_path / "cap.gpkg"
+    cap = shapely.Point(0, 0).buffer(50_000)
+    geopandas.GeoDataFrame(geometry=[cap], crs="EPSG:3413").to_file(path)
+    assert "around a pole" in _refusal(DataError, lambda: read_region(str(path)))

@@ -1,0 +1,566 @@
+"""Comparing methods: limits that end what does not end, answers that are kept, and one table."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdpext_dask.errors import MdpextError, SpecError, StoreError
+from mdpext_dask.events import Note
+from mdpext_dask.files import scratch_in
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import JobSpec, load_job, parse_job
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.reports.compare import attempt
+from mdpext_dask.reports.compare.answers import (
+    BOUND,
+    Answers,
+    Case,
+    given_up,
+    is_settled,
+    read_answer,
+    write_answer,
+)
+from mdpext_dask.reports.compare.children import in_child
+from mdpext_dask.reports.compare.methods import METHODS, OWN, chosen, own_method
+from mdpext_dask.reports.compare.protocol import cases_of, compare
+from mdpext_dask.reports.compare.screen import show_tables
+from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case
+from mdpext_dask.reports.compare.tables import as_json, bound_sentence, write_results
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+# What programs outside read of every row.
+ROW_KEYS = {
+    "method", "family", "completed", "loss_km", "loss_standard_error", "seconds", "epsilon_audited",
+    "violation_ratio", "repeats", "reason",
+}  # fmt: skip
+
+
+# --- processes with limits ------------------------------------------------------------------------
+
+# Forked from a fresh interpreter with one thread, as the package does it.
+_FORK = """
+import json, sys, time
+from pathlib import Path
+from mdpext_dask.compare.children import in_child
+from mdpext_dask.errors import SolverError, StoreError
+
+def sleep(): time.sleep(60); return {{}}
+def fill(): return {{"n": len(bytearray(2 * 2**30))}}
+def complain(): raise SolverError("too large:\\n a million rows")
+def fail(): raise StoreError("disk full")
+def crash(): raise KeyError("what")
+def die(): import os, signal; os.kill(os.getpid(), signal.SIGSEGV)
+def leave(): sys.exit(3)
+def answer(): return {{"value": 42}}
+
+outcome = in_child({work}, Path(sys.argv[1]), seconds={seconds}, memory_bytes={memory})
+print(json.dumps([outcome.values, outcome.reason, outcome.seconds, outcome.limited, outcome.passing]))
+"""
+
+
+def forked(folder: Path, work: str, seconds: float | None = None, memory: int | None = None) -> list[Any]:
+    code = _FORK.format(work=work, seconds=seconds, memory=memory)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "answer.json")], capture_output=True, text=True, check=True
+    )
+    found: list[Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_a_child_answers(tmp_path: Path) -> None:
+    values, reason, seconds, limited, _ = forked(tmp_path, "answer", seconds=30, memory=2**30)
+    assert (values, reason, limited) == ({"value": 42}, None, False)
+    assert seconds < 30
+
+
+def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    values, reason, seconds, limited, _ = forked(tmp_path, "sleep", seconds=0.3)
+    assert (values, reason, limited) == (None, "not finished within 0.3 s", True)
+    assert 0.3 <= seconds < 10
+
+
+def test_a_child_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
+    values, reason, _, limited, _ = forked(tmp_path, "fill", memory=2**29)
+    assert (values, reason, limited) == (None, "more than 0.5 GiB of memory are needed", True)
+
+
+@pytest.mark.parametrize(
+    ("work", "reason", "passing"),
+    [
+        ("complain", "too large: a million rows", False),
+        ("fail", "disk full", True),
+        ("crash", "KeyError: 'what'", True),
+        ("die", f"ended by signal {int(signal.SIGSEGV)}", True),
+        ("leave", "SystemExit: 3", True),
+    ],
+)
+def test_a_child_that_fails_says_why_in_one_line(
+    tmp_path: Path, work: str, reason: str, passing: bool
+) -> None:
+    found = forked(tmp_path, work)
+    assert found[:2] == [None, reason]
+    assert found[4] == passing
+
+
+def test_nothing_is_begun_for_a_parent_that_has_gone(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        in_child(dict, tmp_path / "answer.json", parent=os.getppid() + 1)
+    assert not (tmp_path / "answer.json").exists()
+
+
+# --- cases and methods ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spec(small_job: Job) -> JobSpec:
+    job = small_job(privacy={"budget": "certified"}, domain={"cell_km": 4.0, "refine": [2]})
+    cases = {"half": ["privacy.epsilon_per_km=0.5"], "finer": ["domain.refine=[2, 2]"]}
+    return parse_job({**job, "compare": {"repeats": 3, "bound_seconds": 0.0, "cases": cases}})
+
+
+def test_methods_come_in_the_order_of_the_table() -> None:
+    assert chosen(["mw", "em"]) == ("em", "mw")
+    assert chosen(None) == tuple(METHODS)
+
+
+def test_every_method_can_be_imported() -> None:
+    made = [entry.function() for entry in METHODS.values() if entry.made_by is not None]
+    assert all(map(callable, made))
+
+
+def test_a_misspelt_method_is_named_with_the_closest_one() -> None:
+    with pytest.raises(SpecError, match=r"--methods: there is no method 'mlaet'; did you mean mlaet-"):
+        chosen(["mlaet"])
+    with pytest.raises(SpecError, match="names none"):
+        chosen([])
+
+
+def test_cases_are_the_job_with_some_keys_set(spec: JobSpec) -> None:
+    assert [case.name for case in cases_of(spec, None, ["em"])] == ["the job"]
+    half, finer = cases_of(spec, ["all"], ["em"])
+    assert half.spec.privacy.epsilon_per_km == 0.5
+    assert finer.spec.domain.refine == (2, 2)
+    assert half.spec.domain == spec.domain
+    assert [case.name for case in cases_of(spec, ["finer"], None)] == ["finer"]
+
+
+def test_a_case_that_is_not_there_is_named(spec: JobSpec) -> None:
+    with pytest.raises(SpecError, match="--cases: there is no case 'depth'; there are half, finer"):
+        cases_of(spec, ["depth"], None)
+    with pytest.raises(SpecError, match="--cases: names none"):
+        cases_of(spec, [], None)
+
+
+def test_a_case_that_is_no_job_is_named(small_job: Job) -> None:
+    wrong = parse_job({**small_job(), "compare": {"cases": {"odd": ["privacy.epsilon_per_km=-1"]}}})
+    with pytest.raises(SpecError, match=r"compare\.cases: odd: .*epsilon_per_km"):
+        cases_of(wrong, ["odd"], None)
+
+
+def test_the_jobs_own_settings_are_marked_or_added(spec: JobSpec, small_job: Job) -> None:
+    (case,) = cases_of(spec, None, None)
+    assert case.default == "mlaet-a"
+    assert case.methods == tuple(METHODS)
+    coarse = small_job(privacy={"budget": "certified"})
+    del coarse["extension"]
+    assert own_method(parse_job(coarse)) == "mlaet-o"
+    other = parse_job(small_job(privacy={"budget": "bound"}))
+    assert own_method(other) == OWN
+    (case,) = cases_of(other, None, None)
+    assert case.methods == (*METHODS, OWN)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_known_by_all_that_decides_it(spec: JobSpec) -> None:
+    def key(method: str, **sections: dict[str, Any]) -> str:
+        job = spec.canonical()
+        for name, keys in sections.items():
+            job[name] = {**job[name], **keys}
+        return Case("any", parse_job(job), (), "").key(method)
+
+    for method in ("em", "aipo", BOUND):
+        assert key(method) == key(method)
+        assert key(method) != key(method, privacy={"epsilon_per_km": 2.0})
+        assert key(method) != key(method, outputs={"count": 7})
+        assert key(method) == key(method, cluster={"kind": "local"}, job={"name": "other"})
+    # How ours are made is nothing to the others, and budgets of the job are nothing to one that sets its own.
+    assert key("em") == key("em", extension={"method": "cell-lp"}, privacy={"budget": "half"})
+    assert key("aipo") == key("aipo", extension={"method": "cell-lp"}, privacy={"budget": "half"})
+    assert key("aipo") != key("aipo", seed={"solver": "highs"})
+    assert key("em") != key("laplace")
+
+
+def test_answers_are_settled_unless_there_is_more_time_now() -> None:
+    done = {"completed": True}
+    late = {"completed": False, "limited": True, "limit_seconds": 10.0}
+    impossible = {"completed": False, "limited": False, "reason": "no"}
+    assert is_settled(done, 100)
+    assert is_settled(late, 10)
+    assert not is_settled(late, 11)
+    assert is_settled(impossible, 1e9)
+    assert not is_settled(None, 1)
+    assert not is_settled({"completed": True, "given_seconds": 5.0}, 10)
+    # A program may be refused for the time that it would take; a crash is no answer.
+    refused = {"completed": False, "limited": False, "limit_seconds": 10.0, "reason": "about 20 s of work"}
+    assert is_settled(refused, 10)
+    assert not is_settled(refused, 11)
+    assert not is_settled({**refused, "passing": True}, 10)
+
+
+def test_answers_of_two_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "0.json", Path.write_text
+
+    def slowly(self: Path, *text: Any, **how: Any) -> int:
+        # While this one is written, another is, from beginning to end.
+        monkeypatch.setattr(Path, "write_text", write)
+        write_answer(path, answer(1.0))
+        return write(self, *text, **how)
+
+    monkeypatch.setattr(Path, "write_text", slowly)
+    write_answer(path, answer(2.0))
+    assert read_answer(path) == answer(2.0)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_scratch_of_others_stays_unless_they_are_gone(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from mdpext_dask.files import scratch_in\n"
+        "with scratch_in(Path(sys.argv[1])): os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    with scratch_in(tmp_path) as mine:
+        assert {path.stem for path in tmp_path.iterdir()} == {mine.name}
+        with scratch_in(tmp_path) as other:
+            assert mine.is_dir()
+            assert other != mine
+        assert mine.is_dir()
+        assert not other.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_did_not_end_once_is_not_tried_again(tmp_path: Path) -> None:
+    write_answer(
+        tmp_path / "0.json", {"completed": False, "limited": True, "limit_seconds": 9, "reason": "slow"}
+    )
+    assert given_up(tmp_path / "1.json", 9) == "slow"
+    assert given_up(tmp_path / "1.json", 10) is None
+    assert given_up(tmp_path / "0.json", 9) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"loss_km": 1}', '{"completed": "yes"}'])
+def test_half_an_answer_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "0.json").write_text(text)
+    assert read_answer(tmp_path / "0.json") is None
+    assert read_answer(tmp_path / "1.json") is None
+
+
+@pytest.mark.parametrize("value", [None, "x", math.nan, -1.0, [], True])
+@pytest.mark.parametrize("key", ["loss_km", "seconds"])
+def test_an_answer_that_was_damaged_is_none(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "0.json").write_text(json.dumps(answer(2.0)))
+    assert read_answer(tmp_path / "0.json") == answer(2.0)
+    (tmp_path / "0.json").write_text(json.dumps(answer(2.0, **{key: value})))
+    assert read_answer(tmp_path / "0.json") is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"completed": True, "loss_km": 1.0, "seconds": 1.0},
+        {"completed": False},
+        {"completed": False, "limited": True, "reason": "slow"},
+        {"completed": True, "lower_bound_km": None, "expected_km": 1.0, "stride": 1},
+        {"completed": True, "lower_bound_km": 1.0, "expected_km": "x", "stride": 1},
+        {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.0, "stride": 1, "given_seconds": "x"},
+    ],
+)
+def test_an_answer_that_lacks_something_is_none(tmp_path: Path, damaged: dict[str, Any]) -> None:
+    (tmp_path / "0.json").write_text(json.dumps(damaged))
+    assert read_answer(tmp_path / "0.json") is None
+
+
+# --- summary --------------------------------------------------------------------------------------
+
+
+def answer(loss: float, **more: Any) -> dict[str, Any]:
+    found = {
+        "completed": True, "reason": None, "loss_km": loss, "seconds": 2.0, "epsilon_audited": 0.9,
+        "violation_ratio": 0.0, "verdict": "holds", "guarantee": "epsilon", "note": "kept",
+    }  # fmt: skip
+    return {**found, **more}
+
+
+def summarised(spec: JobSpec, folder: Path, told: dict[str, list[dict[str, Any]]]) -> CaseSummary:
+    (case,) = cases_of(spec, None, [name for name in told if name != BOUND])
+    answers = Answers(folder)
+    for method, several in told.items():
+        for repetition, one in enumerate(several):
+            write_answer(answers.path(case, method, repetition), one)
+    facts: dict[str, object] = {
+        "name": "small", "records": 9, "outputs": 8, "seeds": 4, "cell_km": 4.0, "epsilon_per_km": 1.0,
+    }  # fmt: skip
+    return summarise_case(answers, case, facts, 3, with_bound=True)
+
+
+def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_path: Path) -> None:
+    bounds = [
+        {"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1.0, 2.0, 2.0)
+    ]
+    broken = {"epsilon_audited": "inf", "violation_ratio": 0.5, "verdict": "violated"}
+    summary = summarised(
+        spec,
+        tmp_path,
+        {
+            "em": [answer(2.0), answer(4.0, **broken), answer(3.0)],
+            "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)],
+            "lp": [answer(1.2), {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}],
+            BOUND: bounds,
+        },
+    )  # fmt: skip
+    rows = {row["method"]: row for row in summary.rows}
+    assert [row["method"] for row in summary.rows] == ["lp", "mlaet-a", "em"]
+    em, ours, lp = rows["em"], rows["mlaet-a"], rows["lp"]
+    assert set(em) >= ROW_KEYS
+    assert em["loss_km"] == 3.0
+    assert em["loss_standard_error"] == pytest.approx(1 / math.sqrt(3))  # s = 1, n = 3
+    # The worst repetition counts.
+    assert (em["epsilon_audited"], em["violation_ratio"], em["verdict"]) == ("inf", 0.5, "violated")
+    # Paired by repetition: 2/1.5, 4/2.5, 3/2.
+    assert em["loss_to_default"] == pytest.approx((2 / 1.5 + 4 / 2.5 + 3 / 2) / 3)
+    assert em["gap"] == pytest.approx((2 / 1 + 4 / 2 + 3 / 2) / 3 - 1)
+    assert ours["default"]
+    assert ours["loss_to_default"] == 1.0
+    assert not lp["completed"]
+    assert lp["repeats"] == 1
+    assert lp["loss_standard_error"] is None
+    assert lp["reason"] == "1 of 3 repetitions: slow"
+    assert summary.problem["lower_bound_km"] == pytest.approx(5 / 3)
+
+
+def test_only_what_is_certified_is_a_bound(spec: JobSpec, tmp_path: Path) -> None:
+    part = {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.5, "stride": 2}
+    summary = summarised(spec, tmp_path, {"em": [answer(2.0)], BOUND: [part]})
+    assert summary.problem["lower_bound_km"] == 1.0
+    assert summary.rows[0]["gap"] == 1.0
+    assert "less than 1.000 km (certified)" in bound_sentence(summary)
+    assert "all of them would make it about 1.500 km" in bound_sentence(summary)
+
+
+def test_the_bound_says_nothing_of_reports_from_other_places(spec: JobSpec, tmp_path: Path) -> None:
+    bound = {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.0, "stride": 2}
+    elsewhere = {"epsilon_audited": None, "violation_ratio": None, "verdict": "not audited"}
+    summary = summarised(
+        spec, tmp_path, {"em": [answer(2.0)], "laplace-roads": [answer(0.9, **elsewhere)], BOUND: [bound]}
+    )
+    assert {row["method"]: row["gap"] for row in summary.rows} == {"em": 1.0, "laplace-roads": None}
+
+
+def test_results_are_written_as_tables_and_a_picture(spec: JobSpec, tmp_path: Path) -> None:
+    lost = {"completed": False, "limited": False, "reason": "a < b & too <large>"}
+    told = {"em": [answer(2.0), answer(3.0)], "lp": [lost], "aipo": [answer(4.0, violation_ratio=1e-6)]}
+    summary = summarised(spec, tmp_path / "answers", told)
+    files = {path.name: path for path in write_results(tmp_path, [summary])}
+    assert set(files) == {
+        "table.md", "table.html", "table.csv", "answers.csv", "results.json", "utility-time.png",
+    }  # fmt: skip
+    markdown = files["table.md"].read_text()
+    assert "| EM | predefined noise | 2.500 ± 0.980 |" in markdown  # 1.96 · (√½ / √2)
+    assert "1.0e-06" in markdown
+    assert "- LP, all pairs: 1 of 3 repetitions: a < b & too <large>." in markdown
+    page = files["table.html"].read_text()
+    assert "a &lt; b &amp; too &lt;large&gt;" in page
+    assert "<large>" not in page
+    with files["answers.csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["repetition"]) for row in rows] == [
+        ("em", "0"), ("em", "1"), ("lp", "0"), ("aipo", "0"),
+    ]  # fmt: skip
+    assert json.loads(files["results.json"].read_text()) == json.loads(json.dumps(as_json([summary])))
+    assert files["utility-time.png"].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_of_several_cases_problem_is_a_list(spec: JobSpec, tmp_path: Path) -> None:
+    one = summarised(spec, tmp_path, {"em": [answer(2.0)]})
+    assert as_json([one])["problem"]["case"] == "the job"
+    both = as_json([one, one])
+    assert [problem["case"] for problem in both["problem"]] == ["the job", "the job"]
+    assert len(both["rows"]) == 2
+
+
+def test_names_of_cases_may_be_anything(
+    spec: JobSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = r"[/x] $\frac$ <script> 世"
+    lost = {"completed": False, "limited": False, "reason": "why [/y]"}
+    summary = summarised(spec, tmp_path, {"em": [answer(2.0)], BOUND: [lost]})
+    summary = CaseSummary(name, summary.problem, summary.rows, summary.answers)
+    show_tables([summary], write_results(tmp_path, [summary]))
+    assert "<script>" not in (tmp_path / "table.html").read_text()
+    printed = capsys.readouterr().out
+    assert r"[/x] $\frac$" in printed
+    assert "why [/y]" in printed
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def test_methods_are_compared_on_the_same_problem(spec: JobSpec, tmp_path: Path) -> None:
+    (summary,) = compare(spec, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=5)
+    rows = {row["method"]: row for row in summary.rows}
+    assert all(row["completed"] and row["repeats"] == 2 for row in rows.values())
+    assert rows["em"]["verdict"] == rows["aipo"]["verdict"] == "holds"
+    assert rows["em"]["epsilon_audited"] <= 1
+    assert rows["em"]["violation_ratio"] == 0
+    # Records on both sides of the middle between two corners are no more than a step apart.
+    assert rows["lp-a"]["verdict"] == "violated"
+    assert rows["lp-a"]["epsilon_audited"] > 1
+    assert rows["lp-a"]["guarantee"] == "none"
+    bound = summary.problem["lower_bound_km"]
+    assert 0 < bound < min(rows["em"]["loss_km"], rows["aipo"]["loss_km"])
+    assert [path.name for path in tmp_path.iterdir()] == ["answers"]
+    # Nothing is left to do, whatever it would have been done with.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").rglob("*.json")}
+    elsewhere = spec.model_copy(update={"cluster": ClusterSection(kind="address", address="127.0.0.1:1")})
+    (again,) = compare(elsewhere, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=5)
+    assert again == summary
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").rglob("*.json")}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_seconds": 0.0}, {"limit_seconds": math.nan}, {"limit_seconds": math.inf},
+        {"limit_seconds": 1e300}, {"bound_seconds": -1.0}, {"bound_seconds": math.nan},
+        {"repeats": 10**20},
+    ],
+)  # fmt: skip
+def test_numbers_that_are_given_have_the_limits_of_the_job(
+    spec: JobSpec, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError, match=next(iter(given))):
+        compare(spec, tmp_path / "new", methods=["em"], **given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_rows_do_not_depend_on_where_they_are_made(
+    spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection
+) -> None:
+    found = []
+    for where in (ClusterSection(kind="inline"), any_cluster):
+        job = spec.model_copy(update={"cluster": where})
+        (summary,) = compare(
+            job, tmp_path / f"{len(found)}", methods=["em", "aipo"], repeats=1, bound_seconds=0
+        )
+        found.append({row["method"]: (row["loss_km"], row["epsilon_audited"]) for row in summary.rows})
+    assert found[0] == found[1]
+    assert set(found[0]) == {"em", "aipo"}
+
+
+def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tmp_path: Path) -> None:
+    (summary,) = compare(
+        spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, limit_seconds=0.05, bound_seconds=0
+    )
+    rows = {row["method"]: row for row in summary.rows}
+    lost = rows["mlaet-a"]
+    assert not lost["completed"]
+    assert lost["loss_km"] is None
+    assert lost["reason"] == "not finished within 0.05 s"
+    files = write_results(tmp_path, [summary])
+    assert "not finished within 0.05 s" in files[0].read_text()
+    # With more time it is tried again.
+    (summary,) = compare(spec, tmp_path, methods=["mlaet-a"], repeats=1, limit_seconds=60, bound_seconds=0)
+    assert summary.rows[0]["completed"]
+
+
+def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path: Path) -> None:
+    job = small_job(
+        outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain={"cell_km": 4.0, "refine": [2]}
+    )
+    del job["outputs"]["count"]
+    notes: list[str] = []
+    (summary,) = compare(
+        parse_job(job), tmp_path, methods=["aipo"], repeats=9, bound_seconds=0,
+        observer=lambda event: notes.append(event.text) if isinstance(event, Note) else None,
+    )  # fmt: skip
+    assert summary.rows[0]["completed"]
+    assert summary.rows[0]["repeats"] == 1
+    assert notes == ["the job: outputs and loss are given, so there is one problem only"]
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [({"limit_seconds": -1.0}, "limit_seconds"), ({"limit_seconds": math.nan}, "limit_seconds"),
+     ({"bound_seconds": -1.0}, "bound_seconds"), ({"repeats": 0}, "repeats")],
+)  # fmt: skip
+def test_limits_that_are_none_are_refused(
+    spec: JobSpec, tmp_path: Path, given: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(SpecError, match=f"compare: {key}: "):
+        compare(spec, tmp_path / "out", methods=["em"], **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_get_one_thread_each(spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(attempt, "create", lambda *_: None)
+    monkeypatch.setattr(attempt, "complete", lambda _store, executor, _stages: used.append(executor.threads))
+    request = attempt.Request(spec.canonical(), {}, str(tmp_path), 60, 0, 2**30, 0)
+    attempt._construct("mlaet-a", spec, build_domain(spec), tmp_path, request)
+    assert used == [1]
+
+
+def test_a_store_is_no_folder_for_results(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text("{}")
+    with pytest.raises(StoreError, match="is a Zarr store"):
+        compare(spec, tmp_path, methods=["em"])
+
+
+def test_a_case_that_cannot_be_is_refused_before_anything_is_written(spec: JobSpec, tmp_path: Path) -> None:
+    many = parse_job({**spec.canonical(), "outputs": {"choose": "road-nodes", "count": 900_000}})
+    with pytest.raises(MdpextError, match=r"the job: .*only"):
+        compare(many, tmp_path / "out", methods=["em"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'job.name = "small"\n'
+        'domain = {roads = "builtin:manhattan", cell_km = 4.0, refine = [2]}\n'
+        "privacy.epsilon_per_km = 1.0\noutputs.count = 8\nloss.tasks = 5\ncluster.workers = 1\n"
+    )
+    command = [
+        sys.executable, "-m", "mdpext_dask.cli", "compare", str(job), "--methods", "em,aipo",
+        "--repeats", "2", "--bound-seconds", "0", "--output", str(tmp_path / "out"), "--json",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (found := list((tmp_path / "out").rglob("em/*/0.json"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert found
+    first = {path: path.read_bytes() for path in found}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    document = json.loads(ran.stdout)
+    assert all(row["completed"] and row["repeats"] == 2 for row in document["rows"])
+    assert {path: path.read_bytes() for path in found} == first
+    losses = {row["method"]: row["loss_km"] for row in document["rows"]}
+    (undisturbed,) = compare(
+        load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0
+    )  # fmt: skip
+    assert losses == {row["method"]: row["loss_km"] for row in undisturbed.rows}

@@ -1,0 +1,376 @@
+"""The ledger of releases: no user gets more than was promised, whatever happens to those who charge."""
+
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdpext_dask.errors import BudgetExceeded, MdpextError, SpecError, StoreError
+from mdpext_dask.runtime import ledger
+from mdpext_dask.runtime.ledger import ReleaseBudget
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> ReleaseBudget:
+    return ReleaseBudget(tmp_path / "ledger", 5)
+
+
+def test_releases_are_counted_and_refused_after_the_limit(budget: ReleaseBudget) -> None:
+    for spent in range(1, 6):
+        budget.charge("anna", epsilon_per_km=0.5)
+        assert budget.spent("anna") == spent
+        assert budget.composed_epsilon("anna") == spent * 0.5
+    with pytest.raises(BudgetExceeded, match="a user would have up to 6 releases, 5 are the limit"):
+        budget.charge("anna", epsilon_per_km=0.5)
+    assert budget.spent("anna") == 5
+    assert budget.spent("ben") == budget.composed_epsilon("ben") == 0
+    budget.charge("ben", epsilon_per_km=0.5)
+
+
+def test_a_refusal_is_a_promise_kept_and_not_bad_input() -> None:
+    assert issubclass(BudgetExceeded, MdpextError)
+    assert BudgetExceeded("").exit_code == 1
+
+
+def test_several_at_once_are_charged_whole_or_not_at_all(budget: ReleaseBudget) -> None:
+    budget.charge("anna", 4, epsilon_per_km=1.0)
+    for n in (2, 10**9):
+        with pytest.raises(BudgetExceeded):
+            budget.charge("anna", n, epsilon_per_km=1.0)
+    assert budget.spent("anna") == 4
+    with pytest.raises(BudgetExceeded) as refused:
+        budget.charge_many(["ben", "anna", "ben", "anna", *["cem"] * 6], 1.0)
+    assert refused.value.users == 2
+    assert [budget.spent(user) for user in ("anna", "ben", "cem")] == [4, 0, 0]
+    budget.charge_many(["ben", "anna", "ben"], 1.0)
+    assert [budget.spent(user) for user in ("anna", "ben", "cem")] == [5, 2, 0]
+
+
+def test_releases_of_several_promises_add_up(budget: ReleaseBudget) -> None:
+    budget.charge("anna", 2, epsilon_per_km=0.5)
+    budget.charge("anna", 3, epsilon_per_km=0.25)
+    assert budget.composed_epsilon("anna") == 1.75
+    with pytest.raises(BudgetExceeded):
+        budget.charge("anna", epsilon_per_km=0.001)
+
+
+def test_what_all_releases_may_add_up_to_counts_those_of_a_larger_promise(budget: ReleaseBudget) -> None:
+    """Five are the limit: of ε = 1, or two of ε = 3 that somebody has had, and three more."""
+    assert budget.most_epsilon(1.0) == 5.0
+    budget.charge("ben", 4, epsilon_per_km=0.25)
+    assert budget.most_epsilon(1.0) == 5.0
+    budget.charge("anna", 2, epsilon_per_km=3.0)
+    assert budget.most_epsilon(1.0) == 2 * 3.0 + 3 * 1.0
+    budget.charge("anna", 3, epsilon_per_km=1.0)
+    assert budget.most_epsilon(1.0) == budget.composed_epsilon("anna") == 9.0
+
+
+def test_sticky_answers_count_once(budget: ReleaseBudget) -> None:
+    a, b = bytes(16), bytes([1] * 16)
+    budget.charge_many(["anna", "anna", "ben", "anna"], 1.0, [a, a, a, b])
+    budget.charge_many(["anna", "anna"], 1.0, [b, a])
+    assert [budget.spent(user) for user in ("anna", "ben")] == [2, 1]
+    tags = [bytes([2, k]) for k in range(4)]
+    with pytest.raises(BudgetExceeded):
+        budget.charge_many(["anna"] * 4, 1.0, tags)
+    assert budget.spent("anna") == 2
+    # What was refused is not known either: it counts when it is charged.
+    budget.charge_many(["anna"] * 3, 1.0, tags[:3])
+    assert budget.spent("anna") == 5
+    budget.charge_many(["anna"] * 3, 1.0, tags[:3])
+    with pytest.raises(BudgetExceeded):
+        budget.charge("anna", epsilon_per_km=1.0)
+
+
+charges = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from([0.5, 1.0]), st.none() | st.integers(0, 3)), max_size=6
+)
+
+
+@given(batches=st.lists(st.lists(charges, max_size=3), max_size=5))
+def test_a_ledger_is_what_it_counts(
+    tmp_path_factory: pytest.TempPathFactory, batches: Sequence[Sequence[Sequence[tuple[str, float, int]]]]
+) -> None:
+    """Against a list and a set: batches of charges, of both kinds, in any mixture."""
+    budget = ReleaseBudget(tmp_path_factory.mktemp("ledger") / "ledger", 4)
+    spent: dict[str, list[float]] = {"a": [], "b": []}
+    known: set[tuple[str, int]] = set()
+    for batch in batches:
+        after, tags = {user: list(done) for user, done in spent.items()}, set(known)
+        for user, epsilon, tag in (charge for part in batch for charge in part):
+            if tag is None or (user, tag) not in tags:
+                after[user].append(epsilon)
+            if tag is not None:
+                tags.add((user, tag))
+        fits = all(len(done) <= 4 or len(done) == len(spent[user]) for user, done in after.items())
+        try:
+            with budget.batch() as pending:
+                for part in batch:
+                    for user, epsilon, tag in part:
+                        pending.charge_many([user], epsilon, None if tag is None else [bytes([tag])])
+        except BudgetExceeded:
+            assert not fits
+        else:
+            assert fits
+            spent, known = after, tags
+        for user, done in spent.items():
+            assert budget.spent(user) == len(done)
+            assert budget.composed_epsilon(user) == sum(done)
+
+
+def test_a_batch_that_fails_is_charged_nothing(budget: ReleaseBudget) -> None:
+    with pytest.raises(RuntimeError), budget.batch() as pending:  # noqa: PT012
+        pending.charge_many(["anna"], 1.0)
+        raise RuntimeError
+    assert budget.spent("anna") == 0
+
+
+def test_others_go_on_charging_during_a_batch(budget: ReleaseBudget) -> None:
+    with budget.batch() as pending:
+        pending.charge_many(["anna"] * 3, 1.0)
+        budget.charge("anna", 2, epsilon_per_km=1.0)
+    assert budget.spent("anna") == 5
+    with pytest.raises(BudgetExceeded), budget.batch() as pending:  # noqa: PT012
+        pending.charge_many(["ben"] * 3, 1.0)
+        budget.charge("ben", 3, epsilon_per_km=1.0)
+    assert budget.spent("ben") == 3
+
+
+def test_a_ledger_is_for_one_limit_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with pytest.raises(SpecError, match="a new one needs a release limit"):
+        ReleaseBudget(path)
+    assert not path.exists()
+    ReleaseBudget(path, 3).charge("anna", 2, epsilon_per_km=1.0)
+    assert ReleaseBudget(path).limit == 3
+    assert ReleaseBudget(path, 3).spent("anna") == 2
+    with pytest.raises(SpecError, match="for at most 3 releases a user, not 4"):
+        ReleaseBudget(path, 4)
+
+
+def test_the_file_is_for_its_owner_and_has_no_names_and_no_order(
+    budget: ReleaseBudget, tmp_path: Path
+) -> None:
+    budget.charge("Anna Example", epsilon_per_km=1.0)
+    budget.charge_many(["Anna Example"] * 3, 1.0, [b"3", b"1", b"2"])
+    path = tmp_path / "ledger"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert b"Anna" not in path.read_bytes()
+    assert [one.name for one in tmp_path.iterdir()] == ["ledger"]
+    other = ReleaseBudget(tmp_path / "other", 5)
+    other.charge("Anna Example", epsilon_per_km=1.0)
+    users = [
+        sqlite3.connect(file).execute("SELECT user FROM spent").fetchone()[0] for file in (path, other._path)
+    ]
+    assert users[0] != users[1]
+    tags = sqlite3.connect(path).execute("SELECT tag FROM sticky").fetchall()
+    assert tags == sorted(tags)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "3", True, 10**9 + 1, 10**20])
+def test_a_limit_is_a_positive_whole_number(tmp_path: Path, limit: object) -> None:
+    with pytest.raises(SpecError, match="release limit"):
+        ReleaseBudget(tmp_path / "ledger", limit)  # type: ignore[arg-type]
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "1", True, 10**30])
+def test_so_is_what_is_charged(budget: ReleaseBudget, n: object) -> None:
+    with pytest.raises(SpecError, match="n: "):
+        budget.charge("anna", n, epsilon_per_km=1.0)  # type: ignore[arg-type]
+    budget.charge("anna", 2, epsilon_per_km=1.0)
+    with pytest.raises(SpecError, match="n: "), budget.batch() as pending:
+        pending.charge("anna", n, 1.0)  # type: ignore[arg-type]
+    assert budget.spent("anna") == 2
+
+
+def test_charges_that_are_none_are_refused(budget: ReleaseBudget) -> None:
+    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="epsilon"):
+            budget.charge("anna", epsilon_per_km=epsilon)
+    for user in ("", None, 7, ["anna"]):
+        with pytest.raises(SpecError, match="user"):
+            budget.charge(user, epsilon_per_km=1.0)  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match="user"):
+            budget.charge_many(["anna", user], 1.0)  # type: ignore[list-item]
+    with pytest.raises(SpecError, match="tags"):
+        budget.charge_many(["anna"], 1.0, [b"1", b"2"])
+    assert budget.spent("anna") == 0
+
+
+@pytest.mark.parametrize("content", [b"no database", b"x" * 5000, b"SQLite format 3\0" + bytes(5000)])
+def test_another_file_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="ledger"):
+        ReleaseBudget(path, 5)
+    assert path.read_bytes() == content
+
+
+def test_another_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other (number)")
+    connection.close()
+    with pytest.raises(StoreError, match="is no ledger"):
+        ReleaseBudget(path, 5)
+
+
+def test_an_empty_file_is_a_ledger_that_was_not_finished(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.touch()
+    with pytest.raises(SpecError, match="needs a release limit"):
+        ReleaseBudget(path)
+    ReleaseBudget(path, 5).charge("anna", epsilon_per_km=1.0)
+
+
+def test_a_ledger_that_is_replaced_or_deleted_meanwhile_is_noticed(
+    budget: ReleaseBudget, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    path.unlink()
+    with pytest.raises(StoreError, match="cannot be used"):
+        budget.charge("anna", epsilon_per_km=1.0)
+    path.unlink()
+    other = ReleaseBudget(path, 5)
+    with pytest.raises(StoreError, match="another ledger"):
+        budget.charge("anna", epsilon_per_km=1.0)
+    assert other.spent("anna") == 0
+
+
+def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "ledger"):
+        with pytest.raises(StoreError, match="cannot be opened"):
+            ReleaseBudget(path, 5)
+
+
+# --- processes and threads ------------------------------------------------------------------------
+
+_CHARGE = """
+import sys
+from mdpext_dask.errors import BudgetExceeded
+from mdpext_dask.releases import ReleaseBudget
+budget, charged = ReleaseBudget(sys.argv[1], 40), 0
+print("ready", flush=True)
+sys.stdin.readline()
+for k in range(60):
+    try:
+        budget.charge_many(["anna", "anna"] if k % 3 else ["anna"], 1.0)
+        charged += 2 if k % 3 else 1
+        print(charged, flush=True)
+    except BudgetExceeded:
+        pass
+"""
+
+
+def _charging(path: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHARGE, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_at_once_get_no_more_than_the_limit(tmp_path: Path) -> None:
+    """Also when both of them make the ledger."""
+    processes = [_charging(tmp_path / "ledger") for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum(int(lines[-1]) for lines in answers if lines) == 40
+    assert ReleaseBudget(tmp_path / "ledger").spent("anna") == 40
+
+
+def test_a_ledger_that_another_process_is_just_making_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked what it is, a file is a ledger or empty, and not something in between."""
+    path, original = tmp_path / "ledger", ledger._IDENTITY
+
+    class Interrupted:
+        def __iter__(self) -> Iterator[str]:
+            first, *others = original
+            yield first
+            monkeypatch.setattr(ledger, "_IDENTITY", original)
+            with contextlib.suppress(StoreError):  # it may have to wait for longer than it likes
+                ReleaseBudget(path, 5, wait_seconds=0.01)
+            yield from others
+
+    monkeypatch.setattr(ledger, "_IDENTITY", Interrupted())
+    assert ReleaseBudget(path, 5).limit == 5
+
+
+def test_what_was_charged_survives_a_kill(tmp_path: Path) -> None:
+    """Killed somewhere in the midst: at least what was said to be charged is, and at most one charge more."""
+    path = tmp_path / "ledger"
+    for after in (1, 3, 6):
+        path.unlink(missing_ok=True)
+        process = _charging(path)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        lines = [process.stdout.readline() for _ in range(after)]
+        process.send_signal(signal.SIGKILL)
+        # By the same reader, which may have read ahead.
+        lines += process.stdout.readlines()
+        process.communicate()
+        said, spent = int(lines[-1]), ReleaseBudget(path).spent("anna")
+        assert said <= spent <= said + 2
+        # And it goes on: there is no lock that a dead process holds.
+        ReleaseBudget(path).charge("ben", epsilon_per_km=1.0)
+
+
+def test_what_is_charged_is_on_the_disk_when_it_is_said_to_be(budget: ReleaseBudget) -> None:
+    """A machine that stops cannot be tried; SQLite says what it waits for (3: EXTRA, the folder as well)."""
+    with budget._connected() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_who_cannot_have_the_lock_says_so(budget: ReleaseBudget, tmp_path: Path) -> None:
+    impatient = ReleaseBudget(tmp_path / "ledger", wait_seconds=0.01)
+    holder = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked"):
+        impatient.charge("anna", epsilon_per_km=1.0)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert budget.spent("anna") == 0
+
+
+def test_threads_share_a_ledger(budget: ReleaseBudget) -> None:
+    refused: list[str] = []
+
+    def charge() -> None:
+        for _ in range(3):
+            try:
+                budget.charge("anna", epsilon_per_km=1.0)
+            except BudgetExceeded as error:
+                refused.append(str(error))
+            time.sleep(0)
+
+    threads = [threading.Thread(target=charge) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert budget.spent("anna") == 5
+    assert len(refused) == 12 - 5

@@ -1,0 +1,1 @@
+"""Tests of ``mdpext_dask.seed``."""

@@ -1,0 +1,304 @@
+"""The structured solver: against HiGHS over all shapes, in every extreme, the same on every thread."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from mdpext_dask.errors import SolverError
+from mdpext_dask.seed import interior_point, solve
+from mdpext_dask.seed.block_tridiagonal import BlockTridiagonal, Coupling, Stencil
+from mdpext_dask.seed.columns import GridProgram
+from mdpext_dask.seed.grid_rows import CellRows
+from mdpext_dask.seed.highs import solve_highs
+from mdpext_dask.seed.interior_point import solve_interior_point, solve_program, sum_of_inverses
+from mdpext_dask.seed.model import SeedProblem
+from mdpext_dask.seed.solve import solve_seed_problem
+from tests.seed.test_solve import assert_feasible, random_problem
+
+
+def agree(problem: SeedProblem, tolerance: float = 2e-6) -> None:
+    """Compare with HiGHS: feasible exactly, primal and dual on either side of the same optimum."""
+    structured, highs = solve_interior_point(problem), solve_highs(problem)
+    assert_feasible(problem, structured.rows)
+    size = max(abs(highs.primal), 1e-300)
+    assert abs(structured.primal - highs.primal) <= tolerance * size
+    assert structured.dual <= highs.primal + 1e-12 * size
+    assert highs.dual <= structured.primal + 1e-12 * size
+    assert structured.gap <= tolerance
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_it_agrees_with_highs(seed: int) -> None:
+    agree(random_problem(np.random.default_rng(seed)))
+
+
+@pytest.mark.parametrize("budget", [1e-3, 0.03, 1.0, 5.0, 20.0])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (1, 9), (7, 1), (3, 6), (6, 3)])
+def test_budgets_from_tight_to_none_on_every_shape(budget: float, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    agree(
+        SeedProblem.with_axis_budgets(
+            cost=rng.exponential(size=(shape[0] * shape[1], 5)),
+            seeds_shape=shape,
+            beta=(budget, budget),
+            cell_km=1.0,
+            min_probability=1e-6,
+        )
+    )
+
+
+def costs(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(2)
+    cost = rng.exponential(size=(20, 6))
+    if kind == "tied":
+        return np.rint(cost)
+    if kind == "huge spread":
+        return cost * 10.0 ** rng.uniform(-6, 6, size=(20, 1))
+    if kind == "mostly zero":
+        return cost * (rng.random((20, 1)) < 0.2)
+    return np.zeros((20, 6)) if kind == "zero" else cost
+
+
+@pytest.mark.parametrize("kind", ["tied", "huge spread", "mostly zero"])
+def test_costs_of_all_kinds(kind: str) -> None:
+    agree(random_problem(np.random.default_rng(3), cost=costs(kind), seeds_shape=(4, 5)))
+
+
+def test_no_cost_at_all() -> None:
+    problem = random_problem(np.random.default_rng(3), cost=costs("zero"), seeds_shape=(4, 5))
+    solved = solve_interior_point(problem)
+    assert_feasible(problem, solved.rows)
+    assert solved.primal == 0
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_the_scale_of_the_cost_does_not_matter(scale: float) -> None:
+    problem = random_problem(np.random.default_rng(4))
+    scaled = dataclasses.replace(problem, cost=problem.cost * scale)
+    expected = solve_interior_point(problem).primal * scale
+    assert solve_interior_point(scaled).primal == pytest.approx(expected, rel=2e-6)
+
+
+def test_one_output_is_certain() -> None:
+    problem = random_problem(np.random.default_rng(0), cost=np.ones((6, 1)), seeds_shape=(2, 3))
+    assert (solve_interior_point(problem).rows == 1).all()
+
+
+def test_threads_and_repetition_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four parts, as of a problem that is many times as large.
+    monkeypatch.setattr(interior_point, "_PART_ENTRIES", 3000)
+    rng = np.random.default_rng(5)
+    problem = random_problem(rng, cost=rng.exponential(size=(48, 270)), seeds_shape=(6, 8))
+    first = solve_interior_point(problem)
+    for threads in (1, 2, 3):
+        again = solve_interior_point(problem, threads=threads)
+        assert np.array_equal(again.rows, first.rows)
+        assert again.dual == first.dual
+
+
+def test_auto_falls_back_to_highs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(np.random.default_rng(6))
+    assert solve_seed_problem(problem).solver == "structured"
+    assert solve_seed_problem(problem, "highs").solver == "highs"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise SolverError("no luck")
+
+    monkeypatch.setattr(solve, "solve_interior_point", fail)
+    assert solve_seed_problem(problem).solver == "highs"
+    with pytest.raises(SolverError, match="no luck"):
+        solve_seed_problem(problem, "structured")
+
+
+def test_every_lower_bound_on_the_way_is_one() -> None:
+    problem = random_problem(np.random.default_rng(7))
+    optimum = solve_highs(problem).primal
+    told: list[tuple[float, float]] = []
+    solved = solve_interior_point(problem, watcher=lambda primal, dual: told.append((primal, dual)))
+    assert len(told) == solved.iterations + 1
+    assert all(dual <= optimum * (1 + 1e-9) for _, dual in told)
+    assert max(dual for _, dual in told) == pytest.approx(optimum, rel=2e-6)
+
+
+def test_sums_of_inverses_made_elsewhere_change_nothing() -> None:
+    rng = np.random.default_rng(8)
+    problem = random_problem(rng, cost=rng.random((20, 12)), seeds_shape=(4, 5))
+    calls = []
+
+    def elsewhere(matrices: Sequence[Stencil]) -> Iterator[np.ndarray]:
+        calls.append(len(matrices))
+        return map(sum_of_inverses, matrices)
+
+    apart = solve_interior_point(problem, inverse_sums=elsewhere)
+    assert np.array_equal(apart.rows, solve_interior_point(problem).rows)
+    assert len(calls) == apart.iterations
+
+
+def random_stencil(
+    rng: np.random.Generator, outputs: int, blocks: int, size: int, *, diagonals: bool
+) -> Stencil:
+    """Make diagonally dominant matrices over many decades."""
+    spread = 10.0 ** rng.uniform(-6, 6, (outputs, blocks, size))
+    root = np.sqrt(spread)
+
+    def coupling(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return -rng.uniform(0, 1, first.shape) * first * second
+
+    between = Coupling(coupling(root[:, :-1], root[:, 1:]))
+    if diagonals:
+        between = between._replace(
+            rising=coupling(root[:, :-1, :-1], root[:, 1:, 1:]),
+            falling=coupling(root[:, :-1, 1:], root[:, 1:, :-1]),
+        )
+    return Stencil(8.1 * spread, coupling(root[:, :, :-1], root[:, :, 1:]), between)
+
+
+def dense(matrix: Stencil, output: int) -> np.ndarray:
+    """Assemble one output's matrix entry by entry."""
+    _, blocks, size = matrix.main.shape
+    whole = np.diag(matrix.main[output].ravel())
+    straight, rising, falling = matrix.between
+
+    def put(i: int, j: int, to: tuple[int, int], value: float) -> None:
+        here, there = i * size + j, to[0] * size + to[1]
+        whole[here, there] = whole[there, here] = value
+
+    for i, j in itertools.product(range(blocks), range(size)):
+        if j + 1 < size:
+            put(i, j, (i, j + 1), matrix.within[output, i, j])
+        if i + 1 < blocks:
+            put(i, j, (i + 1, j), straight[output, i, j])
+        if i + 1 < blocks and j + 1 < size and rising is not None and falling is not None:
+            put(i, j, (i + 1, j + 1), rising[output, i, j])
+            put(i, j + 1, (i + 1, j), falling[output, i, j])
+    return whole
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    outputs=st.integers(1, 20),
+    blocks=st.integers(1, 5),
+    size=st.integers(1, 5),
+    diagonals=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_block_tridiagonal_systems_against_dense_ones(
+    outputs: int, blocks: int, size: int, diagonals: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = random_stencil(rng, outputs, blocks, size, diagonals=diagonals)
+    right = rng.normal(size=matrix.main.shape)
+    system = BlockTridiagonal(matrix)
+    solutions, products = system.solve(right), matrix.times(right)
+    total = np.zeros((blocks * size, blocks * size))
+    for k in range(outputs):
+        whole = dense(matrix, k)
+        size_of_terms = abs(whole) @ abs(right[k].ravel())
+        assert (abs(products[k].ravel() - whole @ right[k].ravel()) <= 1e-14 * size_of_terms).all()
+        scale = 1 / np.sqrt(np.diag(whole))
+        inverse = np.linalg.inv(whole * scale[:, None] * scale) * scale[:, None] * scale
+        np.testing.assert_allclose(solutions[k].ravel(), inverse @ right[k].ravel(), rtol=1e-9, atol=1e-12)
+        total += inverse
+    # The sum is symmetric; its blocks on and above the diagonal are what is made.
+    np.testing.assert_allclose(np.triu(system.inverse_sum()), np.triu(total), rtol=1e-9, atol=1e-14)
+    assert system.shift == 0
+
+
+def test_a_singular_system_is_shifted_and_an_indefinite_one_refused() -> None:
+    ones, none = np.ones((1, 1, 2)), Coupling(np.empty((1, 0, 2)))
+    assert 0 < BlockTridiagonal(Stencil(ones, -ones[:, :, :1], none)).shift <= 1e-6
+    with pytest.raises(np.linalg.LinAlgError):
+        BlockTridiagonal(Stencil(ones, -1.5 * ones[:, :, :1], none))
+
+
+def random_cells(rng: np.random.Generator, outputs: int, blocks: int, size: int) -> CellRows:
+    """Make a few rows on every cell, of differences as certificates have them."""
+    cells = np.sort(rng.integers(0, outputs * (blocks - 1) * (size - 1), 2 * outputs * blocks * size))
+    coefficient = rng.normal(size=(len(cells), 4))
+    coefficient -= coefficient.mean(axis=1, keepdims=True)
+    return CellRows((outputs, blocks, size), cells, coefficient, -rng.uniform(0.01, 0.3, len(cells)))
+
+
+def as_matrix(rows: CellRows) -> np.ndarray:
+    """Return A densely, row by row."""
+    outputs, blocks, size = rows.shape
+    matrix = np.zeros((len(rows.cell), outputs, blocks, size))
+    for r, (cell, a) in enumerate(zip(rows.cell, rows.coefficient, strict=True)):
+        k, i, j = np.unravel_index(cell, (outputs, blocks - 1, size - 1))
+        matrix[r, k, i : i + 2, j : j + 2] = a.reshape(2, 2)
+    return matrix.reshape(len(rows.cell), -1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    outputs=st.integers(1, 6),
+    blocks=st.integers(2, 4),
+    size=st.integers(2, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_on_cells_against_a_dense_matrix(outputs: int, blocks: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = random_cells(rng, outputs, blocks, size)
+    matrix, z = as_matrix(rows), rng.normal(size=rows.shape)
+    theta = rng.exponential(size=len(rows.cell))
+    np.testing.assert_allclose(rows.forward(z)[0], matrix @ z.ravel(), atol=1e-12)
+    np.testing.assert_allclose(rows.transposed((theta,)).ravel(), theta @ matrix, atol=1e-12)
+    np.testing.assert_allclose(rows.magnitude((theta,)).ravel(), theta @ abs(matrix), atol=1e-12)
+    normal, per = rows.normal((theta,)), blocks * size
+    whole = matrix.T @ (theta[:, None] * matrix)
+    for k in range(outputs):
+        block = slice(k * per, (k + 1) * per)
+        np.testing.assert_allclose(dense(normal, k), whole[block, block], atol=1e-12)
+    first = outputs // 2
+    part = rows.part(slice(first, outputs))
+    kept = rows.cell >= first * (blocks - 1) * (size - 1)
+    np.testing.assert_array_equal(part.forward(z[first:])[0], rows.forward(z)[0][kept])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    outputs=st.integers(2, 6),
+    blocks=st.integers(2, 4),
+    size=st.integers(2, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_programs_with_rows_on_cells_against_a_general_solver(
+    outputs: int, blocks: int, size: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = random_cells(rng, outputs, blocks, size)
+    start = rng.dirichlet(np.ones(outputs), size=(blocks, size)).transpose(2, 0, 1) * outputs
+    # The start is feasible, and on the boundary for some rows.
+    slack = rng.exponential(size=len(rows.cell)) * (rng.random(len(rows.cell)) < 0.7)
+    limit = rows.forward(start)[0] - slack
+    program = GridProgram(
+        cost=rng.exponential(size=rows.shape),
+        rows=CellRows(rows.shape, rows.cell, rows.coefficient, limit),
+        lower=0.7 * start,
+        upper=1.4 * start,
+        capped=True,
+        start=start,
+        total=float(outputs),
+    )
+    solution = solve_program(program, gap=1e-5, least_slack=0.01)
+    oracle = linprog(
+        program.cost.ravel(),
+        A_ub=-as_matrix(rows),
+        b_ub=-limit,
+        A_eq=np.tile(np.eye(blocks * size), outputs),
+        b_eq=np.full(blocks * size, program.total),
+        bounds=np.stack([program.lower.ravel(), program.upper.ravel()], axis=1),
+    )
+    assert solution.dual <= oracle.fun * (1 + 1e-9)
+    assert float(np.vdot(program.cost, solution.z)) == pytest.approx(oracle.fun, rel=1e-4)
+    # Where all constraints of a seed bind, the arithmetic may end early.
+    assert solution.gap <= 1e-4
+    np.testing.assert_allclose(solution.z.sum(axis=0), program.total, rtol=1e-8)

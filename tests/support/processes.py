@@ -1,0 +1,239 @@
+"""Commands, schedulers and workers as processes of their own: started, killed, frozen, waited for."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from mdpext_dask.errors import StoreError
+from mdpext_dask.store.mechanism_store import MechanismStore
+
+# On a loaded machine everything takes its time; nothing here waits longer than it has to.
+PATIENCE = 120.0
+
+
+def wait_until(met: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
+    """Wait until something is so, looking every few milliseconds."""
+    deadline = time.monotonic() + patience
+    while not met():
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s in vain: {what}"
+        time.sleep(0.004)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process that leads a group of its own, with what it prints in files."""
+
+    process: subprocess.Popen[bytes]
+    printed: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self.printed.with_suffix(".out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.printed.with_suffix(".err").read_text()
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def code(self, patience: float = PATIENCE) -> int:
+        """Wait for the end and return the exit code."""
+        return self.process.wait(patience)
+
+    def kill(self) -> None:
+        """Kill the process alone, and wait until it is dead."""
+        self.process.kill()
+        self.process.wait()
+
+    def kill_group(self) -> None:
+        """Kill the process and all that are of its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def members(self) -> list[psutil.Process]:
+        """Return the living processes of the group."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the worker processes that this one has started, oldest first."""
+        found = []
+        for process in self.members():
+            with contextlib.suppress(psutil.Error):
+                if any("spawn_main" in part for part in process.cmdline()):
+                    found.append(process)
+        return sorted(found, key=lambda process: (process.create_time(), process.pid))
+
+
+class Processes:
+    """Starts processes in a folder, and ends whatever is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[Command] = []
+
+    def start(
+        self, *command: object, env: dict[str, str] | None = None, stdout: BinaryIO | None = None
+    ) -> Command:
+        """Start any program."""
+        printed = self.folder / f"printed-{len(self.started)}"
+        with printed.with_suffix(".out").open("wb") as out, printed.with_suffix(".err").open("wb") as err:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.folder,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout or out,
+                stderr=err,
+            )
+        self.started.append(Command(process, printed))
+        return self.started[-1]
+
+    def mdpext(self, *arguments: object, **options: Any) -> Command:
+        """Start a command of the package."""
+        return self.start(sys.executable, "-m", "mdpext_dask.cli", *arguments, **options)
+
+    def done(self, *arguments: object, env: dict[str, str] | None = None) -> dict[str, Any]:
+        """Run a command of the package to its end, which must be a good one, and return its document."""
+        command = self.mdpext(*arguments, "--json", env=env)
+        assert command.code() == 0, command.stderr
+        document: dict[str, Any] = json.loads(command.stdout)
+        return document
+
+    def scheduler(self, env: dict[str, str] | None = None) -> tuple[Command, str]:
+        """Start a scheduler on loopback and return it with its address."""
+        file = self.folder / f"scheduler-{len(self.started)}.json"
+        command = self.start(
+            sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0",
+            "--no-dashboard", "--scheduler-file", file, env=env,
+        )  # fmt: skip
+
+        def address() -> str:
+            assert not command.ended(), command.stderr
+            with contextlib.suppress(OSError, ValueError):
+                return str(json.loads(file.read_text())["address"])
+            return ""
+
+        wait_until(address, "a scheduler")
+        return command, address()
+
+    def worker(self, address: str, *options: object, env: dict[str, str] | None = None) -> Command:
+        """Start a worker with one thread; it comes when it comes."""
+        return self.start(
+            sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard",
+            "--host", "127.0.0.1", "--local-directory", self.folder / "scratch", "--death-timeout", "30",
+            *options, env=env,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Kill whatever is left."""
+        for command in self.started:
+            command.kill_group()
+
+
+@contextlib.contextmanager
+def processes_in(folder: Path) -> Iterator[Processes]:
+    """Return a starter of processes, none of which is left in the end."""
+    processes = Processes(folder)
+    try:
+        yield processes
+    finally:
+        processes.end()
+
+
+def job_file(folder: Path, job: dict[str, dict[str, Any]]) -> Path:
+    """Write a job file."""
+    path = folder / "job.toml"
+    write_toml(path, job)
+    return path
+
+
+def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
+    """Write a job file of any name."""
+    lines = []
+    for section, keys in job.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    path.write_text("\n".join(lines))
+
+
+# --- moments --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to strike: some seconds after the start, or after a number of receipts."""
+
+    seconds: float
+    receipts: int | None = None
+
+    def wait(self, store: Path, *commands: Command) -> None:
+        """Wait for it, or for the end of one of the commands."""
+        if self.receipts is not None:
+            wait_until(
+                lambda: any(c.ended() for c in commands) or len(receipt_files(store)) >= (self.receipts or 0),
+                f"{self.receipts} receipts",
+            )
+        deadline = time.monotonic() + self.seconds
+        wait_until(
+            lambda: any(c.ended() for c in commands) or time.monotonic() >= deadline, "the moment to strike"
+        )
+
+
+def moments(random_seed: int, count: int, seconds: float, blocks: int) -> list[Moment]:
+    """Draw moments: half of them spread over the whole run, half of them while blocks are written."""
+    draw = random.Random(random_seed)
+    spread = [Moment(seconds * (k + draw.random()) / (count // 2)) for k in range(count // 2)]
+    amid = [Moment(0.04 * draw.random(), draw.randrange(1, blocks)) for _ in range(count - len(spread))]
+    print(f"moments drawn with random seed {random_seed}: {spread + amid}")
+    return spread + amid
+
+
+# --- what is in a store ---------------------------------------------------------------------------
+
+
+def receipt_files(store: Path) -> list[Path]:
+    return list(store.glob("receipts/*.json"))
+
+
+def valid_receipts(store: Path) -> dict[str, bytes]:
+    """Return the receipts of the present seed as they are on disk, by name."""
+    try:
+        found = MechanismStore.open(str(store))
+        blocks = found.read_receipts() if found.has_seed() else {}
+    except StoreError:  # not yet a store
+        return {}
+    return {f"{block:08d}.json": (store / "receipts" / f"{block:08d}.json").read_bytes() for block in blocks}
+
+
+def digests(store: Path) -> dict[str, str]:
+    """Return the SHA-256 of every shard and of every chunk of the seed."""
+    files = [*store.glob("probability/c/**/*"), *store.glob("seed/*/c/**/*")]
+    return {
+        str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.is_file()
+    }

@@ -1,0 +1,622 @@
+"""A toy Kubernetes on this machine: an API server that keeps objects, and a node that runs pods as processes.
+
+It is enough for the Dask operator's real controller, for ``kubectl`` and for what they are asked to do here.
+It knows nothing of networks, volumes, limits, rights or probes: names of services become loopback addresses,
+``/data`` and ``/tmp`` are folders, and containers are processes with this environment's programs. Manifests
+of the operator's kinds are refused where they break its schemas or have fields that a real server would drop.
+"""
+
+import base64
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from tests.support.manifest_checks import complaints
+
+Thing = dict[str, Any]
+# (group/version, plural) -> kind; all are in namespaces.
+KINDS = {
+    ("v1", "pods"): "Pod",
+    ("v1", "services"): "Service",
+    ("v1", "configmaps"): "ConfigMap",
+    ("v1", "events"): "Event",
+    ("apps/v1", "deployments"): "Deployment",
+    ("networking.k8s.io/v1", "networkpolicies"): "NetworkPolicy",
+    ("kubernetes.dask.org/v1", "daskjobs"): "DaskJob",
+    ("kubernetes.dask.org/v1", "daskclusters"): "DaskCluster",
+    ("kubernetes.dask.org/v1", "daskworkergroups"): "DaskWorkerGroup",
+    ("kubernetes.dask.org/v1", "daskautoscalers"): "DaskAutoscaler",
+}
+GROUPS = sorted({api for api, _ in KINDS if "/" in api})
+PLURALS = {kind: (api, plural) for (api, plural), kind in KINDS.items()}
+NAMESPACE = "default"
+
+
+class Objects:
+    """What an API server keeps, and who is told of changes."""
+
+    def __init__(self) -> None:
+        self._things: dict[tuple[str, str, str], Thing] = {}
+        self._version = 0
+        self._history: list[tuple[tuple[str, str], str, Thing]] = []
+        self.changed = threading.Condition()
+
+    def all(self, api: str, plural: str) -> list[Thing]:
+        with self.changed:
+            return [copy.deepcopy(t) for key, t in self._things.items() if key[:2] == (api, plural)]
+
+    def get(self, api: str, plural: str, name: str) -> Thing | None:
+        with self.changed:
+            return copy.deepcopy(self._things.get((api, plural, name)))
+
+    def put(self, api: str, plural: str, thing: Thing) -> Thing:
+        with self.changed:
+            key = (api, plural, thing["metadata"]["name"])
+            new = key not in self._things
+            if new:
+                thing["metadata"] |= {
+                    "uid": str(uuid.uuid4()),
+                    "namespace": NAMESPACE,
+                    "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                }
+            elif thing == self._things[key]:
+                return copy.deepcopy(thing)
+            self._record("ADDED" if new else "MODIFIED", key, thing)
+            self._things[key] = thing
+            if thing["metadata"].get("deletionTimestamp") and not thing["metadata"].get("finalizers"):
+                self._remove(key)
+            return copy.deepcopy(thing)
+
+    def delete(self, api: str, plural: str, name: str) -> None:
+        """Delete a thing, or mark it where somebody has to finish something first."""
+        with self.changed:
+            key = (api, plural, name)
+            thing = self._things.get(key)
+            if thing is None:
+                return
+            if thing["metadata"].get("finalizers"):
+                if not thing["metadata"].get("deletionTimestamp"):
+                    marked = copy.deepcopy(thing)
+                    marked["metadata"]["deletionTimestamp"] = "2000-01-01T00:00:00Z"
+                    self.put(api, plural, marked)
+            else:
+                self._remove(key)
+
+    def since(self, version: int, api: str, plural: str) -> tuple[int, list[tuple[str, Thing]]]:
+        with self.changed:
+            found = [(how, t) for of, how, t in self._history[version:] if of == (api, plural)]
+            return len(self._history), copy.deepcopy(found)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def _record(self, how: str, key: tuple[str, str, str], thing: Thing) -> None:
+        self._version += 1
+        thing["metadata"]["resourceVersion"] = str(self._version)
+        self._history.append((key[:2], how, copy.deepcopy(thing)))
+        self.changed.notify_all()
+
+    def _remove(self, key: tuple[str, str, str]) -> None:
+        thing = self._things.pop(key)
+        self._record("DELETED", key, copy.deepcopy(thing))
+        uid = thing["metadata"]["uid"]
+        for other in list(self._things):
+            owners = self._things.get(other, {}).get("metadata", {}).get("ownerReferences", [])
+            if any(owner["uid"] == uid for owner in owners):
+                self.delete(*other)
+
+
+def merged(thing: Any, patch: Any) -> Any:
+    """Return a thing after a merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(thing) if isinstance(thing, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def edited(thing: Any, steps: list[Thing]) -> Any:
+    """Return a thing after a JSON patch (RFC 6902), of the steps that clients here use."""
+    result = copy.deepcopy(thing)
+    for step in steps:
+        *way, last = [p.replace("~1", "/").replace("~0", "~") for p in step["path"].split("/")[1:]]
+        place = result
+        for part in way:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        if isinstance(place, list):
+            position = len(place) if last == "-" else int(last)
+            if step["op"] == "add":
+                place.insert(position, step["value"])
+            elif step["op"] == "replace":
+                place[position] = step["value"]
+            elif step["op"] == "remove":
+                del place[position]
+        elif step["op"] in ("add", "replace"):
+            place[last] = step["value"]
+        elif step["op"] == "remove":
+            del place[last]
+    return result
+
+
+def selects(selector: str, labels: dict[str, str]) -> bool:
+    parts = [part.partition("=") for part in selector.split(",") if part]
+    return all(labels.get(name) == value.lstrip("=") for name, _, value in parts)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    objects: Objects
+    log_of: Callable[[str], str | None]
+    port_of: Callable[[str, str], int]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _answer(self, body: Any, code: int = 200, kind: str = "application/json") -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _refuse(self, code: int, reason: str, message: str) -> None:
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}}
+        self._answer({**status, "reason": reason, "message": message, "code": code}, code)
+
+    def _body(self) -> Any:
+        length = int(self.headers.get("Content-Length") or 0)
+        return json.loads(self.rfile.read(length) or b"{}")
+
+    def _place(self) -> tuple[str, str, str | None, str | None] | None:
+        """Return API, plural, name and subresource of a path."""
+        found = re.fullmatch(
+            r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/[^/]+)?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?",
+            urlparse(self.path).path,
+        )
+        if found is None or (found[1] or found[2], found[3]) not in KINDS:
+            return None
+        return found[1] or found[2], found[3], found[4], found[5]
+
+    def do_GET(self) -> None:
+        url = urlparse(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        place = self._place()
+        if place is None:
+            answer = discovery(url.path)
+            if answer is None:
+                self._refuse(404, "NotFound", f"no {url.path}")
+            elif query.get("watch"):
+                self._watch("", "", query)
+            else:
+                self._answer(answer)
+            return
+        api, plural, name, part = place
+        if part == "portforward":
+            self._forward(type(self).port_of(name or "", query["ports"]))
+        elif part == "log":
+            text = type(self).log_of(name or "")
+            if text is None:
+                self._refuse(400, "BadRequest", f"container of {name} is waiting to start")
+            else:
+                self._answer(text, kind="text/plain")
+        elif name is not None:
+            thing = self.objects.get(api, plural, name)
+            if thing is None:
+                self._refuse(404, "NotFound", f'{plural} "{name}" not found')
+            else:
+                self._answer(thing)
+        elif query.get("watch") in ("true", "1", "True"):
+            self._watch(api, plural, query)
+        else:
+            with self.objects.changed:
+                items = [thing for thing in self.objects.all(api, plural) if self._asked(thing, query)]
+                version = str(self.objects.version)
+            kind = f"{KINDS[api, plural]}List"
+            meta = {"resourceVersion": version}
+            self._answer({"kind": kind, "apiVersion": api, "metadata": meta, "items": items})
+
+    @staticmethod
+    def _asked(thing: Thing, query: dict[str, str]) -> bool:
+        field = query.get("fieldSelector", "")
+        named = re.search(r"metadata\.name=([^,]+)", field)
+        if named is not None and named[1] != thing["metadata"]["name"]:
+            return False
+        return selects(query.get("labelSelector", ""), thing["metadata"].get("labels") or {})
+
+    def _watch(self, api: str, plural: str, query: dict[str, str]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        until = time.monotonic() + float(query.get("timeoutSeconds", 60))
+        position = int(query.get("resourceVersion") or 0)
+        try:
+            while time.monotonic() < until:
+                position, changes = self.objects.since(position, api, plural)
+                for how, thing in changes:
+                    if self._asked(thing, query):
+                        line = json.dumps({"type": how, "object": thing}).encode() + b"\n"
+                        self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                        self.wfile.flush()
+                with self.objects.changed:
+                    self.objects.changed.wait_for(lambda at=position: self.objects.version > at, timeout=0.5)
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
+
+    def _forward(self, port: int) -> None:
+        """Pass bytes on to a port here: messages of a websocket (RFC 6455), each after a channel's number."""
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header(
+            "Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        )
+        self.end_headers()
+        self.close_connection = True
+        with socket.create_connection(("127.0.0.1", port)) as there:
+
+            def send(data: bytes, opcode: int = 2) -> None:
+                # The shortest form of the length that fits, as the standard wants it.
+                length = bytes([len(data)]) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2, "big")
+                self.wfile.write(bytes([128 | opcode]) + length + data)
+                self.wfile.flush()
+
+            def back() -> None:
+                with contextlib.suppress(OSError, ValueError):
+                    while data := there.recv(32768):
+                        send(b"\0" + data)
+                    send(b"", 8)
+
+            # Each channel begins with its port.
+            send(b"\0" + port.to_bytes(2, "little"))
+            send(b"\1" + port.to_bytes(2, "little"))
+            threading.Thread(target=back, daemon=True).start()
+            with contextlib.suppress(OSError):
+                while head := self.rfile.read(2):
+                    length = head[1] & 127
+                    if length > 125:
+                        length = int.from_bytes(self.rfile.read(2 if length == 126 else 8), "big")
+                    mask, data = self.rfile.read(4), self.rfile.read(length)
+                    if head[0] & 15 == 8:
+                        break
+                    times = -(-length // 4)
+                    plain = int.from_bytes(data, "big") ^ int.from_bytes((mask * times)[:length], "big")
+                    if head[0] & 15 in (0, 2):
+                        there.sendall(plain.to_bytes(length, "big")[1:])
+
+    def do_POST(self) -> None:
+        place, thing = self._place(), self._body()
+        if place is None:
+            self._refuse(404, "NotFound", f"no {self.path}")
+            return
+        api, plural, *_ = place
+        meta = thing.setdefault("metadata", {})
+        meta.setdefault("name", meta.get("generateName", "") + uuid.uuid4().hex[:5])
+        if self.objects.get(api, plural, meta["name"]) is not None:
+            self._refuse(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
+            return
+        thing |= {"apiVersion": api, "kind": KINDS[api, plural]}
+        if plural != "events" and (wrong := complaints(thing)):
+            self._refuse(422, "Invalid", f"{plural}: {wrong[0]}")
+            return
+        self._answer(self.objects.put(api, plural, thing), 201)
+
+    def do_PATCH(self) -> None:
+        place, patch = self._place(), self._body()
+        if place is None or place[2] is None:
+            self._refuse(404, "NotFound", f"no {self.path}")
+            return
+        api, plural, name, _ = place
+        with self.objects.changed:
+            thing = self.objects.get(api, plural, name)
+            if thing is None:
+                self._refuse(404, "NotFound", f'{plural} "{name}" not found')
+                return
+            changed = edited(thing, patch) if isinstance(patch, list) else merged(thing, patch)
+            changed = self.objects.put(api, plural, changed)
+        self._answer(changed)
+
+    def do_DELETE(self) -> None:
+        self._body()
+        place = self._place()
+        if place is None or place[2] is None or self.objects.get(*place[:3]) is None:
+            self._refuse(404, "NotFound", f"no {self.path}")
+            return
+        api, plural, name, _ = place
+        self.objects.delete(api, plural, name)
+        left = self.objects.get(api, plural, name)
+        self._answer(left or {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+
+def discovery(path: str) -> Thing | None:
+    """Return what an API server says of itself, or the few lists that are always empty here."""
+    path = path.rstrip("/")
+    if path == "/version":
+        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
+    if path == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path == "/apis":
+        groups = []
+        for api in [*GROUPS, "apiextensions.k8s.io/v1"]:
+            version = {"groupVersion": api, "version": api.split("/")[1]}
+            groups.append({"name": api.split("/")[0], "versions": [version], "preferredVersion": version})
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    if path == "/openapi/v3":
+        paths = [f"apis/{api}" if "/" in api else f"api/{api}" for api in ("v1", *GROUPS)]
+        return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in paths}}
+    if path.startswith("/openapi/v3/"):
+        # All that kubectl looks for: that the server looks for misspelt fields itself.
+        found = {}
+        for (api, plural), kind in KINDS.items():
+            if path.endswith(f"/{api}"):
+                group, _, version = api.rpartition("/")
+                said = {"parameters": [{"name": "fieldValidation", "in": "query"}]}
+                said["x-kubernetes-group-version-kind"] = {"group": group, "version": version, "kind": kind}
+                found[f"/{plural}/{{name}}"] = {"patch": said}
+        return {"openapi": "3.0.0", "info": {"title": "toy", "version": "1"}, "paths": found}
+    if path == "/api/v1/namespaces":
+        items = [{"metadata": {"name": NAMESPACE, "uid": "0", "resourceVersion": "1"}}]
+        return {"kind": "NamespaceList", "apiVersion": "v1", "metadata": {}, "items": items}
+    if path == f"/api/v1/namespaces/{NAMESPACE}":
+        return {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": NAMESPACE}}
+    if path == "/apis/apiextensions.k8s.io/v1/customresourcedefinitions":
+        return {"kind": "CustomResourceDefinitionList", "metadata": {"resourceVersion": "0"}, "items": []}
+    asked = re.fullmatch(r"/(?:api/(v1)|apis/([^/]+/[^/]+))", path)
+    if asked is None:
+        return None
+    api = asked[1] or asked[2]
+    verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
+    resources = []
+    for (of, plural), kind in KINDS.items():
+        if of == api:
+            entry = {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind}
+            resources += [{**entry, "verbs": verbs}, {**entry, "name": f"{plural}/status", "verbs": verbs}]
+    if api == "v1":
+        entry = {"name": "namespaces", "singularName": "namespace", "namespaced": False}
+        resources.append({**entry, "kind": "Namespace", "verbs": ["get", "list", "watch"]})
+    if api == "apiextensions.k8s.io/v1":
+        entry = {"name": "customresourcedefinitions", "singularName": "customresourcedefinition"}
+        entry |= {"namespaced": False, "kind": "CustomResourceDefinition"}
+        resources.append({**entry, "verbs": ["get", "list", "watch"]})
+    return {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
+
+
+class Node:
+    """Runs pods as processes, and makes the pods of deployments."""
+
+    def __init__(self, objects: Objects, folder: Path) -> None:
+        self._objects, self._folder = objects, folder
+        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._ports: dict[tuple[str, str], int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        for name in ("data", "tmp", "job", "log"):
+            (folder / name).mkdir()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        for name in list(self.processes):
+            self._kill(name)
+
+    def log_of(self, pod: str) -> str | None:
+        path = self._folder / "log" / f"{pod}.txt"
+        return path.read_text() if path.exists() else None
+
+    def kill(self, component: str) -> None:
+        """Kill the processes of a component's pods, without a word."""
+        for pod in self._objects.all("v1", "pods"):
+            if pod["metadata"]["labels"]["dask.org/component"] == component:
+                for process in self.processes.get(pod["metadata"]["name"], []):
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+
+    def port_of(self, pod: str, number: str) -> int:
+        """Return the port of this machine that stands for one of a pod of a scheduler."""
+        found = self._objects.get("v1", "pods", pod)
+        assert found is not None
+        labels = found["metadata"]["labels"]
+        listens = f":{number}" if number == "8787" else number
+        return self.port(labels["dask.org/cluster-name"], listens)
+
+    def port(self, pod: str, number: str) -> int:
+        """Return the port of this machine that stands for a container's."""
+        if (pod, number) not in self._ports:
+            with socket.socket() as found:
+                found.bind(("127.0.0.1", 0))
+                self._ports[pod, number] = found.getsockname()[1]
+        return self._ports[pod, number]
+
+    def _work(self) -> None:
+        while not self._stop.wait(0.1):
+            for deployment in self._objects.all("apps/v1", "deployments"):
+                self._keep_up(deployment)
+            self._open_services()
+            pods = {pod["metadata"]["name"]: pod for pod in self._objects.all("v1", "pods")}
+            for name in set(self.processes) - set(pods):
+                self._kill(name)
+            for name, pod in pods.items():
+                if name not in self.processes:
+                    self.processes[name] = []
+                    threading.Thread(target=self._run, args=(name, pod), daemon=True).start()
+
+    def _open_services(self) -> None:
+        """Give services a status, once the operator is done with their cluster.
+
+        They have it from the start on real servers. But the operator calls a cluster running when it sees it,
+        and pending when it has made the last part; on a slow machine the one may come before the other.
+        """
+        clusters = self._objects.all("kubernetes.dask.org/v1", "daskclusters")
+        if all(cluster.get("status", {}).get("phase") in ("Pending", "Running") for cluster in clusters):
+            for service in self._objects.all("v1", "services"):
+                if "status" not in service:
+                    self._objects.put("v1", "services", {**service, "status": {"loadBalancer": {}}})
+
+    def _keep_up(self, deployment: Thing) -> None:
+        meta, template = deployment["metadata"], deployment["spec"]["template"]
+        mine = [pod for pod in self._objects.all("v1", "pods") if _owner(pod) == meta["uid"]]
+        alive = [pod for pod in mine if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+        for pod in mine:
+            if pod not in alive:
+                self._objects.delete("v1", "pods", pod["metadata"]["name"])
+        if not alive:
+            owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": meta["name"], "uid": meta["uid"]}
+            name = f"{meta['name']}-{uuid.uuid4().hex[:5]}"
+            labels = template["metadata"]["labels"]
+            pod_meta = {"name": name, "labels": labels, "ownerReferences": [{**owner, "controller": True}]}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": template["spec"]}
+            self._objects.put("v1", "pods", pod)
+
+    def _run(self, name: str, pod: Thing) -> None:
+        self._say(name, {"phase": "Pending"})
+        containers = [("init", one) for one in pod["spec"].get("initContainers", [])]
+        containers += [("main", one) for one in pod["spec"]["containers"]]
+        for when, container in containers:
+            log = self._folder / "log" / (f"{name}.txt" if when == "main" else f"{name}-init.txt")
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    self._command(name, pod, container),
+                    env=self._environment(name, pod, container),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._folder / "tmp",
+                    start_new_session=True,
+                )
+            self.processes.setdefault(name, []).append(process)
+            if when == "main":
+                well = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+                self._say(name, {"phase": "Running", "conditions": well})
+            code = process.wait()
+            # As a shell would say it.
+            code = 128 - code if code < 0 else code
+            state = {"name": container["name"], "state": {"terminated": {"exitCode": code}}}
+            if when == "main" or code:
+                key = "containerStatuses" if when == "main" else "initContainerStatuses"
+                self._say(name, {"phase": "Failed" if code else "Succeeded", key: [state]})
+                return
+
+    def _say(self, name: str, status: Thing) -> None:
+        with self._objects.changed:
+            pod = self._objects.get("v1", "pods", name)
+            if pod is not None:
+                self._objects.put("v1", "pods", merged(pod, {"status": status}))
+
+    def _kill(self, name: str) -> None:
+        for process in self.processes.pop(name, []):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _here(self, text: str, name: str, pod: Thing) -> str:
+        """Return a text with places of this machine instead of the container's."""
+        cluster = pod["metadata"]["labels"]["dask.org/cluster-name"]
+        job = self._folder / "job" / name
+        scheduler = f"tcp://127.0.0.1:{self.port(cluster, '8786')}"
+        for there, here in (
+            (f"tcp://{cluster}-scheduler.{NAMESPACE}.svc.cluster.local:8786", scheduler),
+            ("/job/job.toml", str(job / "job.toml")),
+            ("/data/", f"{self._folder}/data/"),
+        ):
+            text = text.replace(there, here)
+        return text
+
+    def _command(self, name: str, pod: Thing, container: Thing) -> list[str]:
+        labels = pod["metadata"]["labels"]
+        for volume in pod["spec"]["volumes"]:
+            if "configMap" in volume:
+                config = self._objects.get("v1", "configmaps", volume["configMap"]["name"])
+                assert config is not None
+                for file, text in config["data"].items():
+                    path = self._folder / "job" / name / file
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(self._here(text, name, pod))
+        values = {item["name"]: item["value"] for item in container["env"]}
+        words = []
+        for given in [*container["command"], *container.get("args", [])]:
+            word = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], given)
+            word = self._here(word, name, pod)
+            words.append(str(self._folder / "tmp") if word == "/tmp" else word)
+        if words[0] == "dask":
+            # Pods have addresses of their own; here all share one.
+            own = labels["dask.org/cluster-name"] if words[1] == "scheduler" else name
+            words = [str(self.port(own, w)) if w == "8786" else w for w in words]
+            at = words.index("--dashboard-address") + 1
+            words[at] = f"127.0.0.1:{self.port(own, words[at])}"
+            words += ["--host", "127.0.0.1"]
+        programs = Path(sys.executable).parent
+        return [str(programs / words[0]) if words[0] in ("dask", "python") else words[0], *words[1:]]
+
+    def _environment(self, name: str, pod: Thing, container: Thing) -> dict[str, str]:
+        values = {item["name"]: self._here(item["value"], name, pod) for item in container["env"]}
+        values["HOME"] = str(self._folder / "tmp")
+        return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **values}
+
+
+def _owner(thing: Thing) -> str | None:
+    owners = thing["metadata"].get("ownerReferences") or [{}]
+    uid: str | None = owners[0].get("uid")
+    return uid
+
+
+class ToyKubernetes:
+    """An API server and a node, for as long as the context lasts; ``kubeconfig`` says how to reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects = Objects()
+        self.node = Node(self.objects, folder)
+        handler = type(
+            "Handler_",
+            (Handler,),
+            {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of},
+        )
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.kubeconfig = folder / "kubeconfig"
+        server = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "toy",
+            "clusters": [{"name": "toy", "cluster": server}],
+            "users": [{"name": "toy", "user": {"token": "toy"}}],
+            "contexts": [
+                {"name": "toy", "context": {"cluster": "toy", "user": "toy", "namespace": NAMESPACE}}
+            ],
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def __enter__(self) -> "ToyKubernetes":
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.node.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.node.stop()
+        self._server.shutdown()
+        self._server.server_close()
