@@ -21,7 +21,7 @@ from mdpext_dask import open_mechanism
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
-from mdpext_dask.evaluation import evaluate
+from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, Tally, exact_sum, weighted_quantiles
 from mdpext_dask.evaluation.spread import SHARES, band_edges_km
@@ -39,7 +39,7 @@ from tests.problem.test_region import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 # What this is about needs no bound and no attackers; other tests are about those.
-evaluate = functools.partial(evaluate.evaluate, bound=BoundRequest(seconds=0), attacks=None)
+evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0), attacks=None)
 KINDS = ("travel", "euclidean", "file", "region")
 # What depends on the machine and not on the store.
 Array = NDArray[np.float64]
@@ -174,7 +174,7 @@ def test_more_records_than_can_be_sorted(
     finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     exact = evaluate(str(finished))
-    monkeypatch.setattr(evaluate, "MOST_SORTED", 0)
+    monkeypatch.setattr(evaluation, "MOST_SORTED", 0)
     found = evaluate(str(finished))
     resolution = found["loss_quantiles_resolution_km"]
     assert 0 < resolution <= found["loss_quantiles_km"]["1"] / BINS_PER_OCTAVE
@@ -363,7 +363,7 @@ def test_the_command_line(
 
 
 def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
-    found = evaluate.evaluate(str(stores("file")), bound=BoundRequest(stride=2), attacks=None)
+    found = evaluation.evaluate(str(stores("file")), bound=BoundRequest(stride=2), attacks=None)
     text = dict(table(found))["no mechanism"]
     assert text == f"loses less than {found['lower_bound_km']:.6g} km; this one loses {found['gap']:.1%} more"
     assert found["gap"] > 0
@@ -375,14 +375,14 @@ def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
 
 def test_seconds_of_the_bound_must_be_a_number(stores: Callable[[str], Path]) -> None:
     with pytest.raises(SpecError, match="--bound-seconds: must be at least 0, got nan"):
-        evaluate.evaluate(str(stores("file")), bound=BoundRequest(seconds=math.nan))
+        evaluation.evaluate(str(stores("file")), bound=BoundRequest(seconds=math.nan))
 
 
 def test_files_do_not_go_into_the_store(stores: Callable[[str], Path]) -> None:
     store = stores("file")
     for files in ({"records": store / "r.npz"}, {"picture": store / "m.png"}):
         with pytest.raises(SpecError, match="lies inside the store"):
-            evaluate.evaluate(str(store), **files)
+            evaluation.evaluate(str(store), **files)
 
 
 def test_a_suffix_in_capitals_is_kept(stores: Callable[[str], Path], tmp_path: Path) -> None:

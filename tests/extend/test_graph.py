@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import mdpext_dask.graph
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, SpecError
+from mdpext_dask.extend import graph as graph_module
 from mdpext_dask.extend.graph import EdgeOperator, ExtensionGraph, grid_tree
 from mdpext_dask.extend.graph_checks import Checks, Extended
 from mdpext_dask.extend.log_convex import LogConvex, extend_log_convex
@@ -746,7 +746,7 @@ def test_operators_cannot_change_their_parents_rows() -> None:
 
 
 def test_the_example_in_the_docstring() -> None:
-    assert doctest.testmod(mdpext_dask.extend.graph).failed == 0
+    assert doctest.testmod(graph_module).failed == 0
 
 
 def test_the_example_in_the_readme_prints_what_it_says() -> None:

@@ -51,7 +51,7 @@ ROW_KEYS = {
 _FORK = """
 import json, sys, time
 from pathlib import Path
-from mdpext_dask.compare.children import in_child
+from mdpext_dask.reports.compare.children import in_child
 from mdpext_dask.errors import SolverError, StoreError
 
 def sleep(): time.sleep(60); return {{}}

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from mdpext_dask import Mechanism, build, open_mechanism, runtime
+from mdpext_dask import Mechanism, build, open_mechanism
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import (
     DataError,
@@ -624,18 +623,6 @@ def test_numpy_is_all_that_is_needed(name: str, cities: dict[str, Path]) -> None
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
-
-
-def test_the_files_that_are_enough_are_listed() -> None:
-    code = (
-        "import sys, mdpext_dask.runtime\n"
-        "print(' '.join(name for name in sys.modules if name.startswith('mdpext_dask.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    loaded = {name.removeprefix("mdpext_dask.") for name in done.stdout.split()}
-    listed = runtime.__doc__.partition("needs these modules")[2]
-    modules = set(re.findall("``([a-z._]+)``", listed)) - {"__init__.py"}
-    assert modules == loaded - {"extend", "runtime"} | {"releases"}
 
 
 @pytest.mark.slow

@@ -258,7 +258,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
 _CHARGE = """
 import sys
 from mdpext_dask.errors import BudgetExceeded
-from mdpext_dask.releases import ReleaseBudget
+from mdpext_dask.runtime.ledger import ReleaseBudget
 budget, charged = ReleaseBudget(sys.argv[1], 40), 0
 print("ready", flush=True)
 sys.stdin.readline()

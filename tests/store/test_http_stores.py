@@ -191,7 +191,7 @@ def test_a_url_without_a_driver_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules |= {"s3fs": None, "aiohttp": None}
-from mdpext_dask.objects import open_objects
+from mdpext_dask.store.objects import open_objects
 for url in ("s3://bucket/a.zarr", "https://host/a.zarr"):
     try:
         open_objects(url, read_only=True)

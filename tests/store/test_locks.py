@@ -25,7 +25,7 @@ Job = Callable[..., dict[str, dict[str, Any]]]
 
 _HOLD = """
 import sys, time
-from mdpext_dask.locks import hold
+from mdpext_dask.store.locks import hold
 with hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
