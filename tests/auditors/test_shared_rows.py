@@ -17,7 +17,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.problem.test_region import u_job
+from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 _OWN = "mdpext_dask.extend.log_convex:LogConvex"

@@ -18,7 +18,7 @@ from mdpext_dask.seed.interior_point import solve_interior_point, sum_pairwise
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.seed.test_solve import random_problem
+from tests.support.seed_problems import random_problem
 
 _PART_ENTRIES = interior_point._PART_ENTRIES
 

@@ -51,10 +51,10 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.evaluation.test_evaluate import by_definition, quantile_by_definition
-from tests.problem.test_loss_of_a_file import job as file_job
-from tests.problem.test_loss_of_a_file import write as write_problem
-from tests.problem.test_region import PLANE, u_job
+from tests.support.definitions import by_definition, quantile_by_definition
+from tests.support.loss_files import job as file_job
+from tests.support.loss_files import write as write_problem
+from tests.support.regions import PLANE, u_job
 
 Array = NDArray[np.float64]
 Job = Callable[..., dict[str, dict[str, Any]]]

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy.integrate import IntegrationWarning, dblquad, quad
 from scipy.spatial import KDTree
 
-from mdpext_dask import audit
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import sectors
 from mdpext_dask.evaluation.baselines.em import exponential_mechanism
@@ -22,45 +20,10 @@ from mdpext_dask.evaluation.baselines.remap import em_remap, laplace_remap
 from mdpext_dask.evaluation.baselines.rounding import epsilon_within
 from mdpext_dask.evaluation.baselines.sectors import EDGE_ERROR, edge_integrals, masses, voronoi_cells
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.problem.loss import TravelLoss
+from tests.support.baseline_checks import LONG, Floats, expected_loss, holds, problem_of, rows_of
 
-Floats = NDArray[np.float64]
 METHODS: tuple[Method, ...] = (exponential_mechanism, planar_laplace, em_remap, laplace_remap)
-LONG = 1000.0
-
-
-def problem_of(
-    outputs: Floats, epsilon: float = 1.0, p: float = 2.0, grid: Grid | None = None, seed: int = 0
-) -> Problem:
-    grid = grid or Grid(0.0, 0.0, 2, 2, 1.0, (2,))
-    prior = np.random.default_rng(seed).random(grid.shape)
-    return Problem(
-        grid=grid,
-        epsilon_per_km=epsilon,
-        metric_p=p,
-        output_xy_km=np.asarray(outputs, dtype=np.float64),
-        prior=prior / prior.sum(),
-        loss=EuclideanLoss(np.asarray(outputs, dtype=np.float64)),
-        min_probability=0.0,
-    )
-
-
-def rows_of(method: Method, problem: Problem) -> Floats:
-    rows = method(problem, LONG).rows
-    assert rows is not None
-    return rows(slice(0, problem.grid.shape[0]))
-
-
-def holds(rows: Floats, problem: Problem, epsilon: float | None = None) -> bool:
-    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
-    report = audit(
-        rows.reshape(len(records), -1),
-        "exhaustive",
-        points=records,
-        epsilon_per_km=problem.epsilon_per_km if epsilon is None else epsilon,
-        metric_p=problem.metric_p,
-    )
-    return report.holds
 
 
 # --- the exponential mechanism --------------------------------------------------------------------
@@ -321,12 +284,6 @@ def travel_problem(nodes: Floats, outputs: Floats, random_seed: int = 0) -> Prob
     )
     fields: dict[str, object] = {**vars(plain), "loss": loss, "random_seed": random_seed}
     return Problem(**fields)  # type: ignore[arg-type]
-
-
-def expected_loss(problem: Problem, rows: Floats) -> float:
-    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
-    costs = problem.loss.rows(records).reshape(rows.shape)
-    return float((problem.prior[..., None] * rows * costs).sum())
 
 
 def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> None:

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from mdpext_dask import open_mechanism
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
@@ -31,18 +29,16 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
-from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.problem.test_loss_of_a_file import job as file_job
-from tests.problem.test_loss_of_a_file import write as write_problem
-from tests.problem.test_region import u_job
+from tests.support.definitions import by_definition, quantile_by_definition
+from tests.support.loss_files import job as file_job
+from tests.support.loss_files import write as write_problem
+from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 # What this is about needs no bound and no attackers; other tests are about those.
 evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0), attacks=None)
 KINDS = ("travel", "euclidean", "file", "region")
-# What depends on the machine and not on the store.
-Array = NDArray[np.float64]
 
 
 @pytest.fixture
@@ -72,32 +68,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Callable
 @pytest.fixture(params=KINDS)
 def finished(request: pytest.FixtureRequest, stores: Callable[[str], Path]) -> Path:
     return stores(request.param)
-
-
-def by_definition(path: Path) -> tuple[Array, Array, Array, Array]:
-    """Return prior, M(y|x), c(x, y) and ‖x − y‖ of all records with a prior, from what anyone can open."""
-    mechanism = open_mechanism(path)
-    dataset = mechanism.dataset
-    prior = dataset.prior.values.ravel()
-    used = prior > 0
-    records = np.array(list(itertools.product(dataset.x.values, dataset.y.values)))[used]
-    rows = dataset.probability.values.reshape(len(prior), -1).astype(np.float64)[used]
-    for position in np.flatnonzero(np.isnan(rows).any(axis=1)):
-        # On the border of a region, and of a block beside it that is not stored.
-        x, y = records[position]
-        rows[position] = mechanism.row(x_km=x, y_km=y)
-    losses = read_loss(MechanismStore.open(str(path))).rows(records)
-    apart = np.array([[math.dist(x, y) for y in mechanism.output_xy_km] for x in records])
-    return prior[used], rows / rows.sum(axis=1, keepdims=True), losses, apart
-
-
-def quantile_by_definition(values: list[float], weights: list[float], share: str) -> float:
-    total = sum(map(Fraction, weights))
-    for value in sorted(values):
-        below = sum(Fraction(w) for v, w in zip(values, weights, strict=True) if v <= value)
-        if below >= Fraction(share) * total:
-            return value
-    raise AssertionError
 
 
 # --- what is computed -----------------------------------------------------------------------------

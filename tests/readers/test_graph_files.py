@@ -14,8 +14,8 @@ from mdpext_dask.errors import DataError
 from mdpext_dask.readers.roads.network import RoadNetwork
 from mdpext_dask.readers.roads.openstreetmap import read_osm
 from mdpext_dask.readers.roads.read_network import read_roads
-from tests.readers.test_openstreetmap import STREETS, TOWN
 from tests.support.osm_files import ROAD, Nodes, Ways, write_osm
+from tests.support.towns import STREETS, TOWN
 
 osmnx = pytest.importorskip("osmnx")
 pytest.importorskip("osmium")

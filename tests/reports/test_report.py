@@ -10,7 +10,6 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from decimal import Decimal
-from html.parser import HTMLParser
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,64 +36,13 @@ from mdpext_dask.reports.report import SECTIONS, report
 from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
-from tests.problem.test_loss_of_a_file import job as loss_job
-from tests.problem.test_loss_of_a_file import write as write_loss_file
-from tests.problem.test_region import u_job
+from tests.support.loss_files import job as loss_job
+from tests.support.loss_files import write as write_loss_file
+from tests.support.pages import Page
+from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 MEGABYTE = 1e6
-
-
-class Page(HTMLParser):
-    """A report, taken apart."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.html = html
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.texts: dict[str, str] = {}  # of elements with an id, and of scripts and styles by their number
-        self._open: list[tuple[str, str | None]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        self.tags.append((tag, values))
-        name = values.get("id")
-        if tag in ("script", "style"):
-            name = name or f"{tag}-{sum(t == tag for t, _ in self.tags)}"
-        if name is not None:
-            assert name not in self.texts, f"{name} twice"
-            self.texts[name] = ""
-        if tag not in ("meta", "link", "input", "br"):
-            self._open.append((tag, name))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._open and self._open[-1][0] == tag:
-            self._open.pop()
-
-    def handle_data(self, data: str) -> None:
-        for _, name in self._open:
-            if name is not None:
-                self.texts[name] += data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for found, attributes in self.tags if found == tag]
-
-    @property
-    def data(self) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self.texts["data"])
-        return document
-
-    def rows(self) -> np.ndarray:
-        """Return the probabilities that the page's script works with, of shape (n_x, n_y, K)."""
-        data = self.data
-        codes = np.frombuffer(base64.b64decode(data["codes"]), dtype=np.uint8)
-        table = Table(codes.reshape(*data["shape"], data["outputs"]), data["least_log"], data["step_log"])
-        return table.probabilities()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.reports.report import report
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.reports.test_report import Page
+from tests.support.pages import Page
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -40,9 +40,9 @@ from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
 from mdpext_dask.store.rows import rows_of
-from tests.problem.test_loss_of_a_file import job as file_job
-from tests.problem.test_loss_of_a_file import write as write_problem
-from tests.problem.test_region import u_job
+from tests.support.loss_files import job as file_job
+from tests.support.loss_files import write as write_problem
+from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.
 FALSE_ALARM = 1e-9

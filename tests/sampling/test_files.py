@@ -29,8 +29,8 @@ from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.nearest_record import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
-from tests.problem.test_loss_of_a_file import job as file_job
-from tests.problem.test_loss_of_a_file import write as write_problem
+from tests.support.loss_files import job as file_job
+from tests.support.loss_files import write as write_problem
 
 SECRETS = ("Anna", "12 Secret Street")
 FORMATS = ["csv", "csv.gz", "csv.bz2", "csv.xz", "parquet", "geojson", "geojson.gz", "geojsonl", "ndjson.gz"]

@@ -30,7 +30,7 @@ from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards, verify
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, best_remap, merge_columns, read_remap
-from tests.evaluation.test_baselines_noise import expected_loss, holds, problem_of, rows_of
+from tests.support.baseline_checks import expected_loss, holds, problem_of, rows_of
 
 Floats = NDArray[np.float64]
 

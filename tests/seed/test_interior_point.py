@@ -20,7 +20,7 @@ from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.interior_point import solve_interior_point, solve_program, sum_of_inverses
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
-from tests.seed.test_solve import assert_feasible, random_problem
+from tests.support.seed_problems import assert_feasible, random_problem
 
 
 def agree(problem: SeedProblem, tolerance: float = 2e-6) -> None:

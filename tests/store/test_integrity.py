@@ -20,7 +20,7 @@ from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE, ShardDamage, damage_of_block, extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.problem.test_region import u_job
+from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 
