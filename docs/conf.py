@@ -2,20 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS))
-
-import pages  # noqa: E402 it lies beside this file
+sys.path.insert(0, str(DOCS))  # for `generated`, which lies beside this file
 
 import mdpext_dask  # noqa: E402
 
 project = "mdpext_dask"
 author = "the authors of mdpext_dask"
 version = release = mdpext_dask.__version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_nb"]
-exclude_patterns = ["_build", "jupyter_execute", "conf.py", "pages.py"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_nb", "generated"]
+exclude_patterns = ["_build", "jupyter_execute", "*.py", "_made/*.md"]
 html_theme = "furo"
 html_title = "mdpext_dask"
 html_show_copyright = False
@@ -44,11 +41,3 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 # What a cell writes to standard error is a warning, and warnings are errors.
 nb_output_stderr = "remove-warn"
-
-
-def setup(app: Any) -> None:
-    """Make what is generated, and let links between files work between pages."""
-    pages.generate(DOCS / pages.MADE)
-    app.connect("source-read", pages.with_links_between_pages)
-    # After numpydoc, which does it at 500.
-    app.connect("autodoc-process-docstring", pages.with_plain_bars, priority=900)

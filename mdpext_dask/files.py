@@ -124,7 +124,7 @@ def check_picture(path: Path, option: str = "--picture") -> None:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise SpecError(
-            f"{option}: matplotlib is needed: pip install 'mdpext-dask[plot]' ({first_line(error)})"
+            f"{option}: matplotlib is needed: pip install 'mdpext-dask[report]' ({first_line(error)})"
         ) from None
 
 

@@ -3,7 +3,9 @@
 import copy
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,36 @@ settings.load_profile("no deadline")
 ROADS_VARIABLE = "MDPEXT_ROADS"
 PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"
 _BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Who imports one of these starts processes: programs, workers, servers, browsers or clusters.
+_STARTERS = {
+    "subprocess", "multiprocessing", "distributed", "playwright", "tests.support.processes", "tests.support.servers",
+    "tests.support.hosts", "tests.support.slurm_cluster", "tests.support.disks", "tests.support.toy_kubernetes",
+}  # fmt: skip
+_ON_PROCESSES = {"one process", "two processes", "scheduler"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes: by what its module imports, or by the cluster it runs on."""
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if _imports_a_starter(item.module) or any(
+            isinstance(value, str) and value in _ON_PROCESSES for value in parameters
+        ):
+            item.add_marker(pytest.mark.processes)
+
+
+@cache
+def _imports_a_starter(module: ModuleType) -> bool:
+    homes = {
+        value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        for value in vars(module).values()
+    }
+    return any(
+        isinstance(home, str) and (home in _STARTERS or home.split(".")[0] in _STARTERS) for home in homes
+    )
+
 
 _SMALL_JOB: dict[str, dict[str, Any]] = {
     "job": {"name": "small"},

@@ -24,7 +24,7 @@ from scipy.spatial import KDTree
 from mdpext_dask.problem.projection import Projection
 
 SCENARIO = "nrel/hive/resources/scenarios/manhattan"
-TARGET = Path(__file__).resolve().parent.parent / "mdpext_dask" / "data" / "manhattan"
+TARGET = Path(__file__).resolve().parent.parent / "mdpext_dask" / "readers" / "data" / "manhattan"
 # An origin farther than this from any road of Manhattan belongs to another borough.
 REACH_KM = 0.25
 

@@ -6,7 +6,7 @@
 set -eu
 
 prefix=${1:?usage: install.sh PREFIX [EXTRAS]}
-extras=${2-dashboard,geojson,http,osm,parquet,raster,s3}
+extras=${2-cloud,cluster,files}
 source=$(cd "$(dirname "$0")/../.." && pwd)
 
 "${PYTHON:-python3}" -m venv "$prefix"

@@ -137,7 +137,7 @@ def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError:
-        raise SpecError('cluster: kind = "slurm" needs pip install "mdpext-dask[slurm]"') from None
+        raise SpecError('cluster: kind = "slurm" needs pip install "mdpext-dask[cluster]"') from None
     import dask
 
     # Jobs do not have the settings that this process has made for itself; what else it has is nobody's.
@@ -195,7 +195,7 @@ def _start_kubernetes(stack: contextlib.ExitStack, cluster: ClusterSection, work
         import kr8s
         from dask_kubernetes.operator import KubeCluster
     except ImportError:
-        raise SpecError('cluster: kind = "kubernetes" needs pip install "mdpext-dask[kubernetes]"') from None
+        raise SpecError('cluster: kind = "kubernetes" needs pip install "mdpext-dask[cluster]"') from None
     name = f"mdpext-{uuid.uuid4().hex[:8]}"
     section = cluster.model_copy(update={"workers": workers})
     spec = cluster_manifest(section, name)

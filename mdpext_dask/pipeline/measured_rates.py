@@ -1,7 +1,7 @@
 """Seconds that a job's parts take, each measured alone on one core of a server processor of 2024.
 
-They scale a plan, they do not promise. ``workflows/plan_check.py`` holds them against jobs on the machine at
-hand; what it finds is in docs/scaling.md.
+They scale a plan, they do not promise. ``workflows/benchmarks/plan_check.py`` holds them against jobs on the
+machine at hand; what it finds is in docs/scaling.md.
 """
 
 # Seconds for one element of the (records x outputs) array and one worker.

@@ -44,7 +44,7 @@ Window = tuple[int, int, int, int]
 # Farther than any place on Earth.
 _NOWHERE_KM = 1e6
 _DEGREES = "OGC:CRS84"
-_NEEDS = "a GeoTIFF needs rasterio: install it with pip install 'mdpext-dask[raster]'"
+_NEEDS = "a GeoTIFF needs rasterio: install it with pip install 'mdpext-dask[files]'"
 
 
 @dataclass(frozen=True)

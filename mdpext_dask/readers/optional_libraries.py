@@ -27,5 +27,5 @@ def import_osm(library: str, purpose: str) -> Any:
         return importlib.import_module(library)
     except ImportError:
         raise SpecError(
-            f"{purpose} needs {library}: install it with pip install 'mdpext-dask[osm]'"
+            f"{purpose} needs {library}: install it with pip install 'mdpext-dask[files]'"
         ) from None

@@ -20,7 +20,7 @@ from mdpext_dask.readers.point_tables import (
 )
 
 _KIND = "GeoJSON file"
-_NEEDS = "GeoJSON files of points need ijson: install it with pip install 'mdpext-dask[geojson]'"
+_NEEDS = "GeoJSON files of points need ijson: install it with pip install 'mdpext-dask[files]'"
 _BYTES_AT_ONCE = 1 << 20
 _CRS_MEMBER = b'"crs"'
 # RFC 8142 puts it before each feature of a sequence.

@@ -35,7 +35,7 @@ BYTE_ORDER_MARKS_16 = (b"\xff\xfe", b"\xfe\xff")
 _PANDAS_ROUNDS_CORRECTLY = (3, 1)
 # How much of each column of a Parquet file is read at a time.
 _BUFFER_BYTES = 1 << 16
-_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[parquet]'"
+_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
 _OF_MACOS = ("__MACOSX/", ".DS_Store")
 # A line behind the last one of a CSV file.
 _END = "end"

@@ -362,7 +362,7 @@ def _new_axes(size_inches: tuple[float, float]) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise SpecError(
-            f"plots: matplotlib is needed: pip install 'mdpext-dask[plot]' ({first_line(error)})"
+            f"plots: matplotlib is needed: pip install 'mdpext-dask[report]' ({first_line(error)})"
         ) from None
     axes: Axes = plt.subplots(figsize=size_inches, layout="constrained")[1]
     return axes

@@ -27,7 +27,7 @@ from mdpext_dask.readers.point_files import format_of
 ROW, OUTPUT = "row", "output"
 # What a column of users must not be called.
 RESERVED = (ROW, OUTPUT, *LONLAT, *PLANAR)
-_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[parquet]'"
+_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
 # Fast, and within a few percent of what the best would give.
 _GZIP_LEVEL = 4
 

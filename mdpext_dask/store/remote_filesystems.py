@@ -15,7 +15,7 @@ from mdpext_dask.errors import StoreAccessError, StoreError, first_line
 
 _S3, _PLAIN_HTTP = ("s3", "s3a"), ("http", "https")
 # Of the package, by protocol; which driver another protocol needs is for fsspec to say.
-_EXTRAS = {**dict.fromkeys(_S3, "s3"), **dict.fromkeys(_PLAIN_HTTP, "http")}
+_EXTRAS = dict.fromkeys((*_S3, *_PLAIN_HTTP), "cloud")
 # At least as many as objects that are asked for at once; botocore's own limit is 10.
 _CONNECTIONS = 64
 _CLOSING, _CLOSE_SECONDS = "_closed_in_the_end", 1.0

@@ -35,7 +35,7 @@ from mdpext_dask.extend.record_metrics import (
 from mdpext_dask.problem.grid import Grid
 from tests.support.reference import audited_epsilon, distance, interpolate, softmax
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[2] / "mdpext_dask" / "extend" / "GRAPH.md"
 
 
 def table_operator(table: dict[Record, NDArray[np.float64]]) -> EdgeOperator:

@@ -1,4 +1,4 @@
-"""Operators of the user's own: the example of the README, what is asked of one, and what is refused."""
+"""Operators of the user: the example of the documentation, what is asked of one, and what is refused."""
 
 import json
 import math
@@ -207,7 +207,7 @@ number = 7
 
 def readme_module() -> str:
     found = re.search(
-        r"<!-- operator -->\n```python\n(.+?)```", (PROJECT / "README.md").read_text(), re.DOTALL
+        r"<!-- operator -->\n```python\n(.+?)```", (PROJECT / "docs" / "operators.md").read_text(), re.DOTALL
     )
     assert found
     return found[1]

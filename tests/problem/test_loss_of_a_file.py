@@ -369,7 +369,7 @@ def test_a_loss_file_that_is_not_there_is_one_line(tmp_path: Path, capfd: pytest
 
 def test_the_readmes_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    section = (PROJECT / "README.md").read_text().partition("### A loss of your own\n")[2]
+    section = (PROJECT / "docs" / "inputs.md").read_text().partition("## A loss of your own\n")[2]
     script, job_text = (re.search(rf"```{kind}\n(.+?)```", section, re.DOTALL) for kind in ("python", "toml"))
     assert script
     assert job_text

@@ -268,7 +268,7 @@ def test_pixels_that_are_too_large_for_the_records(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rasterio", None)
-    assert "pip install 'mdpext-dask[raster]'" in refusal(tmp_path / "p.tif")
+    assert "pip install 'mdpext-dask[files]'" in refusal(tmp_path / "p.tif")
 
 
 # --- as the prior of a job -------------------------------------------------------------------------

@@ -832,8 +832,8 @@ def test_the_content_of_the_region_is_part_of_the_job(
 
 
 def test_the_readmes_example(tmp_path: Path) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.split("### Regions and rotated grids")[1].split("###")[0]
+    readme = (Path(__file__).resolve().parents[2] / "docs" / "inputs.md").read_text(encoding="utf-8")
+    section = readme.split("## Regions and rotated grids")[1].split("## ")[0]
     region, job = (section.split(f"```{kind}\n")[1].split("```")[0] for kind in ("json", "toml"))
     (tmp_path / "quarter.geojson").write_text(region)
     (tmp_path / "job.toml").write_text(job)

@@ -20,7 +20,7 @@ DOCS = PROJECT / "docs"
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
     """Return the module that makes pages."""
-    spec = importlib.util.spec_from_file_location("pages", DOCS / "pages.py")
+    spec = importlib.util.spec_from_file_location("generated", DOCS / "generated.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -55,55 +55,52 @@ def test_the_tutorial_runs_as_a_script_and_the_guide_goes_on_from_it(
 
 
 def test_every_link_of_every_page_leads_somewhere(pages: ModuleType) -> None:
-    found = list(DOCS.glob("*.md"))
-    copies = [DOCS / pages.MADE / copy for copy in pages.COPIES if copy.endswith(".md")]
-    assert len(found) >= 6
-    for page in (*found, *copies):
-        original = PROJECT / pages.COPIES[page.name] if page in copies else page
-        pages.linked(original.read_text(encoding="utf-8"), page)  # refuses a link that leads nowhere
+    found = {page: page for page in DOCS.glob("*.md")} | pages.including_pages()
+    assert len(found) >= 20
+    for original, page in found.items():
+        pages.linked(original.read_text(encoding="utf-8"), original, page)  # refuses one that leads nowhere
 
 
 def test_links_lead_from_page_to_page(pages: ModuleType) -> None:
-    readme = DOCS / pages.MADE / "readme.md"
+    readme, page = PROJECT / "README.md", DOCS / "readme.md"
     text = (
         "a [proof](mdpext_dask/auditors/PROOF.md#x), "
         "[c](pyproject.toml), [w](https://a.b), [`c`](#c), ![i](NOTICE)"
     )
-    linked = "a [proof](proof.md#x), c, [w](https://a.b), [`c`](#c), ![i](../../NOTICE)"
-    assert pages.linked(text, readme) == linked
-    assert pages.linked("[guide](docs/guide.md)", readme) == "[guide](../guide.md)"
-    assert pages.linked("[r](../README.md)", DOCS / "guide.md") == "[r](_made/readme.md)"
+    linked = "a [proof](proof-store.md#x), c, [w](https://a.b), [`c`](#c), ![i](../NOTICE)"
+    assert pages.linked(text, readme, page) == linked
+    guide = DOCS / "guide.md"
+    assert pages.linked("[r](../README.md)", guide, guide) == "[r](readme.md)"
     code = "```md\n[nowhere](no.md)\n```"
-    assert pages.linked(code, readme) == code
+    assert pages.linked(code, readme, page) == code
     with pytest.raises(ValueError, match=r"there is no no\.md"):
-        pages.linked("[nowhere](no.md)", readme)
+        pages.linked("[nowhere](no.md)", readme, page)
 
 
-def test_pages_that_the_index_does_not_name_are_found(pages: ModuleType) -> None:
-    index = (DOCS / "index.md").read_text()
-    assert pages.OTHERS in index
-    others = pages.other_pages(index)
-    assert "scaling" in others
-    assert not {"guide", "limits", "index"} & set(others)
-    assert pages.other_pages(index.replace(pages.OTHERS, "\n".join(others))) == []
+def test_every_page_is_in_the_navigation() -> None:
+    named = set()
+    for page in DOCS.glob("*.md"):
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            named |= set(re.findall(r"([\w-]+)>?$", tree, flags=re.MULTILINE))
+    assert {page.stem for page in DOCS.glob("*.md")} - {"index"} <= named
 
 
 def test_the_command_line_s_reference_has_every_command_and_option(pages: ModuleType) -> None:
-    text = pages.command_line()
+    text = pages.commands()
     for command in ("run", "plan", "init", "partition", "finalise", "status", "audit", "evaluate", "sample"):
-        assert f"\n## mdpext {command}\n" in text
+        assert f"`mdpext {command}`" in text
     for option in ("--set", "--overwrite", "--workers", "--json", "--method", "--remap"):
-        assert f"| `{option}" in text
+        assert f"`{option}" in text
 
 
 def test_the_job_file_s_reference_has_every_key(pages: ModuleType) -> None:
     pytest.importorskip("numpydoc", reason="needs pip install 'mdpext-dask[docs]'")
     from mdpext_dask.job.spec import JobSpec
 
-    text = pages.job_file()  # refuses a key that no docstring describes
+    text = pages.job_keys()  # refuses a key that no docstring describes
     for name, field in JobSpec.model_fields.items():
         section: Any = field.annotation
-        part = text.partition(f"\n## [{name}]\n")[2].partition("\n## ")[0]
+        part = f"\n{text}".partition(f"\n## [{name}]\n")[2].partition("\n## ")[0]
         for key in section.model_fields:
             assert f"| `{key}` |" in part
     assert "| `epsilon_per_km` | required |" in text

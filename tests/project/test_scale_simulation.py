@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-SCRIPT = Path(__file__).resolve().parents[2] / "workflows" / "scale_simulation.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "workflows" / "benchmarks" / "scale_simulation.py"
 
 
 def load() -> ModuleType:

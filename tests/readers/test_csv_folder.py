@@ -409,5 +409,5 @@ def test_missing_osmnx_is_named_with_the_extra(
     path.write_text("<graphml/>")
     roads, place = (str(path), None) if source == "graphml" else (None, "Rome, Italy")
     message = _refusal(SpecError, lambda: read_roads(roads, place))
-    assert "mdpext-dask[osm]" in message
+    assert "mdpext-dask[files]" in message
     assert ("domain.roads" if roads else "domain.place") in message

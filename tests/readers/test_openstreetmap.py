@@ -323,7 +323,7 @@ def test_missing_osmium_is_named_with_the_extra(town: Path, monkeypatch: pytest.
 
     monkeypatch.setitem(sys.modules, "osmium", None)
     message = _refusal(SpecError, lambda: read_roads(str(town), None))
-    assert "mdpext-dask[osm]" in message
+    assert "mdpext-dask[files]" in message
     assert "osmium" in message
 
 

@@ -187,7 +187,7 @@ def test_missing_pyogrio_is_named_with_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyogrio", None)
     message = _refusal(SpecError, lambda: read_region(str(path)))
     assert "pyogrio" in message
-    assert "mdpext-dask[osm]" in message
+    assert "mdpext-dask[files]" in message
 
 
 def test_shapefile_enters_the_identity_with_its_projection(tmp_path: Path, small_job: JobMaker) -> None:

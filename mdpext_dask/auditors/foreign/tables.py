@@ -315,7 +315,7 @@ def _parquet(path: Path) -> Any:
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path}: Parquet files need pyarrow: install it with pip install 'mdpext-dask[parquet]'"
+            f"{path}: Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
         ) from None
     # Buffering ahead, which is the default, ends with the whole file in memory.
     return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)

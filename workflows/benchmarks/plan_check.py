@@ -1,6 +1,6 @@
 """Hold what `plan` says against what jobs take on this machine, stage by stage.
 
-    python workflows/plan_check.py [NAME ...] [--workers 1] [--roads FOLDER]
+    python workflows/benchmarks/plan_check.py [NAME ...] [--workers 1] [--roads FOLDER]
 
 For every job and stage: planned seconds, wall clock, processor seconds of client and of workers, and wall
 clock over plan. Where the machine does other work as well, processor seconds of a single worker say more; the
@@ -19,7 +19,7 @@ from scale import Meter
 from mdpext_dask.job.spec import load_job
 from mdpext_dask.pipeline.run import build
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 _MANHATTAN, _ROME = HERE / "manhattan.toml", HERE / "rome.toml"
 _DENSE = ["domain.cell_km=0.5", "domain.refine=[12]"]
 _FEW = ["outputs.count=16", "domain.refine=[2, 2]"]

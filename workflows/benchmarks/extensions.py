@@ -1,7 +1,7 @@
 """Compare extension methods on the same records, outputs, prior and loss: loss, seconds, certificate.
 
-    python workflows/extensions.py --roads FOLDER                 # Rome: three depths, three epsilons
-    python workflows/extensions.py --roads FOLDER --depths 3 --epsilons 1 --workers 1
+    python workflows/benchmarks/extensions.py --roads FOLDER                 # Rome: three depths, three
+    epsilons python workflows/benchmarks/extensions.py --roads FOLDER --depths 3 --epsilons 1 --workers 1
 
 FOLDER holds nodes.csv.gz and edges.csv.gz of a city's network; the job is workflows/rome.toml. Seconds are
 those of the whole job, from reading the network to the evaluated store, on local processes. Prints a table in
@@ -16,7 +16,7 @@ from typing import Any
 
 from mdpext_dask import build, load_job
 
-_JOB = Path(__file__).parent / "rome.toml"
+_JOB = Path(__file__).resolve().parents[1] / "rome.toml"
 _REFINE = {1: "[2]", 2: "[2, 3]", 3: "[2, 3, 4]"}
 _METHODS = (
     ("log-convex", "half"),

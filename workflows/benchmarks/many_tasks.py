@@ -1,6 +1,6 @@
 """What very many tasks cost: how many a second, and the memory of client and scheduler.
 
-    python workflows/many_tasks.py [--tasks 100000] [--blocks 1000] [--workers 2] [--json]
+    python workflows/benchmarks/many_tasks.py [--tasks 100000] [--blocks 1000] [--workers 2] [--json]
 
 Scheduler and workers are processes of their own on loopback, with the settings in deploy/dask.yaml. Measured
 are
@@ -42,7 +42,7 @@ from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-SETTINGS = Path(__file__).resolve().parents[1] / "deploy" / "dask.yaml"
+SETTINGS = Path(__file__).resolve().parents[2] / "deploy" / "dask.yaml"
 MIB = 2**20
 # Sides of the built-in network, in km.
 EXTENT_KM = 9.0, 21.0

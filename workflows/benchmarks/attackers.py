@@ -1,7 +1,7 @@
 """What it takes to measure attackers of a finished store, by stage: processor seconds, and memory.
 
     mdpext run workflows/rome.toml --set outputs.count=100 --store rome.zarr
-    python workflows/attackers.py rome.zarr [--releases 100]
+    python workflows/benchmarks/attackers.py rome.zarr [--releases 100]
 
 Everything runs in this process, so that its processor seconds are all there are; the memory is the most that
 it has had, with all libraries.

@@ -1,6 +1,7 @@
 """Draw how likely one output is to be reported from the places around it, in two stores of the same problem.
 
-    python workflows/between_seeds.py INTERPOLATED.zarr CELLS.zarr [-o workflows/images/between_seeds.png]
+    python workflows/benchmarks/between_seeds.py INTERPOLATED.zarr CELLS.zarr [-o
+    workflows/images/between_seeds.png]
 
 The output is the one whose probability at its own place differs most. Lines are the seeds' grid.
 """
@@ -17,7 +18,7 @@ from matplotlib.colors import LogNorm
 
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-PICTURE = Path(__file__).resolve().parent / "images" / "between_seeds.png"
+PICTURE = Path(__file__).resolve().parents[1] / "images" / "between_seeds.png"
 # How far around the output, in source cells.
 AROUND = 1.6
 

@@ -2,7 +2,7 @@
 
 pip install playwright
 mdpext report manhattan.zarr
-python workflows/report_pictures.py manhattan-report.html workflows/images
+python workflows/benchmarks/report_pictures.py manhattan-report.html workflows/images
 """
 
 import argparse

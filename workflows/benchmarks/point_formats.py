@@ -1,6 +1,6 @@
 """What reading points costs, by format.
 
-    python workflows/point_formats.py [--points 1000000] [--chunk 200000] [--repeats 3]
+    python workflows/benchmarks/point_formats.py [--points 1000000] [--chunk 200000] [--repeats 3]
 
 Points are drawn, written in every format with all their digits, and read in chunks, each time by a process of
 its own that has loaded its libraries before. Printed are the size of the file, the processor time of all

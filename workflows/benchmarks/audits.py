@@ -1,6 +1,7 @@
 """What audits cost on real cities, on one worker and on two.
 
-    python workflows/audits.py --roads FOLDER [--epsilon 0.5 1 1.5] [--budget half certified] [--repeats 3]
+    python workflows/benchmarks/audits.py --roads FOLDER [--epsilon 0.5 1 1.5] [--budget half certified]
+    [--repeats 3]
 
 FOLDER holds the networks of Rome and London, as folders of CSV files; Manhattan's is in the package. Each
 city is built once for every ε and budget; then, on workers that have started and have done each of them once:
@@ -35,7 +36,7 @@ from mdpext_dask.job.spec import load_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 # Source cells of the published experiments.
 LONDON_CELL_KM = 6.78
 PAIRS = 1_000_000

@@ -1,7 +1,7 @@
 """Draw a finished store: what the problem is, what one person reports, where one report may come from.
 
-pip install 'mdpext-dask[plot]'
-python workflows/picture.py manhattan.zarr manhattan.png [--lon -73.9855 --lat 40.7580]
+pip install 'mdpext-dask[report]'
+python workflows/benchmarks/picture.py manhattan.zarr manhattan.png [--lon -73.9855 --lat 40.7580]
 """
 
 import argparse

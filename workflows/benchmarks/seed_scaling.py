@@ -1,6 +1,6 @@
 """How the structured seed solver scales, against HiGHS where that ends in time.
 
-    python workflows/seed_scaling.py [--roads FOLDER] [--threads N] [--highs-seconds 300] [--quick]
+    python workflows/benchmarks/seed_scaling.py [--roads FOLDER] [--threads N] [--highs-seconds 300] [--quick]
 
 Seed programs on a 20 km square with travel-distance loss, 20 tasks, epsilon = 1/km and the published `half`
 budgets: of Manhattan, which is built in, or of the network in FOLDER, around its median node. Every solve
@@ -33,7 +33,7 @@ from mdpext_dask.seed.interior_point import solve_interior_point
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import one_blas_thread
 
-PICTURE = Path(__file__).resolve().parent / "images" / "seed_scaling.png"
+PICTURE = Path(__file__).resolve().parents[1] / "images" / "seed_scaling.png"
 SIDE_KM, EPSILON, FLOOR, TASKS = 20.0, 1.0, 1e-6, 20
 # Records along a side of the square, about: what the cost is averaged over.
 RECORDS = 48

@@ -1,6 +1,6 @@
 """How long answers take, and what a sticky key gives away if it leaks.
 
-    python workflows/sticky_answers.py STORE [--points 1000000]
+    python workflows/benchmarks/sticky_answers.py STORE [--points 1000000]
 
 Of a finished store: one answer, many, sticky ones, with and without a ledger, and random bits; processor
 seconds of this process, the least of several tries. Then, over forty keys and true places drawn from the

@@ -1,6 +1,7 @@
 """How a large job goes: seconds and memory by stage on one worker and more, resuming, and plain writing.
 
-    python workflows/scale.py [JOB.toml] [--workers 1 2] [--folder FOLDER] [--set section.key=value]
+    python workflows/benchmarks/scale.py [JOB.toml] [--workers 1 2] [--folder FOLDER] [--set
+    section.key=value]
 
 The seed is solved once, beforehand, and what is then done is measured for every number of workers, each on
 a copy of the store. In the table are wall clock and processor seconds of client and workers by stage, and
@@ -37,7 +38,7 @@ from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.mechanism_store import EXTENDING, MechanismStore
 
-JOB = Path(__file__).resolve().parent / "scale.toml"
+JOB = Path(__file__).resolve().parents[1] / "scale.toml"
 _SAMPLES_PER_SECOND = 20
 _MIB = 2**20
 

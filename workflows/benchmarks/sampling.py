@@ -1,6 +1,6 @@
 """How fast a store and an exported city are sampled from.
 
-    python workflows/sampling.py STORE [--points 1000000] [--repeats 5]
+    python workflows/benchmarks/sampling.py STORE [--points 1000000] [--repeats 5]
 
 STORE is a finished store. Each figure is the best of the repeats, in processor seconds of all threads, so
 that others on the machine weigh less, and for the whole command in elapsed seconds as well. Points are

@@ -1,6 +1,6 @@
 """How fast blocks are extended and certified, against plain writes and reads of the same store.
 
-    python workflows/throughput.py [JOB.toml] [--workers 2] [--repeats 5] [--set section.key=value]
+    python workflows/benchmarks/throughput.py [JOB.toml] [--workers 2] [--repeats 5] [--set section.key=value]
 
 Everything is measured in one run, alternating, on the same workers and layout:
 
@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.mechanism_store import EXTENDING, MechanismStore
 
-DEMO = Path(__file__).resolve().parent / "manhattan.toml"
+DEMO = Path(__file__).resolve().parents[1] / "manhattan.toml"
 
 
 def plain_write(url: str, index: int, target: str, ready: str) -> None:

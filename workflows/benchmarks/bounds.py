@@ -1,6 +1,6 @@
 """What no mechanism can beat, by stride: certified lower bounds, and what they take.
 
-    python workflows/bounds.py workflows/rome-20km-fixed.toml --set loss.file=PATH
+    python workflows/benchmarks/bounds.py workflows/rome-20km-fixed.toml --set loss.file=PATH
         [--epsilon 0.5 1 1.5] [--stride 4 2] [--workers 2] [--offsets N]
 
 Only the problem of the job is made: prior, loss and grid; no mechanism. Seconds are of a clock and, without

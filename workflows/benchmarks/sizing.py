@@ -1,6 +1,6 @@
 """The table of sizes in ``deploy/README.md``, from the plans of the jobs in this folder.
 
-python workflows/sizing.py
+python workflows/benchmarks/sizing.py
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from mdpext_dask.job.spec import load_job
 from mdpext_dask.pipeline.cost_model import plan_job
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1]
 # Jobs that need nothing but the package, and what to set in them.
 JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("manhattan.toml", ()),

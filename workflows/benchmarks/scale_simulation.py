@@ -1,6 +1,7 @@
 """Simulate jobs of several sizes on 1 to 4,096 workers: how long, and what holds them up.
 
-    python workflows/scale_simulation.py [--store-gb-per-s 5] [--worker-gb-per-s 0.25] [--dispatch-ms 2.5]
+    python workflows/benchmarks/scale_simulation.py [--store-gb-per-s 5] [--worker-gb-per-s 0.25]
+    [--dispatch-ms 2.5]
                                          [-o workflows/images/scaling.png]
 
 A discrete-event model. A worker that is free asks for a task; client and scheduler hand tasks out one after
@@ -24,7 +25,7 @@ from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import FLOAT32, Plan
 
-PICTURE = Path(__file__).resolve().parent / "images" / "scaling.png"
+PICTURE = Path(__file__).resolve().parents[1] / "images" / "scaling.png"
 WORKERS = tuple(2**power for power in range(13))
 # What compression leaves of the probabilities, measured on workflows/scale.toml; and how often a stage moves
 # them: extending writes, an audit hashes and reads, evaluating reads.

@@ -1,6 +1,6 @@
 """Draw what refining gains by the second, from what finished stores remember of it.
 
-    python workflows/refining.py STORE [STORE ...] [-o workflows/images/refining.png] [--bound KM]
+    python workflows/benchmarks/refining.py STORE [STORE ...] [-o workflows/images/refining.png] [--bound KM]
 
 Each store becomes a curve: the least loss that is tempered to epsilon and certified so far, against the
 seconds since the first round of refining began. The dashed line is a lower bound on any mechanism, where
@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-PICTURE = Path(__file__).resolve().parent / "images" / "refining.png"
+PICTURE = Path(__file__).resolve().parents[1] / "images" / "refining.png"
 
 
 def curve(store: MechanismStore) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 Of a city's nodes one in eight belongs to a road, as in extracts of European cities; the others are houses.
 
-    python workflows/road_reading.py --nodes 1000000 16000000
+    python workflows/benchmarks/road_reading.py --nodes 1000000 16000000
 """
 
 import argparse
