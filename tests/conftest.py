@@ -23,8 +23,9 @@ _BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 # Who imports one of these starts processes: programs, workers, servers, browsers or clusters.
 _STARTERS = {
-    "subprocess", "multiprocessing", "distributed", "playwright", "tests.support.processes", "tests.support.servers",
-    "tests.support.hosts", "tests.support.slurm_cluster", "tests.support.disks", "tests.support.toy_kubernetes",
+    "subprocess", "multiprocessing", "distributed", "playwright", "tests.support.processes",
+    "tests.support.servers", "tests.support.hosts", "tests.support.slurm_cluster", "tests.support.disks",
+    "tests.support.toy_kubernetes",
 }  # fmt: skip
 _ON_PROCESSES = {"one process", "two processes", "scheduler"}
 
