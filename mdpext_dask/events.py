@@ -7,7 +7,8 @@ search makes tasks of its own, whose number nobody knows before.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-# What the whole takes is told under this name, beside the stages.
+# The stages of a job in their order ("cells" where there are cell programs), and the name of the whole.
+STAGES = ("domain", "loss", "seed", "cells", "extend", "boundary", "audit", "evaluate")
 TOTAL = "total"
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mdpext_dask.store import receipts
 from mdpext_dask.store.blocks import Block, Plan, common, relative
 from mdpext_dask.store.extension import extended_block
-from mdpext_dask.store.hierarchy import DAMAGE
+from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.receipts import OPPOSITE
 from mdpext_dask.store.rows import rows_of
@@ -170,7 +170,7 @@ def _differing(
     differs = np.ones(expected.shape[:2], dtype=bool)
     try:
         stored = rows_of(store, part_x, part_y)
-    except DAMAGE:
+    except DAMAGED_CONTENT:
         stored = None
     if stored is not None and stored.shape == expected.shape and stored.dtype == expected.dtype:
         # As bits: 0 is not -0, and not-a-number is what it is.

@@ -113,7 +113,7 @@ def finalise(
 @app.command()
 def status(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Show how far a store is."""
-    from mdpext_dask.pipeline.run import summarise
+    from mdpext_dask.pipeline.summary import summarise
     from mdpext_dask.store.mechanism_store import MechanismStore
 
     show(summarise(MechanismStore.open(store)), as_json)

@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that ``mdpext --help`` answer
 import sys
 from typing import Annotated
 
+from mdpext_dask import __version__
 from mdpext_dask.errors import SpecError, first_line
 
 try:
@@ -28,9 +29,7 @@ _TYPER_INTERRUPTED = 130
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"mdpext-dask {version('mdpext-dask')}")
+        print(f"mdpext-dask {__version__}")
         raise typer.Exit
 
 

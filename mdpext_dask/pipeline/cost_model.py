@@ -21,7 +21,6 @@ from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds
 from mdpext_dask.store.blocks import FLOAT64, Plan
 
 # Stages in the order in which a job goes through them.
-ORDER = ("domain", "loss", "seed", "cells", "extend", "boundary", "audit", "evaluate")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
 # and with refining.

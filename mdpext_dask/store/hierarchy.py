@@ -12,8 +12,10 @@ from mdpext_dask.store import objects
 
 # The object that holds the attributes of the root.
 ROOT_KEY = "zarr.json"
-# What Zarr, its codecs and storage raise where documents or bytes are damaged.
-DAMAGE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError)
+# What damaged content makes our code raise. TypeError and AttributeError would be faults of that code.
+DAMAGED_CONTENT = (ValueError, LookupError, RuntimeError, OSError)
+# What Zarr, its codecs and storage raise where documents or bytes are damaged: around their calls alone.
+DAMAGE = (*DAMAGED_CONTENT, TypeError, AttributeError)
 
 
 class Hierarchy:

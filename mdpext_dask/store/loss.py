@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.loss import EuclideanLoss, Loss, TableLoss, TravelLoss
 from mdpext_dask.store import schema
-from mdpext_dask.store.hierarchy import DAMAGE
+from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 _TABLE = "problem/loss"
@@ -91,7 +91,7 @@ def is_problem_of(store: MechanismStore) -> bool:
         found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
         if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest
             found.add(schema.problem_sha256(store.grid, (*first, *tables)))
-    except DAMAGE:
+    except DAMAGED_CONTENT:
         return False
     return store.problem_sha256 in {*found, *([] if schema.says_its_cells(store.attributes) else [""])}
 

@@ -16,7 +16,7 @@ and its receipt. The state ``complete`` is the last thing written, after the cer
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.blocks import Block, Plan
-from mdpext_dask.store.hierarchy import DAMAGE, ROOT_KEY, Hierarchy
+from mdpext_dask.store.hierarchy import DAMAGE, DAMAGED_CONTENT, ROOT_KEY, Hierarchy
 from mdpext_dask.store.receipts import Receipt
 
 # States in the order in which a store goes through them, after template.CREATING.
@@ -389,10 +389,12 @@ class MechanismStore(Hierarchy):
         """Whether the seed is solved and its scores are those that were written."""
         attributes = self.seed_attributes
         names, where = attributes.get("extension", ()), attributes.get(schema.RECORD_SCORES)
+        if not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+            return False
         try:
             found = self._seed_digest(names)
             known = {schema.seed_sha256(found, where)}
-        except DAMAGE:
+        except DAMAGED_CONTENT:
             return False
         if isinstance(where, Mapping) and where.get("name") in names:
             known.add(found)  # older stores have where the records' scores are in no digest

@@ -30,7 +30,8 @@ from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build, create, find_or_prepare
+from mdpext_dask.pipeline.resume import create, find_or_prepare
+from mdpext_dask.pipeline.run import build
 from mdpext_dask.seed.pair_rows import PairRows, directions, ends
 from mdpext_dask.store.mechanism_store import MechanismStore
 

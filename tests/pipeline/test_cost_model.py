@@ -18,7 +18,8 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import measured_rates
 from mdpext_dask.pipeline.cost_model import JobCosts, plan_frame, plan_job
 from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
-from mdpext_dask.pipeline.run import build, create
+from mdpext_dask.pipeline.resume import create
+from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import build_frame
 from mdpext_dask.problem.grid import Grid

@@ -21,7 +21,8 @@ from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import tasks
 from mdpext_dask.pipeline.memory import check_memory
-from mdpext_dask.pipeline.run import build, init, summarise
+from mdpext_dask.pipeline.run import build, init
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.geometry import build_frame
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema

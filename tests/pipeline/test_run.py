@@ -27,7 +27,8 @@ from mdpext_dask.events import Event, StageFinished, TaskDone
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, parse_job
 from mdpext_dask.pipeline import run, tasks
-from mdpext_dask.pipeline.run import build, finalise, init, partition, summarise
+from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
@@ -806,7 +807,7 @@ def test_a_task_needs_the_memory_that_the_plan_says(
 def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     """Create a store whose seed is random: memory does not depend on what the seed says."""
     from mdpext_dask.extend.choose import operator_of
-    from mdpext_dask.pipeline.run import epsilons
+    from mdpext_dask.pipeline.resume import epsilons
     from mdpext_dask.problem.domain import build_domain
     from mdpext_dask.seed.budget import axis_budgets
     from mdpext_dask.seed.model import SeedMechanism

@@ -28,7 +28,8 @@ from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
-from mdpext_dask.pipeline.run import build, finalise, init, partition, summarise
+from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import Frame, build_frame
 from mdpext_dask.problem.grid import Grid

@@ -27,7 +27,8 @@ from mdpext_dask.errors import (
 )
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build, init, summarise
+from mdpext_dask.pipeline.run import build, init
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore

@@ -401,3 +401,24 @@ def test_who_rewrites_everything_consistently_is_not_noticed(tmp_path: Path, sma
     store.update(chunk_hashes=hashes)
     open_mechanism(path, verify=True)
     assert not audit(str(path)).holds  # the certificate, made anew, is not fooled
+
+
+@pytest.mark.parametrize("fault", [TypeError, AttributeError])
+def test_a_fault_of_the_program_is_not_taken_for_damage(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    """A seed that looks damaged is solved again, which would hide the fault."""
+
+    def fails(*_: object) -> str:
+        raise fault("a fault of the program")
+
+    monkeypatch.setattr(schema, "sha256_of", fails)
+    with pytest.raises(fault):
+        opened(finished).has_seed()
+
+
+@pytest.mark.parametrize("names", [5, [1], None, "score", {"score": 1}])
+def test_a_seed_whose_arrays_are_not_named_is_none(finished: Path, names: object) -> None:
+    opened(finished).has_seed()
+    edit(finished / "seed" / "zarr.json", lambda document: document["attributes"].update(extension=names))
+    assert not opened(finished).has_seed()

@@ -26,7 +26,8 @@ from mdpext_dask.errors import (
     StoreAccessError,
 )
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build, summarise
+from mdpext_dask.pipeline.run import build
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore

@@ -18,7 +18,7 @@ from mdpext_dask.evaluation.bound.lower_bound import lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job
-from mdpext_dask.pipeline.run import create, find_or_prepare
+from mdpext_dask.pipeline.resume import create, find_or_prepare
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, parse_job
-from mdpext_dask.pipeline.run import build, create, extend, finish, summarise
+from mdpext_dask.pipeline.resume import create
+from mdpext_dask.pipeline.run import build, extend, finish
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store.integrity import require_all_blocks

@@ -27,7 +27,8 @@ from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarante
 from mdpext_dask.evaluation.bound.lower_bound import lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.spec import JobSpec, json_number, parse_job
-from mdpext_dask.pipeline.run import complete, create
+from mdpext_dask.pipeline.resume import create
+from mdpext_dask.pipeline.run import complete
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.reports.compare.answers import BOUND, given_up, write_answer
 from mdpext_dask.reports.compare.children import Outcome, in_child

@@ -32,7 +32,7 @@ class Entry:
     family
         What kind it is.
     made_by
-        ``"module:function"`` in :mod:`mdpext_dask.baselines`; or else
+        ``"module:function"`` in :mod:`mdpext_dask.evaluation.baselines`; or else
     settings
         what to set in a job, by section and key; its store is then the mechanism.
     spends_time

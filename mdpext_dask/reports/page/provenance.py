@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from mdpext_dask.events import STAGES
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
 
 # Seconds of these are in the store; what a job did beside them is the rest of the total.
-_STAGES = ("domain", "loss", "seed", "cells", "extend", "boundary", "audit", "evaluate")
 _STAGE_NAMES = {
     "domain": "reading roads, making the problem",
     "loss": "cost of the seeds",
@@ -64,7 +64,7 @@ def making_of(store: MechanismStore) -> dict[str, Any]:
 
 
 def _stages(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
-    known = {name: float(seconds.get(name, 0.0)) for name in _STAGES if seconds.get(name)}
+    known = {name: float(seconds.get(name, 0.0)) for name in STAGES if seconds.get(name)}
     total = float(seconds.get("total", 0.0))
     rest = total - sum(known.values())
     rows = [(_STAGE_NAMES[name], value) for name, value in known.items()]

@@ -1,0 +1,149 @@
+"""What comes before the stages: the store that is there already, or the problem of a new one.
+
+Bad input, a store of another job and workers without enough memory are refused here, before any long work.
+"""
+
+from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import SpecError
+from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
+from mdpext_dask.extend.choose import check_operator, operator_of
+from mdpext_dask.job.sections import LOG_CONVEX
+from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
+from mdpext_dask.pipeline.cost_model import JobCosts
+from mdpext_dask.pipeline.memory import check_memory, check_workers
+from mdpext_dask.problem.domain import Domain, build_domain
+from mdpext_dask.problem.geometry import build_frame, downloads_of
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.seed import budget
+from mdpext_dask.store.blocks import Plan
+from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
+
+
+def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bool) -> MechanismStore | None:
+    """Return the job's store if there is nothing left to do, so that it need not be written to.
+
+    Raises
+    ------
+    StoreError
+        If something is in the way.
+    """
+    if not url:
+        raise SpecError("--store: the path is empty")
+    if overwrite:
+        MechanismStore.check_room(url)
+        return None
+    found = MechanismStore.find(url, spec)
+    if found is None:
+        return None
+    # Places enter a job's identity by name. Its tables are in the store, so nothing is mixed, but it is told.
+    made_with = found.attributes.get("downloads", {})
+    for key, digest in downloads_of(spec).items():
+        if made_with.get(key, digest) != digest:
+            observer(
+                Note(
+                    f"{key}: {found.url} was made with another download than the cache now holds, and stays "
+                    "with it; --overwrite makes it anew"
+                )
+            )
+    return found if found.is_finished() else None
+
+
+def find_or_prepare(
+    spec: JobSpec, url: str, *, overwrite: bool, stages: Stages
+) -> tuple[MechanismStore | None, Domain | None]:
+    """Return the job's store at `url`, or else the job's problem, so that bad input costs nobody a store."""
+    if not overwrite:
+        found = MechanismStore.find(url, spec)
+        if found is not None:
+            if found.state != COMPLETE:
+                operator_of(spec.extension)
+            return found, None
+    operator_of(spec.extension)
+    with stages.stage("domain"):
+        frame = build_frame(spec)
+        check_counts(spec, frame)
+        check_memory(spec, frame)
+        grid, outputs, p = frame.grid, output_count(spec, frame), spec.domain.metric_p
+        design = epsilons(spec, grid, frame.distortion, outputs)["epsilon_design_per_km"]
+        check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
+        stages.expected = JobCosts.of(spec, frame).seconds
+        domain = build_domain(spec, frame)
+    for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
+        stages.observer(Note(note))
+    return None, domain
+
+
+def create(spec: JobSpec, url: str, domain: Domain | None) -> MechanismStore:
+    """Create the job's store at `url` in the place of whatever mechanism store is there."""
+    assert domain is not None  # there is a problem wherever there was no store
+    MechanismStore.clear(url)
+    return MechanismStore.create(
+        url, spec, domain, epsilons(spec, domain.grid, domain.distortion, domain.outputs)
+    )
+
+
+def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict[str, float]:
+    """Return the ε's of a job: promised, to keep in the plane, to design for; all in 1/km.
+
+    Raises
+    ------
+    SpecError
+        If stored probabilities cannot carry ε on so fine a grid.
+    """
+    planar = budget.planar_epsilon(spec.privacy.epsilon_per_km, distortion)
+    design = budget.design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
+    return {
+        "epsilon_per_km": spec.privacy.epsilon_per_km,
+        "epsilon_planar_per_km": planar,
+        "epsilon_design_per_km": design,
+    }
+
+
+def check_room(
+    spec: JobSpec, found: MechanismStore | None, domain: Domain | None, executor: Executor
+) -> None:
+    """Refuse workers that cannot hold a task of a store, or of the one to be made.
+
+    Raises
+    ------
+    SpecError
+        With what is needed and what there is.
+    """
+    if found is not None:
+        plan = found.plan
+    else:
+        assert domain is not None  # there is a problem wherever there was no store
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+    check_workers(plan, spec.extension.method, executor.memory_bytes)
+
+
+def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:
+    """Return a job with so many workers instead of its own, where that means something."""
+    if workers is None:
+        return spec
+    if spec.cluster.kind in ("inline", "address"):
+        observer(Note(f'--workers has no effect with [cluster] kind = "{spec.cluster.kind}"'))
+        return spec
+    return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"workers": workers})})
+
+
+def tell_plan(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Tell the observer how long the job should take: for these workers, or as it was said when it began."""
+    if stages.expected is not None:
+        store.update(seconds_planned=stages.expected(executor.workers))
+    planned = store.attributes.get("seconds_planned")
+    if planned:
+        # Attributes have lost the order.
+        stages.observer(Planned({name: planned[name] for name in (*STAGES, TOTAL) if name in planned}))
+
+
+def _coarse_seeds(spec: JobSpec, reach: float) -> tuple[str, ...]:
+    """Return a hint where interpolating loses much: where ε h_0, the reach from seed to seed, is large."""
+    if spec.privacy.budget != "certified" or spec.extension.method != LOG_CONVEX or reach < COARSE_SEEDS:
+        return ()
+    return (
+        f"the seeds are coarse (ε times a cell's side is {reach:.1f}): smaller source cells, or "
+        'extension.method = "cell-lp", lose less and take longer',
+    )

@@ -1,0 +1,67 @@
+"""What a store of a job is like so far: the document that ``run`` and ``status`` print."""
+
+from typing import Any
+
+from mdpext_dask.compute.stages import Stages
+from mdpext_dask.events import STAGES
+from mdpext_dask.store import locks
+from mdpext_dask.store.mechanism_store import EXTENDING, PLANNED, MechanismStore
+
+
+def summarise(store: MechanismStore) -> dict[str, Any]:
+    """Return what ``run`` and ``status`` print."""
+    attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
+    done = len(store.read_receipts()) if seed else 0
+    state = store.state
+    if state == PLANNED and done:
+        state = EXTENDING
+    return {
+        "store": store.url,
+        "state": state,
+        "records": plan.grid.records,
+        # Stores of before regions do not say: all of it.
+        "records_inside": attributes.get("records_inside", plan.grid.records),
+        "outputs": plan.outputs,
+        "seeds": plan.grid.seeds,
+        "source_cells": plan.grid.source_cells,
+        "source_cells_kept": int(store.kept.sum()),
+        "blocks": plan.blocks,
+        "blocks_skipped": len(plan.skipped),
+        "blocks_done": done,
+        "epsilon_per_km": attributes["epsilon_per_km"],
+        "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
+        "epsilon_certified": attributes["epsilon_certified"],
+        "distortion": attributes["distortion"],
+        "rotation_deg": attributes["projection"].get("rotation_deg", 0.0),
+        "max_quantisation_km": attributes["quantisation_km"],
+        "metric_p": attributes["metric_p"],
+        "method": attributes["job"]["extension"]["method"],
+        "budget": attributes["job"]["privacy"]["budget"],
+        "loss_km": attributes.get("loss_km"),
+        "seed_primal": seed.get("primal_km"),
+        "seed_dual": seed.get("dual_km"),
+        "seed_gap": seed.get("gap"),
+        "seed_solves": seed.get("solves", 0),
+        "boundary_rows_checked": attributes.get("boundary_rows_checked", 0),
+        "boundary_mismatches": attributes.get("boundary_mismatches", 0),
+        "fallbacks": attributes.get("fallbacks", 0),
+        "fingerprint": attributes["fingerprint"],
+        "running": locks.as_json(locks.holder_of(store.objects)),
+        "notes": attributes["notes"],
+        "seconds": attributes.get("seconds", {}),
+        # By stage like these, as planned for the workers that began; older stores do not say.
+        "seconds_planned": attributes.get("seconds_planned"),
+        "peak_bytes_per_task": attributes.get(
+            "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
+        ),
+    }
+
+
+def seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:
+    """Return seconds by stage over all runs of a store; a stage done again counts once, as it was last."""
+    seconds = {**store.attributes.get("seconds", {}), **stages.seconds}
+    seconds.pop("total", None)
+    by_stage = {**{name: 0.0 for name in STAGES if name != "cells"}, **seconds}
+    # The rest is starting workers and the like, of the present run.
+    rest = stages.total() - sum(stages.seconds.values())
+    return {**by_stage, "total": sum(by_stage.values()) + max(rest, 0.0)}
