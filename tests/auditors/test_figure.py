@@ -382,7 +382,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SpecError, match=r"^--picture: .*mdpext-dask\[plot\]") as caught:
+    with pytest.raises(SpecError, match=r"^--picture: .*mdpext-dask\[report\]") as caught:
         check_picture(tmp_path / "a.png")
     assert len(str(caught.value).splitlines()) == 1
 
