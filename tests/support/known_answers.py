@@ -422,6 +422,7 @@ def steepest_of_two_ends(epsilon: float, step_km: float, steps: int) -> float:
     return (math.log1p(math.exp(far)) - math.log1p(math.exp(far - epsilon * step_km))) / step_km
 
 
+@cache
 def segment(p: float) -> Formula:
     """Two copies of the segment side by side: what a record says does not depend on y."""
     epsilon, step, steps = 3.0, 0.75, 6
@@ -432,6 +433,7 @@ def segment(p: float) -> Formula:
     return Formula(Mechanism(rows, points, p), sup, 8 if math.isinf(p) else 4)
 
 
+@cache
 def slanted_segment(p: float) -> Formula:
     """One segment along (3, 4): distances are as along an axis, but for the norm of the direction."""
     epsilon, step, steps = 3.0, 1.25, 4
@@ -441,6 +443,7 @@ def slanted_segment(p: float) -> Formula:
     return Formula(Mechanism(two_ends(epsilon, step, steps), points, p), sup, 2)
 
 
+@cache
 def square(p: float) -> Formula:
     """Four outputs at the corners of a square, M(y|x) ∝ exp(−ε ‖x − y‖_1 / 2): one segment for each axis.
 
@@ -615,6 +618,7 @@ def equally_steep(step_km: float = 0.1, share: float = 0.4) -> Mechanism:
     return Mechanism(rows, np.stack([x, np.zeros(12)], axis=1))
 
 
+@cache
 def random_case(
     seed: int,
     n: int | tuple[int, int],
