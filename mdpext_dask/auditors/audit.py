@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mdpext_dask.auditors.figure_file import draw_audit
+from mdpext_dask.auditors.figure import draw_audit
 from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive

@@ -10,7 +10,9 @@ The norm grows with both components, so the largest of the four corners is the n
 and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
 proof. Where rounding decides, the cell is computed again in as many digits as it takes, so what is counted as
 above the limit is above it. What the sampler cannot represent makes the certificate infinite: a probability
-that is not a number, or below 2^-36, and a row whose total is above 2.
+that is NaN or below 2^-36, and a row whose total is above 2.
+
+The rectangle is that of one block of a store, or a band of a plain array whose records are on a lattice.
 """
 
 import math
@@ -23,7 +25,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.exact import Undecided, cell_exceeds
 from mdpext_dask.auditors.findings import Finding, inspect_rows
-from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, Range
+from mdpext_dask.auditors.promise import Promise
+from mdpext_dask.auditors.source import (
+    IMPOSSIBLE_LOG,
+    INFINITE_DIFFERENCE,
+    SAMPLER_RANGE,
+    ArraySource,
+    Range,
+)
 from mdpext_dask.errors import StoreError
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,
@@ -32,12 +41,15 @@ from mdpext_dask.seed.budget import (
     log_ratio_error,
     vector_norm,
 )
+from mdpext_dask.store.blocks import FLOAT64
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.
 _STRIP_ELEMENTS = 8192
+# Of the rows of a band.
+_BAND_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -73,42 +85,29 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockCertificate:
-    """Certificate of the fine cells of one block.
+    """Certificate of the fine cells of one block, or of one band.
 
     Parameters
     ----------
     block
         Index of the block.
-    epsilon
-        Smallest ε, in 1/km, for which the certificate holds there, rounded outward; may be infinite.
-    place
-        Where it is attained.
-    violations
-        Number of (fine cell, output) with a norm above the limit that was asked for.
+    cells
+        What is certified; its place is that in the whole lattice.
+    findings
+        What is wrong with rows, where they are not those of a sound store of ours.
     damage
         Shards that are not those of the block's receipt; among the changed, x or y where the stored
         coordinates are not those of the grid.
-    recomputed
-        Number of (fine cell, output) that float64 could not decide.
-    findings
-        What is wrong with rows, where they are not those of a sound store of ours.
     """
 
     block: int
-    epsilon: float
-    place: Place
-    violations: int
+    cells: Certificate
+    findings: tuple[Finding, ...]
     damage: ShardDamage = field(default_factory=ShardDamage)
-    recomputed: int = 0
-    findings: tuple[Finding, ...] = ()
 
 
 class _UnsoundTotalError(Exception):
-    """A row's total is above what the sampler's integers hold; the row is (i, j)."""
-
-    def __init__(self, i: int, j: int) -> None:
-        super().__init__(i, j)
-        self.i, self.j = i, j
+    """A row's total is above what the sampler's integers hold; its arguments are the row's (i, j)."""
 
 
 def certify_cells(
@@ -135,10 +134,10 @@ def certify_cells(
         Which rows can be used at all.
     """
     step_x, step_y = np.diff(x_km), np.diff(y_km)
-    if not (np.isfinite(x_km).all() and np.isfinite(y_km).all()):
-        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
-    if (step_x <= 0).any() or (step_y <= 0).any():
-        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
+    rows, columns, outputs = probability.shape
+    finite = np.isfinite(x_km).all() and np.isfinite(y_km).all()
+    if not (finite and (step_x > 0).all() and (step_y > 0).all()):
+        return Certificate(math.inf, Place(0, 0, 0), (rows - 1) * (columns - 1) * outputs)
     sound = _sound(probability, usable)
     if sound is not None:
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
@@ -146,7 +145,6 @@ def certify_cells(
         return Certificate(math.inf, place, int((~sound).sum()))
 
     q = dual_exponent(metric_p)
-    outputs = probability.shape[2]
     shortest = float(step_x.min()), float(step_y.min())
     allowance = _allowance(probability, shortest, metric_p, usable)
     # A cell is over the limit if it is so after rounding outward; surely, if it is so after rounding inward.
@@ -161,13 +159,14 @@ def certify_cells(
         try:
             strip = _certify_strip(probability[:, records], steps, q, (raw_limit, sure_limit), usable)
         except _UnsoundTotalError as found:
-            return Certificate(math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs)
+            i, j = found.args
+            return Certificate(math.inf, _cell_of(i, j + start, 0, probability.shape), outputs)
         violations += strip.violations
         recomputed += len(strip.unsure)
         for cell in strip.unsure:
-            i, j = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
+            x, y = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
             try:
-                violations += cell_exceeds(probability[i, j], x_km[i], y_km[j], cell.output, metric_p, limit)
+                violations += cell_exceeds(probability[x, y], x_km[x], y_km[y], cell.output, metric_p, limit)
             except Undecided:
                 violations += 1  # what nothing decides is no proof
         if strip.peak > largest:
@@ -213,22 +212,66 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
         probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
     found = certify_cells(probability, x, y, metric_p, limit)
-    place = found.place
-    findings: tuple[Finding, ...] = ()
+    findings: list[Finding] = []
     if math.isinf(found.epsilon):
         i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
         records = (i[:, None] * grid.shape[1] + j).ravel()
         rows = probability.reshape(len(records), -1)
-        findings = tuple(inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1])
-    return BlockCertificate(
-        block=index,
-        epsilon=found.epsilon,
-        place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
-        violations=found.violations,
-        damage=damage,
-        recomputed=found.recomputed,
-        findings=findings,
-    )
+        findings = inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1]
+    cells = _moved(found, block.closed_x.start, block.closed_y.start)
+    return BlockCertificate(index, cells, tuple(findings), damage)
+
+
+def bands_of(shape: tuple[int, int], outputs: int) -> Iterator[slice]:
+    """Yield closed ranges of the first axis that share their ends, so that every fine cell is in one band.
+
+    Parameters
+    ----------
+    shape
+        Records along both axes of a lattice.
+    outputs
+        Number K of outputs.
+    """
+    cells = shape[0] - 1
+    bands = min(math.ceil(math.prod(shape) * outputs * FLOAT64 / _BAND_BYTES), cells)
+    for band in range(bands):
+        yield slice(cells * band // bands, cells * (band + 1) // bands + 1)
+
+
+def certify_band(
+    source: ArraySource, index: int, first: int, last: int, promise: Promise
+) -> BlockCertificate:
+    """Certify the fine cells of a plain array between two lines of its lattice.
+
+    Parameters
+    ----------
+    source
+        The array.
+    index
+        Number of the band.
+    first, last
+        Positions on the first axis of the lattice.
+    promise
+        What is audited.
+    """
+    assert source.lattice_shape is not None
+    records = source.lattice_rows(first, last)
+    rows = source.rows(records.ravel())
+    # The last line is the next band's, but for the last band.
+    owned = records.size if last + 1 == source.lattice_shape[0] else records[:-1].size
+    _, findings = inspect_rows(records.ravel()[:owned], rows[:owned], source.range, normalised=True)
+    # Whichever axis comes first: the certificate treats both alike.
+    lines, across = source.xy_km(records[:, 0]), source.xy_km(records[0])
+    axis = int(lines[0, 0] == lines[1, 0])
+    x_km, y_km = lines[:, axis], across[:, 1 - axis]
+    rows = rows.reshape(*records.shape, -1)
+    found = certify_cells(rows, x_km, y_km, promise.metric_p, promise.kept_per_km, source.range)
+    return BlockCertificate(index, _moved(found, first, 0), tuple(findings))
+
+
+def _moved(found: Certificate, i: int, j: int) -> Certificate:
+    """Return a certificate whose place is that of a lattice in which its rectangle begins at (i, j)."""
+    return found._replace(place=Place(found.place.i + i, found.place.j + j, found.place.output))
 
 
 def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -417,7 +460,3 @@ def rank_of_norm(norm: float, q: float) -> float:
 def _cell_of(i: int, j: int, output: int, shape: tuple[int, ...]) -> Place:
     """Return the cell whose lower left record is (i, j), or the last one on the border."""
     return Place(min(i, shape[0] - 2), min(j, shape[1] - 2), output)
-
-
-def _all(probability: NDArray[np.float32]) -> int:
-    return int((probability.shape[0] - 1) * (probability.shape[1] - 1) * probability.shape[2])

@@ -1,11 +1,12 @@
 """What is wrong with single rows, before any two are compared."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from mdpext_dask.auditors.source import Range
 from mdpext_dask.job.spec import json_number
@@ -47,19 +48,13 @@ class Finding:
     kind: str
     count: int
     first_record: int
-    extreme: float
+    extreme: Annotated[float, BeforeValidator(lambda value: np.nan if value is None else value)]
     refutes: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values; not-a-number as null."""
+        """Return plain JSON values; NaN as null."""
         extreme = None if np.isnan(self.extreme) else json_number(self.extreme)
         return {**self.__dict__, "extreme": extreme}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Finding":
-        """Return the finding that :meth:`as_json` has made these values of."""
-        extreme = values["extreme"]
-        return cls(**{**values, "extreme": np.nan if extreme is None else float(extreme)})
 
 
 def inspect_rows(
@@ -112,7 +107,7 @@ def inspect_rows(
     return good, findings
 
 
-def merged(findings: Iterable[Finding]) -> list[Finding]:
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding of each kind."""
     by_kind: dict[str, Finding] = {}
     for new in findings:
@@ -122,7 +117,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
             first = min(old.first_record, new.first_record)
             new = Finding(new.kind, old.count + new.count, first, further, new.refutes)
         by_kind[new.kind] = new
-    return list(by_kind.values())
+    return tuple(by_kind.values())
 
 
 def _severity(kind: str, value: float) -> float:

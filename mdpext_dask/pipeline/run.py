@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mdpext_dask.auditors.methods import certify
-from mdpext_dask.auditors.result import AuditReport
+from mdpext_dask.auditors.result import AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.auditors.words import violation
 from mdpext_dask.compute.executor import Executor, open_executor
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
@@ -248,7 +247,9 @@ def require_both(store: MechanismStore, boundary: BoundaryReport, certificate: A
         at_fault = {block for mismatch in boundary.mismatches for block in mismatch.blocks}
         receipts.void(store.objects, at_fault | set(certificate.blocks_at_fault))
         store.update(state=REFUSED, **checked)
-        raise _boundary_violation(store, boundary) if boundary.mismatches else violation(certificate)
+        if boundary.mismatches:
+            raise _boundary_violation(store, boundary)
+        raise GuaranteeViolation(sentence(certificate), worst=certificate.worst)
     return checked
 
 

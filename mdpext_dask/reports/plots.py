@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.figure import draw_map, draw_ratios
-from mdpext_dask.auditors.figure_file import map_data
 from mdpext_dask.auditors.methods import Sampling, sample_pairs
 from mdpext_dask.auditors.result import CERTIFICATE, SAMPLED, AuditReport
 from mdpext_dask.auditors.subject import is_store, store_subject
@@ -237,7 +236,7 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
     report = subject if isinstance(subject, AuditReport) else _certificate_of(_store_of(subject))
     store = _audited_store(report)
     axes = _axes(store, ax)
-    draw_map(axes, report, map_data(report, store_subject(store)))
+    draw_map(axes, report, store_subject(store))
     say_whose(axes, _attribution(store))
     return axes
 

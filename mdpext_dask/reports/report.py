@@ -9,9 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mdpext_dask.auditors.methods import Sampling, certify, sample_pairs
-from mdpext_dask.auditors.result import HOLDS, AuditReport
+from mdpext_dask.auditors.result import HOLDS, AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.auditors.words import sentence
 from mdpext_dask.compute.executor import Executor, open_executor, processors
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError, first_line

@@ -127,7 +127,7 @@ MUTANTS = {
             "exhaustive.pairs_of(source.records - usable)»)"
         ),
         "the least steep triple named": "worst = sorted(tally.worst«, reverse=True→»)",
-        "the best band is the worst": "«max→min»(found, key=lambda part: (part.epsilon, -part.block))",
+        "the best band is the worst": "«max→min»(found, key=lambda part: (part.cells.epsilon",
     },
     "certificate": {
         "comparison reversed": "violations += int((rank «>→<» limits[1]).sum())",
@@ -150,17 +150,15 @@ MUTANTS = {
         "violations counted twice": "violations += «→2 * »strip.violations",
         "another cell named": "Place(strip.place.i, strip.place.j« + start→», strip.place.output)",
         "another output named": "largest, place = peak, Place(i, j, «output→0»)",
-    },
-    "bands": {
-        "no row in common": (
+        "no row in common of bands": (
             "yield slice(cells * band // bands, «cells * (band + 1) // bands + 1→"
             "max(cells * (band + 1) // bands, cells * band // bands + 2)»)"
         ),
-        "the last one left out": "for band in range(«bands→max(bands - 1, 1)»):",
-        "cells of one band named in another": "Place(found.place.i« + first→», ",
+        "the last band left out": "for band in range(«bands→max(bands - 1, 1)»):",
+        "cells of one band named in another": "_moved(found, «first→0», 0)",
     },
-    "result": {
-        "bound without ε": "bound = «promise.epsilon_per_km * →»distance",
+    "subject": {
+        "bound without ε": "bound = «self.promise.epsilon_per_km * →»distance",
         "log ratio of rows that are not normalised": (
             "return «probability_ratio(first, second, triple.output)→Fraction(ours) / Fraction(theirs)»"
         ),

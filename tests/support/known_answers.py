@@ -221,7 +221,7 @@ def cut_small(part: int = 64, band: int = 64, tile: int = 2, strip: int = 8) -> 
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             ("source", "_PART_BYTES", part),
-            ("bands", "_BAND_BYTES", band),
+            ("certificate", "_BAND_BYTES", band),
             ("pairs.compare", "TILE", tile),
             ("pairs.compare", "_TILE_PAIRS", 3),
             ("pairs.compare", "_WORST", 3),

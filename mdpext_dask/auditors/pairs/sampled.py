@@ -159,8 +159,8 @@ def sample_batch(
 
 def estimate(
     tallies: Sequence[StratumTally], weights: NDArray[np.float64], outputs: int
-) -> tuple[float, list[float], list[int]]:
-    """Return the estimated violation ratio, and means and numbers of pairs of the strata.
+) -> tuple[float, list[float]]:
+    """Return the estimated violation ratio, and means of the strata, 0 where nothing was drawn.
 
     Parameters
     ----------
@@ -172,13 +172,12 @@ def estimate(
         Number K of outputs.
     """
     means = [tally.violations / (tally.pairs * outputs) if tally.pairs else math.nan for tally in tallies]
-    drawn = [tally.pairs for tally in tallies]
     known = [
         (mean, weight) for mean, weight in zip(means, weights.tolist(), strict=True) if not math.isnan(mean)
     ]
     total = sum(weight for _, weight in known)
     ratio = sum(mean * weight for mean, weight in known) / total if total else math.nan
-    return ratio, [0.0 if math.isnan(mean) else mean for mean in means], drawn
+    return ratio, [0.0 if math.isnan(mean) else mean for mean in means]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.auditors.words import in_words, sentence
+from mdpext_dask.auditors.result import AuditReport, in_words, sentence
 from mdpext_dask.reports.page import maps, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
