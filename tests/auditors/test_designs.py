@@ -106,7 +106,7 @@ def test_strata_of_a_lattice_partition_its_pairs(
 ) -> None:
     check_lattice(LatticeDesign(shape, spacing, p, cuts), shape, spacing, p)
     check_lattice(LatticeDesign.stratified(shape, spacing, p), shape, spacing, p)
-    uniform = LatticeDesign.uniform(shape, spacing, p)
+    uniform = LatticeDesign(shape, spacing, p)
     check_lattice(uniform, shape, spacing, p)
     assert len(uniform.strata) == 1
 
@@ -140,7 +140,7 @@ def test_draws_from_a_lattice_are_uniform(
     shape: tuple[int, int], spacing: tuple[float, float], p: float
 ) -> None:
     rng = np.random.default_rng(7)
-    for design in (LatticeDesign.uniform(shape, spacing, p), LatticeDesign.stratified(shape, spacing, p)):
+    for design in (LatticeDesign(shape, spacing, p), LatticeDesign.stratified(shape, spacing, p)):
         for h, stratum in enumerate(design.strata):
             population = pairs_of(*design.pairs_at(h, np.arange(stratum.pairs)))
             drawn = pairs_of(*design.draw(rng, h, 30 * stratum.pairs))
@@ -151,7 +151,7 @@ def test_draws_from_a_lattice_are_uniform(
 @pytest.mark.parametrize("name", _PLACES)
 def test_strata_of_points_partition_their_pairs(name: str, p: float) -> None:
     rng, places = np.random.default_rng(8), _PLACES[name]
-    for design in (PointsDesign.uniform(places, p), PointsDesign.stratified(places, p)):
+    for design in (PointsDesign(places, p), PointsDesign.stratified(places, p)):
         check_points(design, places, p, rng)
 
 
