@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.exact import Undecided, cell_exceeds
 from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.promise import Promise
-from mdpext_dask.auditors.source import (
-    IMPOSSIBLE_LOG,
-    INFINITE_DIFFERENCE,
-    SAMPLER_RANGE,
-    ArraySource,
-    Range,
-)
+from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, ArraySource, Range
 from mdpext_dask.errors import StoreError
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,

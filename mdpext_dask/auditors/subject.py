@@ -19,14 +19,7 @@ from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
 from mdpext_dask.auditors.promise import Promise, ground_distance_km
-from mdpext_dask.auditors.result import (
-    CHANGED,
-    HOLDS,
-    NO_VIOLATION_FOUND,
-    NOT_PROVED,
-    VIOLATED,
-    AuditReport,
-)
+from mdpext_dask.auditors.result import CHANGED, HOLDS, NO_VIOLATION_FOUND, NOT_PROVED, VIOLATED, AuditReport
 from mdpext_dask.auditors.source import INFINITE_DIFFERENCE, ArraySource, Source, StoreSource
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.extend.record_metrics import PlanarMetric

@@ -299,9 +299,7 @@ def test_all_records_in_one_place(draw: Callable[..., Picture], other: float, ve
     assert [text.get_text() for text in picture.ratios.get_xticklabels()] == ["0"]
 
 
-def test_what_exceeds_1_by_rounding_only(
-    draw: Callable[..., Picture],
-) -> None:
+def test_what_exceeds_1_by_rounding_only(draw: Callable[..., Picture]) -> None:
     """Slopes of exactly ε, which logarithms in float64 exceed as often as not."""
     x = np.arange(12) * 0.1
     rows = np.stack([0.4 * np.exp(-x), 1 - 0.4 * np.exp(-x)], axis=-1)

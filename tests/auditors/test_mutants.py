@@ -111,9 +111,7 @@ MUTANTS = {
         "pruned by the steepest, even if it breaks ε": "reach = «min(promise.kept_per_km, slope)→slope»",
         "parts compared with themselves again": "others = np.arange(position« + 1→», len(filled))",
     },
-    "source": {
-        "the last part left out": "return len(self.starts) - «1→2»",
-    },
+    "source": {"the last part left out": "return len(self.starts) - «1→2»"},
     "methods": {
         "rows that cannot be used are left out": "violations = tally.violations« + refused→»",
         "only pairs of rows that cannot be used count": (
