@@ -359,17 +359,13 @@ def _waves(sampling: Sampling, outputs: int, workers: int) -> Iterator[list[tupl
     wanted: float = DEFAULT_PAIRS if sampling.seconds is None else math.inf
     if sampling.pairs is not None:
         wanted = sampling.pairs
-    batch = 0
-    while batch * most < wanted:
-        # All at once, but for what cannot be held, and where a clock has to be looked at.
-        count = _LARGEST_WAVE if sampling.seconds is None else _BATCHES_A_WAVE * max(workers, 1)
-        wave = [
-            (number, int(min(most, wanted - number * most)))
-            for number in range(batch, batch + count)
-            if number * most < wanted
-        ]
-        yield wave
-        batch += len(wave)
+    # All at once, but for what cannot be held, and where a clock has to be looked at.
+    count = _LARGEST_WAVE if sampling.seconds is None else _BATCHES_A_WAVE * max(workers, 1)
+    first = 0
+    while first * most < wanted:
+        numbers = (number for number in range(first, first + count) if number * most < wanted)
+        yield [(number, int(min(most, wanted - number * most))) for number in numbers]
+        first += count
 
 
 def _slope_of(described: dict[str, Any]) -> float:

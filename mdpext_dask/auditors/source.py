@@ -183,9 +183,10 @@ class StoreSource(Source):
 
     def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return points of the grid, from which the sampler looks up records."""
-        x, y = _axes(self.url, self.token)
-        i, j = np.divmod(records, len(y))
-        return np.stack([x[i], y[j]], axis=-1)
+        grid = self.store.grid
+        i, j = np.divmod(records, grid.shape[1])
+        x, y = grid.west_km + i * grid.spacing_km, grid.south_km + j * grid.spacing_km
+        return np.stack([x, y], axis=-1)
 
     def name_of(self, record: int) -> Any:
         """Return (i, j) on the fine lattice."""
@@ -351,12 +352,6 @@ def _cut(part: slice, most: int) -> list[slice]:
 
 def _part_records(outputs: int) -> int:
     return min(max(_PART_BYTES // (FLOAT64 * outputs), 2), _PART_RECORDS)
-
-
-@lru_cache(maxsize=2)
-def _axes(url: str, token: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    grid = _store(url, token).grid
-    return grid.x_km(), grid.y_km()
 
 
 @lru_cache(maxsize=8)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.certificate import norm_rank, rank_of_norm
-from mdpext_dask.auditors.certificate_vectors import CORNERS, Slopes
+from mdpext_dask.auditors.certificate import CORNERS, Slopes, norm_rank, rank_of_norm
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.errors import SolverError

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.certificate import certify_source_cells
-from mdpext_dask.auditors.certificate_vectors import PLACES, Slopes, steepest_slopes
+from mdpext_dask.auditors.certificate import PLACES, Slopes, certify_source_cells, steepest_slopes
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.evaluation.loss import expected_loss
 from mdpext_dask.store.blocks import Block

@@ -170,7 +170,7 @@ MUTANTS = {
 STORE_MUTANTS = {
     "source": {
         "a block of a store left out": "return len(_pieces(self.url, self.token))«→ - 1»\n",
-        "x and y of a store swapped": "return np.stack([x[i], y[«j→i»]], axis=-1)",
+        "x and y of a store swapped": "grid.south_km + «j→i» * grid.spacing_km",
     },
     "certificate": {
         "no halo to the east of a block": ", block.closed_y)«→[[*range(len(x) - 1), len(x) - 2]]»\n",
