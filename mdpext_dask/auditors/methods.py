@@ -9,24 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from mdpext_dask.auditors import result
 from mdpext_dask.auditors.certificate import Place, bands_of, certify_band, certify_block
 from mdpext_dask.auditors.findings import inspect_rows, merged
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
 from mdpext_dask.auditors.pairs.tiles import lengths
-from mdpext_dask.auditors.result import (
-    BOUNDARY,
-    CERTIFICATE,
-    EXHAUSTIVE,
-    HOLDS,
-    NO_VIOLATION_FOUND,
-    NOT_PROVED,
-    SAMPLED,
-    VIOLATED,
-    AuditReport,
-    verdict_on_rows,
-)
+from mdpext_dask.auditors.result import AuditReport, verdict_on_rows
 from mdpext_dask.auditors.shared_rows import check_shared_rows
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
@@ -123,16 +113,18 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
     findings = merged(finding for part in found for finding in part.findings)
     steepest = _steepest_of_cell(subject, worst.place)
     if worst.epsilon <= promise.kept_per_km and not violations:
-        verdict = verdict_on_rows(findings) or HOLDS
+        verdict = verdict_on_rows(findings) or result.HOLDS
     else:
-        verdict = VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or NOT_PROVED
+        verdict = (
+            result.VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or result.NOT_PROVED
+        )
     by_block: list[Any] = [json_number(part.cells.epsilon) for part in found]
     if store is not None:  # as rows from west to east, each from south to north
         along = store.plan.blocks_shape[1]
         by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
     across, along = source.lattice_shape
     return subject.report(
-        CERTIFICATE,
+        result.CERTIFICATE,
         verdict,
         worst.epsilon,
         started,
@@ -172,7 +164,7 @@ def _steepest_of_cell(subject: Subject, place: Place) -> Triple:
 # --- every triple ---------------------------------------------------------------------------------
 
 
-def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: bool = True) -> AuditReport:
+def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditReport:
     """Compare all pairs of records for all outputs, but for those that bounds say keep the promise.
 
     Parameters
@@ -181,8 +173,6 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
         What is audited.
     executor, stages
         Where work items run, and who is told.
-    prune
-        Whether bounds are used at all.
     """
     started = time.perf_counter()
     source, store, promise = subject.source, subject.store, subject.promise
@@ -192,14 +182,14 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
             blocks = [(store.url, index) for index in range(store.plan.blocks)]
             damage = stages.gather(executor, "bytes", damage_of_stored_block, blocks)
     with stages.stage("near", source.parts):
-        near = [(source, index, promise, prune) for index in range(source.parts)]
+        near = [(source, index, promise) for index in range(source.parts)]
         summaries = stages.gather(executor, "near", exhaustive.compare_within, near)
     tally = Tally()
     for summary in summaries:
         tally.add(summary.tally)
-    portions = exhaustive.parts_to_compare(summaries, promise, tally.slope, prune=prune)
+    portions = exhaustive.parts_to_compare(summaries, promise, tally.slope)
     with stages.stage("far", len(portions)):
-        far = [(source, part, partners, promise, tally.slope, prune) for part, partners in portions]
+        far = [(source, part, partners, promise, tally.slope) for part, partners in portions]
         for _, found in stages.run(executor, "far", exhaustive.compare_between, far):
             tally.add(found)
     exhaustive.forget()
@@ -212,7 +202,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
     if tally.violations:
         verdict = subject.verdict_on_pairs(tally.worst)
     else:
-        verdict = NOT_PROVED if tally.undecided else verdict_on_rows(findings) or HOLDS
+        verdict = result.NOT_PROVED if tally.undecided else verdict_on_rows(findings) or result.HOLDS
     worst = sorted(tally.worst, reverse=True)
     described = [subject.describe(triple) for triple in worst]
     sizes = zip(SIZE_EDGES[:-1], SIZE_EDGES[1:], tally.sizes, strict=True)
@@ -227,7 +217,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
         "peak_bytes_per_task": exhaustive.peak_bytes(source),
     }
     return subject.report(
-        EXHAUSTIVE,
+        result.EXHAUSTIVE,
         verdict,
         math.inf if refused else _audited_epsilon(subject, tally),
         started,
@@ -306,7 +296,9 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     if total.violations > total.unusable * source.outputs:
         verdict = subject.verdict_on_pairs([each.worst for each in strata if each.worst is not None])
     else:
-        verdict = verdict_on_rows(findings) or (NOT_PROVED if total.undecided else NO_VIOLATION_FOUND)
+        verdict = verdict_on_rows(findings) or (
+            result.NOT_PROVED if total.undecided else result.NO_VIOLATION_FOUND
+        )
     worst = subject.describe(total.worst)
     details = {
         "pairs": total.pairs,
@@ -339,7 +331,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
         ),
     }
     return subject.report(
-        SAMPLED,
+        result.SAMPLED,
         verdict,
         _slope_of(worst),
         started,
@@ -421,8 +413,8 @@ def check_boundary(
         ],
     }
     return subject.report(
-        BOUNDARY,
-        VIOLATED if mismatches else HOLDS,
+        result.BOUNDARY,
+        result.VIOLATED if mismatches else result.HOLDS,
         math.nan,
         started,
         details,

@@ -67,7 +67,7 @@ MUTANTS = {
         ),
         "hidden is what is not": "(scratch «<=→>» kept_km + promise.tolerance)",
         "what breaks the promise ranks like the rest": "return Triple(«broken→False», ",
-        "violations counted twice": "tally.violations += «→2 * »count",
+        "violations counted twice": "self.violations += «→2 * »count",
         "sizes of violations lost": "self.sizes[-1] «+→»= count",
         "another output named": "else slope, *records, «output→0»)",
         "another record named": "records = int(self._first.records[i]), int(self._second.records[j«→ - 1»])",

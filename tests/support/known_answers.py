@@ -238,8 +238,6 @@ def ask(
     method: str,
     epsilon: float,
     tolerance: float = 0.0,
-    *,
-    prune: bool = True,
     **how: Any,
 ) -> Any:
     """Return an auditor's report on a mechanism."""
@@ -250,7 +248,7 @@ def ask(
         if method == "certificate":
             return current("auditors.methods", "certify")(subject, inline, stages)
         if method == "exhaustive":
-            return current("auditors.methods", "compare_all")(subject, inline, stages, prune=prune)
+            return current("auditors.methods", "compare_all")(subject, inline, stages)
         sampling = current("auditors.methods", "Sampling")(**how)
         return current("auditors.methods", "sample_pairs")(subject, sampling, inline, stages)
 
@@ -259,11 +257,9 @@ def records_of(worst: dict[str, Any]) -> frozenset[int]:
     return frozenset((worst["record"], worst["record_prime"]))
 
 
-def check_all_pairs(
-    mechanism: Mechanism, epsilon: float, tolerance: float = 0.0, *, prune: bool = True
-) -> Any:
+def check_all_pairs(mechanism: Mechanism, epsilon: float, tolerance: float = 0.0) -> Any:
     """Check that the exhaustive audit says what fifty digits say, and return its report."""
-    report = ask(mechanism, "exhaustive", epsilon, tolerance, prune=prune)
+    report = ask(mechanism, "exhaustive", epsilon, tolerance)
     check_all_pairs_of(report, mechanism, epsilon, tolerance)
     return report
 

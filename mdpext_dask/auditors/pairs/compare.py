@@ -153,10 +153,10 @@ class Tally(Counts):
         self.slope = max(self.slope, triple.slope)
         self.worst = heapq.nlargest(_WORST, [*self.worst, triple])
 
-    def add_sizes(
+    def add_violations(
         self, differences: NDArray[np.float64], bounds: NDArray[np.float64], which: NDArray[np.bool_]
     ) -> None:
-        """Add violations to the sizes.
+        """Count violations, also by size.
 
         Parameters
         ----------
@@ -166,6 +166,7 @@ class Tally(Counts):
             Which of them are violations, bool of that shape.
         """
         count = int(np.count_nonzero(which))
+        self.violations += count
         for position, edge in enumerate(SIZE_EDGES[1:-1]):
             if not count:
                 return
@@ -235,25 +236,20 @@ class Comparison:
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of a triple that is known already.
-    prune
-        Whether pairs of tiles whose bounds say that nothing is to be found are left out.
     """
 
-    def __init__(self, first: Part, second: Part, promise: Promise, slope: float, prune: bool) -> None:
+    def __init__(self, first: Part, second: Part, promise: Promise, slope: float) -> None:
         self._first, self._second = first, second
         self._same = first is second
         self._promise, self._p = promise, promise.metric_p
         self._error = max(first.error, second.error)
         self._known = slope
-        self._prune = prune
         self._tally = Tally()
         self._table, self._scratch, self._apart = (np.empty(TILE * TILE) for _ in range(3))
 
     @property
     def _slope(self) -> float:
         """Slope up to which a pair is of no interest: it breaks nothing, and is not the steepest."""
-        if not self._prune:
-            return -1.0
         return min(self._promise.kept_per_km, max(self._known, self._tally.slope))
 
     def run(self) -> Tally:
@@ -278,15 +274,12 @@ class Comparison:
         levels = first.levels[-1], second.levels[-1]
         apart = box_distance(*levels, *wanted, self._p, errors[1])
         order = np.argsort(apart, kind="stable")
-        every = np.arange(len(self._first.logs))
         for start in range(0, len(order), _TILE_PAIRS):
             some = order[start : start + _TILE_PAIRS]
             a, b = wanted[0][some], wanted[1][some]
             differences = largest_differences(*levels, a, b) + self._error
             for position in range(len(some)):
-                active = every
-                if self._prune:
-                    active = np.flatnonzero(differences[position] > self._slope * apart[some[position]])
+                active = np.flatnonzero(differences[position] > self._slope * apart[some[position]])
                 if len(active):
                     yield int(a[position]), int(b[position]), active
 
@@ -361,10 +354,8 @@ class Comparison:
             if not doubtful.any():
                 continue
             violates = scratch > broken_km + promise.tolerance
-            count = int(np.count_nonzero(violates))
-            if count:
-                tally.violations += count
-                tally.add_sizes(scratch, promise.epsilon_per_km * apart, violates)
+            if violates.any():
+                tally.add_violations(scratch, promise.epsilon_per_km * apart, violates)
             breaks = violates
             if promise.tolerance:
                 hidden = (scratch > broken_km) & (scratch <= kept_km + promise.tolerance)
@@ -409,9 +400,8 @@ class Comparison:
             return self._first.rows[first], self._second.rows[second], places
 
         found = judge(differences, apart, self._error, self._promise, pair_of, outputs)
-        counts = int(found.violates.sum()), int(found.hidden.sum()), found.recomputed, found.undecided
-        self._tally.add_counts(Counts(*counts))
-        self._tally.add_sizes(differences, self._promise.epsilon_per_km * apart, found.violates)
+        self._tally.add_counts(Counts(0, int(found.hidden.sum()), found.recomputed, found.undecided))
+        self._tally.add_violations(differences, self._promise.epsilon_per_km * apart, found.violates)
         broken = np.flatnonzero(found.violates | found.hidden)
         if not len(broken):
             return None

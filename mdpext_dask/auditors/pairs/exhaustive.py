@@ -58,7 +58,7 @@ class PartSummary:
     tally: Tally = field(default_factory=Tally)
 
 
-def compare_within(source: Source, index: int, promise: Promise, prune: bool = True) -> PartSummary:
+def compare_within(source: Source, index: int, promise: Promise) -> PartSummary:
     """Compare the records of a part with each other.
 
     Parameters
@@ -69,18 +69,16 @@ def compare_within(source: Source, index: int, promise: Promise, prune: bool = T
         The part.
     promise
         What is audited.
-    prune
-        See :func:`mdpext_dask.auditors.pairs.compare.Comparison`.
     """
     part, findings = _kept_part(source, index)
     if part is None:
         return PartSummary(index, findings)
-    tally = Comparison(part, part, promise, 0.0, prune).run()
+    tally = Comparison(part, part, promise, 0.0).run()
     return PartSummary(index, findings, len(part.records), part.tiles.levels[0], part.error, tally)
 
 
 def compare_between(
-    source: Source, index: int, partners: Sequence[int], promise: Promise, slope: float, prune: bool = True
+    source: Source, index: int, partners: Sequence[int], promise: Promise, slope: float
 ) -> Tally:
     """Compare the records of a part with those of others.
 
@@ -94,20 +92,18 @@ def compare_between(
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of the steepest triple that is known.
-    prune
-        See :func:`mdpext_dask.auditors.pairs.compare.Comparison`.
     """
     tally = Tally(slope=slope)
     first = _kept_part(source, index)[0]
     for partner in partners:
         second = _kept_part(source, partner)[0]
         if first is not None and second is not None:
-            tally.add(Comparison(first, second, promise, tally.slope, prune).run())
+            tally.add(Comparison(first, second, promise, tally.slope).run())
     return tally
 
 
 def parts_to_compare(
-    summaries: Sequence[PartSummary], promise: Promise, slope: float, *, prune: bool = True
+    summaries: Sequence[PartSummary], promise: Promise, slope: float
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return which parts have to be compared with which others, near ones first, in portions for tasks.
 
@@ -119,8 +115,6 @@ def parts_to_compare(
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of the steepest triple within a part.
-    prune
-        Whether parts whose bounds say that nothing is to be found are left out.
     """
     filled = [summary for summary in summaries if summary.level is not None]
     if len(filled) < 2:
@@ -135,10 +129,9 @@ def parts_to_compare(
         others = np.arange(position + 1, len(filled))
         here = np.full(len(others), position)
         apart = box_distance(sets, sets, here, others, promise.metric_p, promise.plane_error_km)
-        if prune:
-            differences = largest_differences(sets, sets, here, others).max(axis=1) + error
-            wanted = differences > reach * apart
-            others, apart = others[wanted], apart[wanted]
+        differences = largest_differences(sets, sets, here, others).max(axis=1) + error
+        wanted = differences > reach * apart
+        others, apart = others[wanted], apart[wanted]
         order = np.argsort(apart, kind="stable")
         others, apart = index[others[order]], apart[order]
         for start in range(0, len(others), _PARTNERS):
