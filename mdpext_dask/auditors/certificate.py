@@ -150,24 +150,29 @@ def certify_cells(
     largest, place, violations, recomputed = -1.0, Place(0, 0, 0), 0, 0
     width = max(_STRIP_ELEMENTS // outputs, 1)
     for start in range(0, len(step_y), width):
-        cells = slice(start, min(start + width, len(step_y)))
-        records = slice(start, cells.stop + 1)
-        steps = step_x, step_y[cells]
+        stop = min(start + width, len(step_y))
+        unsure: list[Place] = []
+        ranks = _ranks(probability[:, start : stop + 1], step_x, step_y[start:stop], q, usable)
         try:
-            strip = _certify_strip(probability[:, records], steps, q, (raw_limit, sure_limit), usable)
+            for i, rank in enumerate(ranks):
+                peak = float(rank.max())
+                if peak > largest:
+                    j, output = divmod(int(rank.argmax()), outputs)
+                    largest, place = peak, Place(i, j + start, output)
+                if peak > raw_limit:
+                    violations += int((rank > sure_limit).sum())
+                    near = np.argwhere((rank > raw_limit) & (rank <= sure_limit))
+                    unsure += [Place(i, j + start, output) for j, output in near.tolist()]
         except _UnsoundTotalError as found:
             i, j = found.args
             return Certificate(math.inf, _cell_of(i, j + start, 0, probability.shape), outputs)
-        violations += strip.violations
-        recomputed += len(strip.unsure)
-        for cell in strip.unsure:
-            x, y = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
+        recomputed += len(unsure)
+        for cell in unsure:
+            x, y = slice(cell.i, cell.i + 2), slice(cell.j, cell.j + 2)
             try:
                 violations += cell_exceeds(probability[x, y], x_km[x], y_km[y], cell.output, metric_p, limit)
             except Undecided:
                 violations += 1  # what nothing decides is no proof
-        if strip.peak > largest:
-            largest, place = strip.peak, Place(strip.place.i, strip.place.j + start, strip.place.output)
     norm = math.sqrt(largest) if q == 2 else largest
     epsilon = norm * (1 + NORM_RELATIVE_ERROR) + allowance
     if norm * max(float(step_x.max()), float(step_y.max())) > INFINITE_DIFFERENCE:
@@ -345,38 +350,6 @@ def _allowance(
     extremes = (float(positive.min()), float(positive.max()) * outputs) if len(positive) else (1.0, 1.0)
     error = log_ratio_error(outputs, max(abs(math.log(extreme)) for extreme in extremes))
     return error * vector_norm(1 / sides_km[0], 1 / sides_km[1], dual_exponent(metric_p))
-
-
-class _Strip(NamedTuple):
-    """What a strip holds: its largest :func:`norm_rank`, where, the excesses, and what rounding decides."""
-
-    peak: float
-    place: Place
-    violations: int
-    unsure: list[Place]
-
-
-def _certify_strip(
-    probability: NDArray[np.floating],
-    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
-    q: float,
-    limits: tuple[float, float],
-    usable: Range,
-) -> _Strip:
-    """Certify a strip that is narrow enough for the cache; `limits` are ranks to be sure below and above."""
-    outputs = probability.shape[2]
-    largest, place, violations = -1.0, Place(0, 0, 0), 0
-    unsure: list[Place] = []
-    for i, rank in enumerate(_ranks(probability, *steps, q, usable)):
-        peak = float(rank.max())
-        if peak > largest:
-            j, output = divmod(int(rank.argmax()), outputs)
-            largest, place = peak, Place(i, j, output)
-        if peak > limits[0]:
-            violations += int((rank > limits[1]).sum())
-            near = np.argwhere((rank > limits[0]) & (rank <= limits[1]))
-            unsure += [Place(i, j, output) for j, output in near.tolist()]
-    return _Strip(largest, place, violations, unsure)
 
 
 def _ranks(

@@ -184,25 +184,21 @@ def sentence(report: AuditReport) -> str:
 
 def table(report: AuditReport) -> list[tuple[str, str]]:
     """Return the report as labels and texts, most important first."""
-    promise = (
-        f"{_promised(report)}, p = {report.metric_p:g}; in the plane {report.epsilon_planar_per_km:.9g}/km"
-    )
+    planar = f"{report.epsilon_planar_per_km:.9g}/km"
     rows = [
         ("verdict", sentence(report)),
         ("audited", f"{report.subject}: {report.records:,} records, {report.outputs:,} outputs"),
         ("method", _METHODS[report.method]),
-        ("promise", promise),
+        ("promise", f"{_promised(report)}, p = {report.metric_p:g}; in the plane {planar}"),
     ]
     if report.method != BOUNDARY:
-        rows += _found(report)
+        rows += _figures(report)
     if report.worst:
         rows.append(("worst", in_words(report.worst)))
     rows += [("rows", _in_rows(finding)) for finding in report.findings]
-    for name, keys in (("changed", report.changed), ("missing", report.missing), ("extra", report.extra)):
-        if keys:
-            rows.append((name, _some(keys)))
-    if report.blocks_at_fault:
-        rows.append(("blocks at fault", _some(tuple(map(str, report.blocks_at_fault)))))
+    at_fault = tuple(map(str, report.blocks_at_fault))
+    damage = {"changed": report.changed, "missing": report.missing, "extra": report.extra}
+    rows += [(name, _some(keys)) for name, keys in (damage | {"blocks at fault": at_fault}).items() if keys]
     rows.append(("time", f"{report.seconds:.2f} s"))
     return rows
 
@@ -223,22 +219,21 @@ def in_words(worst: dict[str, Any]) -> str:
     )
 
 
-def _found(report: AuditReport) -> list[tuple[str, str]]:
+def _figures(report: AuditReport) -> list[tuple[str, str]]:
     unit = "(cell, output)" if report.method == CERTIFICATE else "triples"
+    share = report.epsilon / report.limit_per_km
     rows = [
-        (report.epsilon_name.replace("_", " "), f"{report.epsilon:.9g}/km, {_share(report)} of the limit"),
+        (report.epsilon_name.replace("_", " "), f"{report.epsilon:.9g}/km, {share:.6g} of the limit"),
         ("triples", f"{report.triples_checked:,} covered"),
         ("violations", f"{report.violations:,} {unit}, {report.violation_ratio:.3g} of all"),
     ]
-    sizes = [size for size in report.details.get("violation_sizes", ()) if size["violations"]]
-    if sizes:
+    if sizes := [size for size in report.details.get("violation_sizes", ()) if size["violations"]]:
         by_size = (f"{size['violations']:,} by a factor of {size['at_least']:.10g} or more" for size in sizes)
         rows.append(("sizes", "log ratios exceed bounds: " + ", ".join(by_size)))
     if report.recomputed:
         rows.append(("near ties", f"{report.recomputed:,} decided beyond float64"))
-    if report.details.get("violation_ratio_interval"):
-        low, high = report.details["violation_ratio_interval"]
-        confidence = report.details["confidence"]
+    if interval := report.details.get("violation_ratio_interval"):
+        (low, high), confidence = interval, report.details["confidence"]
         rows.append(("violation ratio", f"between {low:.3g} and {high:.3g} with {confidence:.0%} confidence"))
     if report.tolerance:
         rows.append(("tolerance", _hidden(report).removeprefix("; ")))
@@ -246,12 +241,12 @@ def _found(report: AuditReport) -> list[tuple[str, str]]:
 
 
 def _reasons(report: AuditReport) -> list[str]:
-    reasons = []
-    for what, keys in (("changed since they were written", report.changed), ("missing", report.missing)):
-        if keys:
-            reasons.append(f"bytes {what}: {_some(keys)}")
-    if report.extra:
-        reasons.append(f"shards of no block: {_some(report.extra)}")
+    damage = {
+        "bytes changed since they were written": report.changed,
+        "bytes missing": report.missing,
+        "shards of no block": report.extra,
+    }
+    reasons = [f"{what}: {_some(keys)}" for what, keys in damage.items() if keys]
     if report.method == BOUNDARY and report.violations:
         reasons.append(f"{report.violations} of {report.details['boundary_rows_checked']} shared rows differ")
     reasons += [_in_rows(finding) for finding in report.findings if finding.refutes]
@@ -276,8 +271,7 @@ def _reasons(report: AuditReport) -> list[str]:
             f"{worst['record_prime']}, log ratio {ratio} against bound {worst['bound']:.9g}"
             + _whether_kept(report)
         )
-    undecided = report.details.get("undecided", 0)
-    if undecided:
+    if undecided := report.details.get("undecided", 0):
         reasons.append(f"{undecided:,} triples could not be decided")
     return reasons
 
@@ -303,10 +297,6 @@ def _hidden(report: AuditReport) -> str:
 
 def _promised(report: AuditReport) -> str:
     return f"{report.epsilon_per_km:g}/km" + ("" if report.details.get("planar") else " on the ground")
-
-
-def _share(report: AuditReport) -> str:
-    return f"{report.epsilon / report.limit_per_km:.6g}"
 
 
 def _place(worst: dict[str, Any], name: str) -> str:

@@ -122,7 +122,7 @@ MUTANTS = {
         "the best band is the worst": "«max→min»(found, key=lambda part: (part.cells.epsilon",
     },
     "certificate": {
-        "comparison reversed": "violations += int((rank «>→<» limits[1]).sum())",
+        "comparison reversed": "violations += int((rank «>→<» sure_limit).sum())",
         "limit not lowered by what rounding hides": "raw_limit = rank_of_norm((limit «-→+» allowance)",
         "near ties are violations": "sure_limit = rank_of_norm((limit «+→-» allowance)",
         "ε rounded inward": (
@@ -139,9 +139,9 @@ MUTANTS = {
         "smaller side to the east": "np.«maximum→minimum»(east[:-1], east[1:], out=along_x)",
         "p instead of its dual": "q = «dual_exponent(metric_p)→metric_p»\n    outputs",
         "the first strip left out": "range(«0→width if width < len(step_y) else 0», len(step_y), width)",
-        "violations counted twice": "violations += «→2 * »strip.violations",
-        "another cell named": "Place(strip.place.i, strip.place.j« + start→», strip.place.output)",
-        "another output named": "largest, place = peak, Place(i, j, «output→0»)",
+        "violations counted twice": "violations += «→2 * »int((rank > sure_limit).sum())",
+        "another cell named": "largest, place = peak, Place(i, j« + start→», output)",
+        "another output named": "largest, place = peak, Place(i, j + start, «output→0»)",
         "no row in common of bands": (
             "yield slice(cells * band // bands, «cells * (band + 1) // bands + 1→"
             "max(cells * (band + 1) // bands, cells * band // bands + 2)»)"

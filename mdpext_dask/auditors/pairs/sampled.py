@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,9 +138,16 @@ def sample_batch(
     ]
     # Every row is read once, whichever strata need it.
     records = np.unique(np.concatenate([numbers for both in drawn for numbers in both]))
-    rows = _Rows.read(source, records)
-    tallies = [_compare(rows, source, promise, first, second) for first, second in drawn]
-    tallies[0].findings = rows.findings
+    rows = source.rows(records)
+    good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
+    logs, error = np.zeros(rows.shape), 0.0
+    if good.all():
+        logs, error = logs_of(rows)
+    elif good.any():
+        logs[good], error = logs_of(rows[good])
+    read = _Rows(records, rows, good, logs, error, source.xy_km(records))
+    tallies = [_compare(read, source, promise, first, second) for first, second in drawn]
+    tallies[0].findings = findings
     return tallies
 
 
@@ -166,9 +174,8 @@ def estimate(
     return ratio, [0.0 if math.isnan(mean) else mean for mean in means]
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that a batch needs, with ℓ of those that can be used; what was found in the others."""
+class _Rows(NamedTuple):
+    """Rows that a batch needs, with ℓ of those that can be used."""
 
     records: NDArray[np.intp]
     rows: NDArray[np.floating]
@@ -176,18 +183,6 @@ class _Rows:
     logs: NDArray[np.float64]
     error: float
     xy_km: NDArray[np.float64]
-    findings: list[Finding]
-
-    @classmethod
-    def read(cls, source: Source, records: NDArray[np.intp]) -> "_Rows":
-        rows = source.rows(records)
-        good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
-        logs, error = np.zeros(rows.shape), 0.0
-        if good.all():
-            logs, error = logs_of(rows)
-        elif good.any():
-            logs[good], error = logs_of(rows[good])
-        return cls(records, rows, good, logs, error, source.xy_km(records), findings)
 
 
 def _compare(
