@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport, sentence, table
+from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport, sentence, steepness, table
 from mdpext_dask.auditors.source import Source, coordinates_of_outputs
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.files import rendered, write_whole
@@ -151,12 +151,8 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
     least = float(shares[shares > 0].min(initial=1.0))
     highest = math.ceil(math.log10(float(shares.max(initial=_LEAST_SHARE))))
     lowest = min(math.floor(math.log10(max(least, _LEAST_SHARE))), highest - 1)
-    colours: dict[str, Any] = {
-        "cmap": SEQUENTIAL,
-        "norm": LogNorm(10.0**lowest, 10.0**highest),
-        "edgecolors": "white",
-        "linewidth": 0.4,
-    }
+    norm = LogNorm(10.0**lowest, 10.0**highest)
+    colours: dict[str, Any] = {"cmap": SEQUENTIAL, "norm": norm, "edgecolors": "white", "linewidth": 0.4}
     kept = np.ma.masked_equal(shares[:, :-1].T, 0)
     mesh = axes.pcolormesh(edges, drawn.details["ratio_edges"], kept, gid="kept", **colours)
     beyond = np.ma.masked_equal(shares[:, -1:].T, 0)
@@ -167,16 +163,14 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         [edges[0], edges[-1]], *_BEYOND, facecolor="none", edgecolor="black", linewidth=0.8, linestyle=":"
     )
 
-    axes.set_xscale("log")
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, _TOP)
-    ticks, names = _distance_ticks(edges, at_one_place=not uppers[-1] > 0)
-    axes.set_xticks(ticks, names)
+    axes.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, _TOP))
+    # Records that are all in one place have no distances.
+    ticks = _distance_ticks(edges) if uppers[-1] > 0 else [float(edges[0])]
+    axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
     axes.set_xticks([], minor=True)
     marks = [0, 0.2, 0.4, 0.6, 0.8, 1]
     axes.set_yticks([*marks, sum(_BEYOND) / 2], [*(f"{mark:g}" for mark in marks), _beyond_in_words(drawn)])
-    axes.set_xlabel("distance d of the two records (km)")
-    axes.set_ylabel("|log ratio| / (ε d)")
+    axes.set(xlabel="distance d of the two records (km)", ylabel="|log ratio| / (ε d)")
     # Beside the numbers, not beyond the words above them.
     beside = ScaledTranslation(-_LABEL_INCHES, 0, axes.figure.dpi_scale_trans)
     axes.yaxis.set_label_coords(0, 0.5 / _TOP, transform=axes.transAxes + beside)
@@ -187,7 +181,7 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         distance = report.worst["distance_km"]
         # A pair in one place, or far below the first band's end, is shown in the middle of that band.
         x = math.sqrt(edges[0] * edges[1]) if distance <= edges[0] else min(distance, edges[-1])
-        ratio = _on_its_side(_ratio_of(report.worst), broken=report.verdict == VIOLATED)
+        ratio = _on_its_side(steepness(report.worst, "bound"), broken=report.verdict == VIOLATED)
         # A white rim, so that it is seen on dark shares, in grey as well.
         axes.plot(x, _height(ratio), "D", color="white", markersize=12, clip_on=False, zorder=6)
         axes.plot(
@@ -226,23 +220,20 @@ def _band_edges(uppers_km: list[float]) -> NDArray[np.float64]:
     return np.array([left, first, *uppers_km[1:]])
 
 
-def _distance_ticks(edges_km: NDArray[np.float64], *, at_one_place: bool) -> tuple[list[float], list[str]]:
-    """Return where to name distances, and their names; the first is 0, where the first band begins."""
+def _distance_ticks(edges_km: NDArray[np.float64]) -> list[float]:
+    """Return which distances to name; the first is where the first band begins, at 0."""
     low, high = float(edges_km[0]), float(edges_km[-1])
-    ticks, names = [low], ["0"]
-    if at_one_place:
-        return ticks, names
+    ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
-        ticks, names = [low], ["0"]
+        ticks = [low]
         for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
             for tick in (step * 10.0**decade for step in steps):
                 apart = math.log(tick / ticks[-1]) / math.log(high / low)
-                if edges_km[0] < tick <= high and apart >= _CLOSEST_TICKS:
+                if low < tick <= high and apart >= _CLOSEST_TICKS:
                     ticks.append(tick)
-                    names.append(f"{tick:g}")
         if len(ticks) <= 10:
             break
-    return ticks, names
+    return ticks
 
 
 def _beyond_in_words(drawn: AuditReport) -> str:
@@ -255,14 +246,6 @@ def _beyond_in_words(drawn: AuditReport) -> str:
     if drawn.details["hidden_violations"]:
         return "above 1,\ntolerated"
     return "above 1,\nby rounding"
-
-
-def _ratio_of(triple: dict[str, Any]) -> float:
-    """Return |log ratio| / (ε d) of a triple; of two records in one place, infinity or 0."""
-    log_ratio, bound = float(triple["log_ratio"]), triple["bound"]
-    if bound > 0:
-        return float(log_ratio / bound)
-    return math.inf if log_ratio > 0 else 0.0
 
 
 def _on_its_side(ratio: float, *, broken: bool) -> float:

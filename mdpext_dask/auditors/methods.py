@@ -16,7 +16,7 @@ from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
 from mdpext_dask.auditors.pairs.tiles import lengths
-from mdpext_dask.auditors.result import AuditReport, verdict_on_rows
+from mdpext_dask.auditors.result import AuditReport, steepness, verdict_on_rows
 from mdpext_dask.auditors.shared_rows import check_shared_rows
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
@@ -333,7 +333,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     return subject.report(
         result.SAMPLED,
         verdict,
-        _slope_of(worst),
+        steepness(worst, "distance_km") if worst else 0.0,
         started,
         details,
         triples_checked=total.pairs * source.outputs,
@@ -358,16 +358,6 @@ def _waves(sampling: Sampling, outputs: int, workers: int) -> Iterator[list[tupl
         numbers = (number for number in range(first, first + count) if number * most < wanted)
         yield [(number, int(min(most, wanted - number * most))) for number in numbers]
         first += count
-
-
-def _slope_of(described: dict[str, Any]) -> float:
-    """Return |log ratio| / distance of a triple that is described, in 1/km."""
-    if not described:
-        return 0.0
-    ratio, distance = described["log_ratio"], described["distance_km"]
-    if not isinstance(ratio, float):
-        return math.inf
-    return ratio / distance if distance > 0 else math.inf if ratio > 0 else 0.0
 
 
 # --- shared rows ----------------------------------------------------------------------------------

@@ -164,6 +164,14 @@ def verdict_on_rows(findings: tuple[Finding, ...]) -> str | None:
     return NO_MECHANISM if any(finding.refutes for finding in findings) else None
 
 
+def steepness(worst: dict[str, Any], over: str) -> float:
+    """Return the |log ratio| of a triple over its ``"bound"`` or ``"distance_km"``; over 0, ∞ or 0."""
+    log_ratio, below = float(worst["log_ratio"]), float(worst[over])
+    if below > 0:
+        return log_ratio / below
+    return math.inf if log_ratio > 0 else 0.0
+
+
 def sentence(report: AuditReport) -> str:
     """Return the outcome in one line."""
     details, promised, hidden = report.details, _promised(report), _hidden(report)

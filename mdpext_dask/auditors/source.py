@@ -119,9 +119,15 @@ class Source(ABC):
         """Return how to name a record to people; here its number."""
         return record
 
+    @abstractmethod
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        """Return where records are, lon and lat in degrees, float64 of shape (n, 2), if that is known."""
+
     def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:  # noqa: ARG002 of some sources
         """Return where two records and an output are in degrees, as far as that is known."""
-        return {}
+        lonlat = self.lonlat(pair)
+        names = "x_lonlat", "x_prime_lonlat"
+        return {} if lonlat is None else dict(zip(names, lonlat.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -192,18 +198,19 @@ class StoreSource(Source):
         """Return (i, j) on the fine lattice."""
         return list(divmod(record, self.store.grid.shape[1]))
 
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        """Return degrees where there is a projection."""
+        projection = self.store.projection
+        return None if projection is None else projection.to_degrees(self.xy_km(records))
+
     def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:
-        """Return degrees where there is a projection, and the output's place, as far as it is not damaged."""
-        store = self.store
-        found = {}
-        if store.projection is not None:
-            lonlat = store.projection.to_degrees(self.xy_km(pair))
-            found = {"x_lonlat": lonlat[0].tolist(), "x_prime_lonlat": lonlat[1].tolist()}
+        """Return degrees, and the output's place, as far as it is not damaged."""
+        found = super().describe(pair, output)
         for key, names in (
             ("output_xy_km", ("output_x", "output_y")),
             ("output_lonlat", ("output_lon", "output_lat")),
         ):
-            place = coordinates_of_outputs(store, *names)[output]
+            place = coordinates_of_outputs(self.store, *names)[output]
             if np.isfinite(place).all():
                 found[key] = place.tolist()
         return found
@@ -305,12 +312,9 @@ class ArraySource(Source):
         """Return points of the plane, or lon and lat in degrees."""
         return np.asarray(self._saved("places" if self.on_ground else "points")[records])
 
-    def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:  # noqa: ARG002 it is anywhere
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
         """Return degrees where records were given by them."""
-        if not self.on_ground:
-            return {}
-        lonlat = self.places(pair)
-        return {"x_lonlat": lonlat[0].tolist(), "x_prime_lonlat": lonlat[1].tolist()}
+        return self.places(records) if self.on_ground else None
 
     def _saved(self, name: str) -> NDArray[Any]:
         return _array(self.folder / f"{name}.npy", self.token)

@@ -114,11 +114,9 @@ class Subject:
             # Possible from one record only, if rows can be used at all.
             rows = self.source.rows(pair)
             return bool(inspect_rows(pair, rows, self.source.range, normalised=False)[0].all())
-        places = self.source.places(pair)
-        if self.store is not None and self.promised.distortion is not None:
-            projection = self.store.projection
-            assert projection is not None  # or else nothing is promised for the ground
-            places = projection.to_degrees(self.source.xy_km(pair))
+        # Of a store for the ground, what is audited is the plane.
+        places = self.source.places(pair) if self.promised.distortion is None else self.source.lonlat(pair)
+        assert places is not None  # or else nothing is promised for the ground
         try:
             return self.promised.is_broken(ratio, places)
         except Undecided:

@@ -35,7 +35,7 @@ MUTANTS = {
         "a tolerance where none is asked for": "tolerance = «promise.tolerance→max(promise.tolerance, 1e-5)»",
         "hidden is what is not": "hidden = breaks & (differences + error «<=→>» kept + tolerance)",
         "near ties decided by rows that are not normalised": (
-            "«probability_ratio(first, second, output)→"
+            "«exact.probability_ratio(first, second, output)→"
             "__import__('fractions').Fraction(float(first[output]) / float(second[output]))», places"
         ),
         "comparison of what may break reversed": "np.asarray(differences + error «>→<» promise",
@@ -162,7 +162,7 @@ MUTANTS = {
         "shares divided by more than the outputs": "/ (tally.pairs * «outputs→(outputs + 1)»)",
         "another record named": "int(batch.records[there[pair[position]«→ - 1»]])",
         "the least steep triple named": "int(slopes.«argmax→argmin»())",
-        "strata weigh alike": "(mean, «weight→1.0») for mean, weight in zip(means, weights.tolist()",
+        "strata weigh alike": "shares = «weights.tolist()→[1.0] * len(means)»",
     },
 }
 

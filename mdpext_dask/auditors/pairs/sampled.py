@@ -154,24 +154,20 @@ def sample_batch(
 def estimate(
     tallies: Sequence[StratumTally], weights: NDArray[np.float64], outputs: int
 ) -> tuple[float, list[float]]:
-    """Return the estimated violation ratio, and means of the strata, 0 where nothing was drawn.
+    """Return the estimated violation ratio, and means of the strata.
 
     Parameters
     ----------
     tallies
-        Of all strata.
+        Of all strata; every batch draws from each.
     weights
         Shares of the strata of all pairs, float64 of shape (strata,).
     outputs
         Number K of outputs.
     """
-    means = [tally.violations / (tally.pairs * outputs) if tally.pairs else math.nan for tally in tallies]
-    known = [
-        (mean, weight) for mean, weight in zip(means, weights.tolist(), strict=True) if not math.isnan(mean)
-    ]
-    total = sum(weight for _, weight in known)
-    ratio = sum(mean * weight for mean, weight in known) / total if total else math.nan
-    return ratio, [0.0 if math.isnan(mean) else mean for mean in means]
+    means = [tally.violations / (tally.pairs * outputs) for tally in tallies]
+    shares = weights.tolist()
+    return sum(mean * share for mean, share in zip(means, shares, strict=True)) / sum(shares), means
 
 
 class _Rows(NamedTuple):
