@@ -59,7 +59,7 @@ def build(
     workers
         How many local processes, instead of the job's.
     observer
-        Is told of progress; see :class:`mdpext_dask.cli.progress_lines.PlainLines`.
+        Is told of progress; see :class:`mdpext_dask.cli.progress.PlainLines`.
 
     Returns
     -------
