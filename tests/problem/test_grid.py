@@ -89,7 +89,6 @@ def test_a_small_grid_by_hand() -> None:
     assert grid.box == Box(-1.0, 10.0, 5.0, 13.0)
     np.testing.assert_array_equal(grid.x_km(), [-1 + 0.5 * i for i in range(13)])
     np.testing.assert_array_equal(grid.y_km(), [10 + 0.5 * j for j in range(7)])
-    np.testing.assert_array_equal(grid.fractions(), [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     np.testing.assert_array_equal(
         grid.seeds_xy_km(), [(-1, 10), (-1, 13), (2, 10), (2, 13), (5, 10), (5, 13)]
     )
