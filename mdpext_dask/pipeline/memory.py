@@ -5,7 +5,7 @@ import psutil
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.loss import CACHE_BYTES
@@ -28,7 +28,7 @@ _WORKER_BASE = 160 * 2**20
 _RECEIPT_BYTES, ROW_DIGITS, _RECEIPT_IN_MEMORY = 600, 16, 2.5
 
 
-def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
+def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     """Refuse a job whose arrays cannot fit into this machine or a worker, before any of them is made.
 
     Raises
@@ -36,12 +36,12 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     SpecError
         With what is needed and what there is.
     """
-    grid = frame.grid
-    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
+    grid = geometry.grid
+    plan = Plan.of(grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
     arrays, loss, seed, tasks = "arrays over all records", "the loss file", "the seed program", "the tasks"
     needed = {arrays: _CLIENT_ARRAYS * grid.records * FLOAT64}
-    if isinstance(frame, FileFrame):
-        needed[loss] = frame.problem.loss_bytes
+    if isinstance(geometry, FileGeometry):
+        needed[loss] = geometry.problem.loss_bytes
     certified = spec.privacy.budget == "certified"
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == "cell-lp":
@@ -50,10 +50,10 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
-        _check_worker(spec, frame, spec.cluster.memory_gib, peak, program)
+        _check_worker(spec, geometry, spec.cluster.memory_gib, peak, program)
     if spec.cluster.kind in ("inline", "local"):
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        needed[tasks] = workers * (peak + table_bytes(spec, frame))
+        needed[tasks] = workers * (peak + table_bytes(spec, geometry))
         needed[seed] = program
     total, available = sum(needed.values()), psutil.virtual_memory().total
     if total > available:
@@ -72,13 +72,15 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         )
 
 
-def _check_worker(spec: JobSpec, frame: Frame | FileFrame, gib: float, peak: int, program: int) -> None:
+def _check_worker(
+    spec: JobSpec, geometry: RoadGeometry | FileGeometry, gib: float, peak: int, program: int
+) -> None:
     """Refuse a job of which a worker with so many GiB cannot hold a task or the seed program.
 
     A worker pauses when what is left may not do for another task, at :data:`dask_settings.PAUSE` of what it
     may use; what needs more than that by itself would never be done.
     """
-    needed = _WORKER_BASE + table_bytes(spec, frame) + max(peak, program)
+    needed = _WORKER_BASE + table_bytes(spec, geometry) + max(peak, program)
     if needed > PAUSE * gib * 2**30:
         what, way_out = "a task", "or smaller store.block_cells"
         if program > peak:
@@ -112,23 +114,23 @@ def check_workers(plan: Plan, method: str, limit: int | None) -> None:
         )
 
 
-def table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
+def table_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
-    if isinstance(frame, FileFrame):
-        return min(CACHE_BYTES, frame.problem.loss_bytes)
+    if isinstance(geometry, FileGeometry):
+        return min(CACHE_BYTES, geometry.problem.loss_bytes)
     tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
-    return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
+    return 2 * geometry.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def client_bytes(spec: JobSpec, frame: Frame | FileFrame, plan: Plan) -> int:
+def client_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry, plan: Plan) -> int:
     """Return about what the client holds at most: arrays over all records, the seed cost, or receipts."""
-    prior = _CLIENT_ARRAYS * frame.grid.records * FLOAT64
-    if isinstance(frame, FileFrame):
-        prior += frame.problem.loss_bytes
+    prior = _CLIENT_ARRAYS * geometry.grid.records * FLOAT64
+    if isinstance(geometry, FileGeometry):
+        prior += geometry.problem.loss_bytes
     # Corners of all cells, the cost that is assembled from them, and its digest.
-    cost = (2 * 4 * frame.grid.source_cells + frame.grid.seeds) * plan.outputs * FLOAT64
+    cost = (2 * 4 * geometry.grid.source_cells + geometry.grid.seeds) * plan.outputs * FLOAT64
     receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
-    loss = table_bytes(spec, frame) if isinstance(frame, Frame) else 0
+    loss = table_bytes(spec, geometry) if isinstance(geometry, RoadGeometry) else 0
     return _CLIENT_BASE + loss + max(prior, cost, receipts)
 
 

@@ -84,7 +84,7 @@ class Region:
         if part.area == 0:
             raise DataError(
                 f"domain.region: {self.path}: lies outside domain.bbox {list(box)}; the region spans "
-                f"{[round(d, 4) for d in self.box_degrees]}"
+                f"{rounded(self.box_degrees)}"
             )
         left_out = 1 - part.area / self.shape.area
         notes = (f"{left_out:.1%} of the region lies outside domain.bbox",) if left_out > _ROUNDING else ()
@@ -159,6 +159,11 @@ class Region:
         import shapely
 
         return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
+
+
+def rounded(degrees: Degrees) -> list[float]:
+    """Return a box in degrees for a message."""
+    return [round(d, 4) for d in degrees]
 
 
 def read_region(name: str, place: str | None = None) -> Region:

@@ -16,12 +16,12 @@ from mdpext_dask.events import ClusterReady, Event, JobFinished, Planned
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import measured_rates
-from mdpext_dask.pipeline.cost_model import JobCosts, plan_frame, plan_job
+from mdpext_dask.pipeline.cost_model import JobCosts, plan_geometry, plan_job
 from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Plan
@@ -37,7 +37,7 @@ def test_the_plan_is_kept_and_told(tmp_path: Path, small_job: Job) -> None:
     stages = ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
     (planned,) = (event.seconds for event in events if isinstance(event, Planned))
     assert list(planned) == [*stages, "total"]
-    assert dict(planned) == summary["seconds_planned"] == JobCosts.of(spec, build_frame(spec)).seconds(1)
+    assert dict(planned) == summary["seconds_planned"] == JobCosts.of(spec, build_geometry(spec)).seconds(1)
     assert events[-1] == JobFinished(summary["seconds"], summary["seconds_planned"])
     assert [event.workers for event in events if isinstance(event, ClusterReady)] == [1]
     # Stores of before do not say, and go on without.
@@ -50,7 +50,7 @@ def test_the_plan_is_kept_and_told(tmp_path: Path, small_job: Job) -> None:
 def test_a_plan_by_hand(small_job: Job) -> None:
     """13 x 29 records in 3 x 7 cells of 4 x 4: a block a cell, and nothing else that costs."""
     spec = parse_job(small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local"}))
-    costs = JobCosts.of(spec, build_frame(spec))
+    costs = JobCosts.of(spec, build_geometry(spec))
     assert (costs.plan.blocks, costs.elements, costs.solves, costs.trials) == (21, 377 * 8, 1, 0)
     each = costs.elements / 21 * measured_rates.EXTEND + measured_rates.TASK_OF_EXTEND
     assert costs.seconds(1)["extend"] == pytest.approx(21 * each, abs=1e-3)
@@ -59,7 +59,7 @@ def test_a_plan_by_hand(small_job: Job) -> None:
     # Tasks come no faster than client and scheduler send them, however many workers there are.
     assert costs.seconds(1000)["extend"] == pytest.approx(21 * measured_rates.DISPATCH, abs=1e-3)
     assert costs.tasks == 4 * 21 + 1
-    planned = plan_frame(spec, build_frame(spec))
+    planned = plan_geometry(spec, build_geometry(spec))
     # Rows that two blocks share: two columns of 29 records and six rows of 13; each is digested twice.
     assert planned["receipt_bytes"] == 21 * 600 + 2 * 16 * (2 * 29 + 6 * 13)
     assert planned["refused"] is None
@@ -126,13 +126,13 @@ def test_a_client_holds_no_more_arrays_over_records_than_planned(
         (tmp_path / "region.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
         domain["region"] = str(tmp_path / "region.geojson")
     spec = parse_job(small_job(domain=domain))
-    frame = build_frame(spec)
+    geometry = build_geometry(spec)
     tracemalloc.start()
-    create(spec, str(tmp_path / "s.zarr"), build_domain(spec, frame))
+    create(spec, str(tmp_path / "s.zarr"), build_domain(spec, geometry))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Beside them there are chunks on their way into the store, and the network.
-    assert peak <= _CLIENT_ARRAYS * 8 * frame.grid.records + 12 * 2**20
+    assert peak <= _CLIENT_ARRAYS * 8 * geometry.grid.records + 12 * 2**20
 
 
 def test_workers_that_cannot_hold_a_task_are_refused(

@@ -12,7 +12,7 @@ import pytest
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import Domain, build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.problem.outputs import output_count
@@ -99,46 +99,46 @@ def _travel(domain: Domain) -> TravelLoss:
 
 
 def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> None:
-    frame = build_frame(parse_job(small_job()))
-    assert (frame.grid.west_km, frame.grid.south_km) == tuple(frame.node_xy_km.min(axis=0))
-    assert frame.grid.box.contains(frame.node_xy_km).all()
-    assert frame.grid.refine == (2, 2)
-    assert frame.grid.cell_km == 3.0
+    geometry = build_geometry(parse_job(small_job()))
+    assert (geometry.grid.west_km, geometry.grid.south_km) == tuple(geometry.node_xy_km.min(axis=0))
+    assert geometry.grid.box.contains(geometry.node_xy_km).all()
+    assert geometry.grid.refine == (2, 2)
+    assert geometry.grid.cell_km == 3.0
 
 
 def test_plane_is_centred_on_the_box(small_job: JobMaker) -> None:
     west, south, east, north = read_roads("builtin:manhattan", None).box_degrees
     expected = Projection((west + east) / 2, (south + north) / 2)
-    assert build_frame(parse_job(small_job())).projection == expected
+    assert build_geometry(parse_job(small_job())).projection == expected
     bbox = [-74.0, 40.72, -73.94, 40.8]
-    projection = build_frame(parse_job(small_job(domain={"bbox": bbox}))).projection
+    projection = build_geometry(parse_job(small_job(domain={"bbox": bbox}))).projection
     assert (projection.centre_lon, projection.centre_lat) == pytest.approx((-73.97, 40.76))
 
 
 def test_box_in_degrees_is_covered_and_decides_which_nodes_count(small_job: JobMaker) -> None:
     west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
-    frame = build_frame(parse_job(small_job(domain={"bbox": list(bbox), "cell_km": 2.0})))
+    geometry = build_geometry(parse_job(small_job(domain={"bbox": list(bbox), "cell_km": 2.0})))
     generator = np.random.default_rng(1)
     places = generator.uniform((west, south), (east, north), (1000, 2))
     # Parallels bulge to the south here, so the southern border reaches lowest in its middle.
     places[::4, 1], places[1::4, 1], places[2::4, 0] = south, north, west
     places[0] = (west + east) / 2, south
-    assert frame.grid.box.contains(frame.projection.to_plane(places)).all()
+    assert geometry.grid.box.contains(geometry.projection.to_plane(places)).all()
     # Not much more than the box is covered: less than a cell a side.
-    assert frame.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
-    assert frame.grid.box.height_km < 2.0 + (north - south) * 111.7
+    assert geometry.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
+    assert geometry.grid.box.height_km < 2.0 + (north - south) * 111.7
     inside = [
         index
-        for index, (lon, lat) in enumerate(frame.network.lonlat)
+        for index, (lon, lat) in enumerate(geometry.network.lonlat)
         if west <= lon <= east and south <= lat <= north
     ]
-    assert frame.nodes_inside.tolist() == inside
-    assert 8 < len(inside) < frame.network.nodes
+    assert geometry.nodes_inside.tolist() == inside
+    assert 8 < len(inside) < geometry.network.nodes
 
 
 def test_box_away_from_the_network_is_refused(small_job: JobMaker) -> None:
     spec = parse_job(small_job(domain={"bbox": [12.0, 41.0, 12.5, 41.5]}))
-    for action in (build_frame, build_domain):
+    for action in (build_geometry, build_domain):
         message = _refusal(DataError, lambda action=action: action(spec))
         for part in ("domain.bbox", "no road within reach", "12.0", "-74.0179"):
             assert part in message
@@ -186,17 +186,17 @@ def test_network_that_falls_apart_is_refused(build: Callable[..., Domain], tmp_p
 @pytest.mark.parametrize("bbox", [None, [-74.0, 40.72, -73.94, 40.8]])
 def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: list[float] | None) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}, outputs={"count": 200}))
-    frame = build_frame(spec)
-    domain = build_domain(spec, frame)
-    assert domain.outputs == output_count(spec, frame) == 200
+    geometry = build_geometry(spec)
+    domain = build_domain(spec, geometry)
+    assert domain.outputs == output_count(spec, geometry) == 200
     assert len(np.unique(domain.output_xy_km, axis=0)) == 200
     assert domain.grid.box.contains(domain.output_xy_km).all()
-    allowed = {tuple(place) for place in frame.node_xy_km[frame.nodes_inside]}
+    allowed = {tuple(place) for place in geometry.node_xy_km[geometry.nodes_inside]}
     assert all(tuple(place) in allowed for place in domain.output_xy_km)
     np.testing.assert_array_equal(
         _travel(domain).node_xy_km[_travel(domain).output_node], domain.output_xy_km
     )
-    nodes = {tuple(place) for place in np.round(frame.network.lonlat, 9)}
+    nodes = {tuple(place) for place in np.round(geometry.network.lonlat, 9)}
     assert all(tuple(place) in nodes for place in np.round(domain.output_lonlat, 9))
 
 
@@ -259,8 +259,8 @@ def test_same_output_twice_is_refused(build: Callable[..., Domain], tmp_path: Pa
 
 def test_outputs_may_be_the_corners(small_job: JobMaker) -> None:
     spec = parse_job(small_job(outputs={"choose": "seeds", "count": None}))
-    frame = build_frame(spec)
-    domain = build_domain(spec, frame)
+    geometry = build_geometry(spec)
+    domain = build_domain(spec, geometry)
     grid = domain.grid
     corners = {
         (grid.west_km + i * 3.0, grid.south_km + j * 3.0)
@@ -268,7 +268,7 @@ def test_outputs_may_be_the_corners(small_job: JobMaker) -> None:
         for j in range(grid.cells_y + 1)
     }
     assert {tuple(place) for place in domain.output_xy_km} == corners
-    assert domain.outputs == output_count(spec, frame) == len(corners) == grid.seeds
+    assert domain.outputs == output_count(spec, geometry) == len(corners) == grid.seeds
 
 
 def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(
@@ -309,10 +309,10 @@ def test_road_node_prior_counts_nodes_at_their_nearest_record(
     small_job: JobMaker, bbox: list[float] | None
 ) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}))
-    frame = build_frame(spec)
-    nodes = frame.node_xy_km[frame.nodes_inside]
-    expected = _prior_by_hand(frame.grid, nodes, np.ones(len(nodes)))
-    np.testing.assert_allclose(build_domain(spec, frame).prior, expected, rtol=0, atol=1e-12)
+    geometry = build_geometry(spec)
+    nodes = geometry.node_xy_km[geometry.nodes_inside]
+    expected = _prior_by_hand(geometry.grid, nodes, np.ones(len(nodes)))
+    np.testing.assert_allclose(build_domain(spec, geometry).prior, expected, rtol=0, atol=1e-12)
 
 
 def test_trips_prior_counts_trips_at_their_nearest_record(build: Callable[..., Domain]) -> None:
@@ -426,9 +426,9 @@ def test_tasks_are_distinct_road_nodes_of_equal_weight(
 def test_tasks_are_drawn_from_the_box_only(small_job: JobMaker) -> None:
     bbox = [-74.0, 40.72, -73.94, 40.8]
     spec = parse_job(small_job(domain={"bbox": bbox}, loss={"tasks": 100}))
-    frame = build_frame(spec)
-    loss = _travel(build_domain(spec, frame))
-    inside = loss.task_distance_km[frame.nodes_inside]
+    geometry = build_geometry(spec)
+    loss = _travel(build_domain(spec, geometry))
+    inside = loss.task_distance_km[geometry.nodes_inside]
     assert (inside == 0).any(axis=0).all()
 
 

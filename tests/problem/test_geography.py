@@ -21,7 +21,7 @@ from mdpext_dask.errors import DataError, MdpextError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import read_region
@@ -188,7 +188,7 @@ def test_box_and_region_across_the_antimeridian(
     west, east = (float(v) for v in wrapped(np.array([lon - half, lon + half])))
     bbox = [west, lat - 0.028, east, lat + 0.028]
     assert west > east
-    boxed = build_frame(parse_job(_job(small_job, roads, bbox=bbox)))
+    boxed = build_geometry(parse_job(_job(small_job, roads, bbox=bbox)))
     assert 7 * 7 == len(boxed.nodes_inside) < boxed.network.nodes
     assert boxed.grid.cells_x == boxed.grid.cells_y == 3
     inside = boxed.network.lonlat[boxed.nodes_inside]
@@ -204,17 +204,17 @@ def test_box_and_region_across_the_antimeridian(
     path.write_text(json.dumps({"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}))
     region = read_region(str(path))
     assert region.box_degrees == tuple(bbox)
-    framed = build_frame(parse_job(_job(small_job, roads, region=str(path))))
+    framed = build_geometry(parse_job(_job(small_job, roads, region=str(path))))
     assert framed.kept.all()
     assert framed.projection == boxed.projection
     assert framed.grid.cells_x == boxed.grid.cells_x
-    whole = build_frame(parse_job(_job(small_job, roads, region=str(path), bbox=bbox)))
+    whole = build_geometry(parse_job(_job(small_job, roads, region=str(path), bbox=bbox)))
     assert not any("of the region lies outside" in note for note in whole.notes)
     path.write_text(json.dumps({"type": "Polygon", "coordinates": [rings[0]]}))
     # A wider box does not make a region wider, nor does one that ends where it begins.
     half_region = read_region(str(path)).within((west - 0.1, south - 0.1, east, north))
     np.testing.assert_allclose(half_region.box_degrees, (west, south, 180.0, north))
-    turned = build_frame(
+    turned = build_geometry(
         parse_job(_job(small_job, roads, region=str(path), rotation_deg="auto", cell_km=2.0))
     )
     assert max(turned.grid.box.width_km, turned.grid.box.height_km) < 9
@@ -289,5 +289,7 @@ def test_region_of_a_whole_continent_around_a_pole_is_refused(tmp_path: Path, sm
     path = tmp_path / "antarctica.geojson"
     path.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
     roads = lattice_folder(tmp_path / "roads", -67.5, -75.0)
-    message = _refusal(MdpextError, lambda: build_frame(parse_job(_job(small_job, roads, region=str(path)))))
+    message = _refusal(
+        MdpextError, lambda: build_geometry(parse_job(_job(small_job, roads, region=str(path))))
+    )
     assert "plane" in message or "distorts" in message

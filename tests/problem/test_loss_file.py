@@ -14,7 +14,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 
 Arrays = dict[str, Any]
@@ -228,7 +228,7 @@ def test_a_bad_file_is_one_line_with_file_and_key(save: Callable[..., str], name
     for part in named:
         assert part in message
     # The same from the header and the small arrays alone, so that `plan` refuses it as well.
-    assert refusal(lambda: build_frame(parse_job(job(file)))) == message
+    assert refusal(lambda: build_geometry(parse_job(job(file)))) == message
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1e-9])
@@ -286,9 +286,9 @@ def test_a_table_larger_than_memory_is_refused_unread(tmp_path: Path) -> None:
         header = {"descr": "<f8", "fortran_order": False, "shape": (100_000, 11, 100_000)}
         np.lib.format.write_array_header_1_0(member, header)
     spec = parse_job(job(str(path), domain={"refine": [1]}))
-    frame = build_frame(spec)
+    geometry = build_geometry(spec)
     with pytest.raises(MdpextError, match=re.escape("GiB")):
-        check_memory(spec, frame)
+        check_memory(spec, geometry)
     assert "GiB" in plan_job(spec)["refused"]
 
 
@@ -300,7 +300,7 @@ def test_a_centre_far_from_the_grid_is_refused(save: Callable[..., str]) -> None
         centre_lon=12.5,
         centre_lat=41.9,
     )
-    message = refusal(lambda: build_frame(parse_job(job(save(problem)))))
+    message = refusal(lambda: build_geometry(parse_job(job(save(problem)))))
     for part in ("loss.file:", "centre_lon, centre_lat", "distorts"):
         assert part in message
 

@@ -31,7 +31,7 @@ from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import Frame, build_frame
+from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.problem.region import read_region
@@ -531,10 +531,10 @@ def test_places_outside_the_region_follow_the_stated_rule(built: Path) -> None:
 # --- prior, outputs, tasks ------------------------------------------------------------------------
 
 
-def frame_of(job: dict[str, Any]) -> Frame:
-    frame = build_frame(parse_job(job))
-    assert isinstance(frame, Frame)
-    return frame
+def geometry_of(job: dict[str, Any]) -> RoadGeometry:
+    geometry = build_geometry(parse_job(job))
+    assert isinstance(geometry, RoadGeometry)
+    return geometry
 
 
 @pytest.fixture
@@ -547,9 +547,9 @@ def test_outputs_tasks_and_prior_are_of_the_region(
     small_job: Callable[..., dict[str, Any]], island: str
 ) -> None:
     job = small_job(domain={"region": island, "cell_km": 1.0})
-    domain, frame = build_domain(parse_job(job)), frame_of(job)
+    domain, geometry = build_domain(parse_job(job)), geometry_of(job)
     west, south = domain.grid.west_km, domain.grid.south_km
-    for xy in (domain.output_xy_km, frame.node_xy_km[frame.nodes_inside]):
+    for xy in (domain.output_xy_km, geometry.node_xy_km[geometry.nodes_inside]):
         cells = np.floor((xy - (west, south)) / 1.0).astype(int)
         assert domain.kept[cells[:, 0], cells[:, 1]].all()
     assert not domain.kept.all()
@@ -614,28 +614,28 @@ def test_more_outputs_than_nodes_in_the_region(
 
 def test_the_box_of_the_job_stays_the_box(small_job: Callable[..., dict[str, Any]], island: str) -> None:
     bbox = [-74.0, 40.74, -73.95, 40.8]
-    without = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0}))
-    frame = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "region": island}))
-    assert (frame.grid, frame.projection) == (without.grid, without.projection)
-    assert 0 < frame.kept.sum() < frame.kept.size
-    assert set(frame.nodes_inside) < set(without.nodes_inside)
-    assert any("lies outside domain.bbox" in note for note in frame.notes)
+    without = geometry_of(small_job(domain={"bbox": bbox, "cell_km": 1.0}))
+    geometry = geometry_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "region": island}))
+    assert (geometry.grid, geometry.projection) == (without.grid, without.projection)
+    assert 0 < geometry.kept.sum() < geometry.kept.size
+    assert set(geometry.nodes_inside) < set(without.nodes_inside)
+    assert any("lies outside domain.bbox" in note for note in geometry.notes)
 
 
 def test_a_region_outside_the_box_or_away_from_all_roads(
     small_job: Callable[..., dict[str, Any]], island: str, tmp_path: Path
 ) -> None:
     spec = parse_job(small_job(domain={"bbox": [-74.02, 40.70, -74.0, 40.72], "region": island}))
-    message = refusal(DataError, lambda: build_frame(spec))
+    message = refusal(DataError, lambda: build_geometry(spec))
     assert "lies outside domain.bbox" in message
     sea = geojson(tmp_path / "sea.geojson", [(100, 0), (110, 0), (110, 10), (100, 0)])
     spec = parse_job(small_job(domain={"region": sea}))
-    assert "no road within reach" in refusal(DataError, lambda: build_frame(spec))
+    assert "no road within reach" in refusal(DataError, lambda: build_geometry(spec))
 
 
 def test_a_region_smaller_than_a_cell(small_job: Callable[..., dict[str, Any]], island: str) -> None:
     spec = parse_job(small_job(domain={"region": island, "cell_km": 9.0}))
-    assert "larger than the box" in refusal(MdpextError, lambda: build_frame(spec))
+    assert "larger than the box" in refusal(MdpextError, lambda: build_geometry(spec))
 
 
 # --- loss files -----------------------------------------------------------------------------------
@@ -677,13 +677,13 @@ def test_a_region_on_the_grid_of_a_loss_file(tmp_path: Path, built: Path) -> Non
 
 def test_a_region_on_a_plane_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     spec = parse_job(loss_job(tmp_path))
-    assert "has no centre_lon, centre_lat" in refusal(DataError, lambda: build_frame(spec))
+    assert "has no centre_lon, centre_lat" in refusal(DataError, lambda: build_geometry(spec))
 
 
 def test_a_region_beside_the_grid_of_a_loss_file(tmp_path: Path) -> None:
     job = loss_job(tmp_path, **CENTRE)
     job["domain"]["region"] = geojson(tmp_path / "b.geojson", [(20, 0), (30, 0), (30, 10), (20, 0)])
-    assert "lies outside the grid" in refusal(DataError, lambda: build_frame(parse_job(job)))
+    assert "lies outside the grid" in refusal(DataError, lambda: build_geometry(parse_job(job)))
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -802,7 +802,7 @@ def test_bad_files_are_one_clear_line(
     path = tmp_path / "bad.geojson"
     path.write_text(text)
     spec = parse_job(small_job(domain={"region": str(path)}))
-    message = refusal(MdpextError, lambda: build_frame(spec))
+    message = refusal(MdpextError, lambda: build_geometry(spec))
     assert message.startswith("domain")
     assert re.search(complaint, message), message
 
@@ -814,10 +814,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, small_job: Callable[..., dict
         ("builtin:manhattan", "no built-in regions"),
     ):
         spec = parse_job(small_job(domain={"region": name}))
-        assert complaint in refusal(DataError, lambda spec=spec: build_frame(spec))
+        assert complaint in refusal(DataError, lambda spec=spec: build_geometry(spec))
     (tmp_path / "latin.geojson").write_bytes(b'{"type": "\xe9"}')
     spec = parse_job(small_job(domain={"region": str(tmp_path / "latin.geojson")}))
-    assert "not a GeoJSON file" in refusal(DataError, lambda: build_frame(spec))
+    assert "not a GeoJSON file" in refusal(DataError, lambda: build_geometry(spec))
 
 
 def test_the_content_of_the_region_is_part_of_the_job(

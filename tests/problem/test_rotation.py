@@ -21,7 +21,7 @@ from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import Frame, build_frame
+from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import least_rectangle_deg
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.roads.read_network import read_roads
@@ -36,10 +36,10 @@ angles = st.floats(-180, 180)
 places = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=2, max_size=8)
 
 
-def frame_of(job: dict[str, Any]) -> Frame:
-    frame = build_frame(parse_job(job))
-    assert isinstance(frame, Frame)
-    return frame
+def geometry_of(job: dict[str, Any]) -> RoadGeometry:
+    geometry = build_geometry(parse_job(job))
+    assert isinstance(geometry, RoadGeometry)
+    return geometry
 
 
 def area_at(xy: np.ndarray, degrees: float) -> float:
@@ -181,7 +181,7 @@ def test_a_slanted_island_needs_far_fewer_cells(small_job: Job, slanted: str) ->
 
 
 def test_auto_without_a_region_fits_the_road_nodes(small_job: Job) -> None:
-    flat, auto = (frame_of(small_job(domain={"cell_km": 1.0, "rotation_deg": r})) for r in (0.0, "auto"))
+    flat, auto = (geometry_of(small_job(domain={"cell_km": 1.0, "rotation_deg": r})) for r in (0.0, "auto"))
     xy = flat.node_xy_km
     found = auto.projection.rotation_deg
     assert -45 <= found < 45
@@ -196,22 +196,22 @@ def test_auto_without_a_region_fits_the_road_nodes(small_job: Job) -> None:
 
 def test_a_box_in_degrees_is_covered_in_the_turned_plane(small_job: Job) -> None:
     west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
-    frame = frame_of(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
+    geometry = geometry_of(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
     rng = np.random.default_rng(1)
     lonlat = rng.uniform((west, south), (east, north), (1000, 2))
     lonlat[:4] = [(west, south), (west, north), (east, south), (east, north)]
-    assert frame.grid.box.contains(frame.projection.to_plane(lonlat)).all()
-    inside = [west <= a <= east and south <= b <= north for a, b in frame.network.lonlat]
-    assert frame.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
+    assert geometry.grid.box.contains(geometry.projection.to_plane(lonlat)).all()
+    inside = [west <= a <= east and south <= b <= north for a, b in geometry.network.lonlat]
+    assert geometry.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
 
 
 def test_auto_in_a_box_fits_what_lies_in_it(small_job: Job, slanted: str) -> None:
     bbox = [-74.0, 40.72, -73.94, 40.8]
-    frame = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
-    nodes = frame.node_xy_km[frame.nodes_inside]
-    assert (frame.grid.west_km, frame.grid.south_km) == tuple(nodes.min(axis=0))
-    assert (nodes.max(axis=0) <= (frame.grid.box.east_km, frame.grid.box.north_km)).all()
-    part = frame_of(
+    geometry = geometry_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
+    nodes = geometry.node_xy_km[geometry.nodes_inside]
+    assert (geometry.grid.west_km, geometry.grid.south_km) == tuple(nodes.min(axis=0))
+    assert (nodes.max(axis=0) <= (geometry.grid.box.east_km, geometry.grid.box.north_km)).all()
+    part = geometry_of(
         small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto", "region": slanted})
     )
     assert part.projection.rotation_deg == pytest.approx(30, abs=5)
@@ -397,7 +397,7 @@ def test_roads_on_one_line_are_refused(small_job: Job, tmp_path: Path) -> None:
     (folder / "nodes.csv.gz").write_bytes(gzip.compress(nodes.encode()))
     (folder / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
     spec = parse_job(small_job(domain={"roads": str(folder), "rotation_deg": "auto"}))
-    assert "larger than the box" in refusal(lambda: build_frame(spec))
+    assert "larger than the box" in refusal(lambda: build_geometry(spec))
 
 
 def test_planar_outputs_are_in_the_turned_plane(small_job: Job, tmp_path: Path) -> None:
