@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.readers.point_chunks import PointChunk, Points, all_points, even_chunks
+from mdpext_dask.readers.point_chunks import PointChunk, even_chunks, joined
 from mdpext_dask.readers.point_geojson import collection_pieces, line_pieces
 from mdpext_dask.readers.point_tables import csv_pieces, parquet_pieces
 
@@ -79,13 +79,6 @@ def point_chunks(
     return even_chunks(read(path, weights=weights, extra=extra), chunk_points, path)
 
 
-def read_points(path: Path, *, weights: bool = True) -> Points:
-    """Read all points of a file; see :func:`point_chunks`.
-
-    Raises
-    ------
-    DataError
-        If columns are missing, a cell is not a number, a coordinate is out of range, or the weights
-        are negative or all zero.
-    """
-    return all_points(point_chunks(path, weights=weights))
+def read_points(path: Path, *, weights: bool = True) -> PointChunk:
+    """Read all points of a file; see :func:`point_chunks`."""
+    return joined(list(point_chunks(path, weights=weights)))

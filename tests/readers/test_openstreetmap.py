@@ -18,10 +18,14 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.readers.roads import openstreetmap as osm_module
-from mdpext_dask.readers.roads.drivable_ways import EXCLUDED, direction, is_drivable
-from mdpext_dask.readers.roads.junctions import Arcs, join_at_junctions
-from mdpext_dask.readers.roads.network import RoadNetwork
-from mdpext_dask.readers.roads.openstreetmap import read_osm
+from mdpext_dask.readers.roads.network import Arcs, RoadNetwork
+from mdpext_dask.readers.roads.openstreetmap import (
+    EXCLUDED,
+    direction,
+    is_drivable,
+    join_at_junctions,
+    read_osm,
+)
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.osm_files import ROAD, Ways, convert, osm_xml, write_osm
 from tests.support.towns import ONE_WAY, STREETS, TOWN, _grid

@@ -24,7 +24,7 @@ from typing import Any
 
 from mdpext_dask.errors import DataError, MdpextError, first_line
 from mdpext_dask.job.spec import ROAD_FILES
-from mdpext_dask.readers.optional_libraries import import_osm
+from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.roads.csv_folder import read_folder, write_folder
 from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.network import RoadNetwork
@@ -111,10 +111,10 @@ def digests(place: str | None, outline_of: str | None) -> dict[str, str]:
 
 def _folder(kind: str, place: str) -> Path:
     """Return where the download of a place is kept; its name begins as the place does."""
-    told = os.environ.get(CACHE_VARIABLE)
-    cache = Path(told) if told else Path(import_osm("platformdirs", "the cache").user_cache_dir("mdpext"))
+    cache = os.environ.get(CACHE_VARIABLE)
+    cache = cache or import_optional("platformdirs", "the cache").user_cache_dir("mdpext")
     readable = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")[:40]
-    return cache / kind / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+    return Path(cache, kind, f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
 
 
 def _kept(kind: str, place: str, key: str, download: Callable[[str, str, Path], dict[str, Any]]) -> Download:
@@ -186,7 +186,7 @@ def _sha256(path: Path) -> str:
 
 
 def _download_outline(place: str, key: str, folder: Path) -> dict[str, Any]:
-    osmnx = import_osm("osmnx", f"{key}: {place!r}")
+    osmnx = import_optional("osmnx", f"{key}: {place!r}")
     with _asking(osmnx, place, key):
         answer = osmnx.geocode_to_gdf(place)
         geometry = answer.geometry.iloc[0]
@@ -207,7 +207,7 @@ def _download_outline(place: str, key: str, folder: Path) -> dict[str, Any]:
 def _download_roads(place: str, key: str, folder: Path) -> dict[str, Any]:
     import shapely
 
-    osmnx = import_osm("osmnx", f"{key}: {place!r}")
+    osmnx = import_optional("osmnx", f"{key}: {place!r}")
     outline = _kept(_OUTLINES, place, key, _download_outline)
     polygon = shapely.from_geojson((outline.folder / OUTLINE).read_text(encoding="utf-8"))
     polygon = polygon.geoms[0] if polygon.geom_type == "GeometryCollection" else polygon

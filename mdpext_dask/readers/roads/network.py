@@ -19,6 +19,31 @@ _LONGEST_KM = 40_100.0
 
 
 @dataclass(frozen=True)
+class Arcs:
+    """Roads between nodes, each in one direction.
+
+    Parameters
+    ----------
+    start, end
+        Node indices, int64 of shape (m,).
+    length_km
+        float64 of shape (m,).
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    length_km: NDArray[np.float64]
+
+    def shortest(self) -> "Arcs":
+        """Return them in order of start and end, the shortest of parallel ones only."""
+        order = np.lexsort((self.length_km, self.end, self.start))
+        start, end = self.start[order], self.end[order]
+        first = np.ones(len(start), dtype=bool)
+        first[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
+        return Arcs(start[first], end[first], self.length_km[order][first])
+
+
+@dataclass(frozen=True)
 class RoadNetwork:
     """A road network as arrays.
 
@@ -59,17 +84,13 @@ class RoadNetwork:
 
     def arcs(self, *, directed: bool) -> sparse.csr_array:
         """Return the arc lengths in km as an (n, n) sparse matrix, the shortest of parallel edges."""
-        both = np.ones_like(self.oneway) if not directed else ~self.oneway
-        start = np.concatenate([self.start, self.end[both]])
-        end = np.concatenate([self.end, self.start[both]])
-        length = np.concatenate([self.length_km, self.length_km[both]])
-        # Sparse constructors add duplicates up; parallel edges must take their minimum instead.
-        order = np.lexsort((length, end, start))
-        start, end, length = start[order], end[order], length[order]
-        first = np.ones(len(start), dtype=bool)
-        first[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
-        shape = (self.nodes, self.nodes)
-        return sparse.csr_array((length[first], (start[first], end[first])), shape=shape)
+        both = ~self.oneway if directed else np.ones_like(self.oneway)
+        arcs = Arcs(
+            np.concatenate([self.start, self.end[both]]),
+            np.concatenate([self.end, self.start[both]]),
+            np.concatenate([self.length_km, self.length_km[both]]),
+        ).shortest()  # sparse constructors would add parallel edges up
+        return sparse.csr_array((arcs.length_km, (arcs.start, arcs.end)), shape=(self.nodes, self.nodes))
 
     def largest_connected_part(self, *, directed: bool) -> "RoadNetwork":
         """Return the largest (strongly, if directed) connected part.
