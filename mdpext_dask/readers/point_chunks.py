@@ -175,17 +175,15 @@ def even_chunks(pieces: Iterable[PointChunk], size: int, path: Path) -> Iterator
         At the end: if there were no points, or all their weights are zero.
     """
     waiting: list[PointChunk] = []
-    anything = heavy = False
-    for piece in pieces:
-        if not len(piece):
-            continue
-        anything, heavy = True, heavy or bool(piece.weight.any())
+    heavy = False
+    for piece in filter(len, pieces):
+        heavy |= bool(piece.weight.any())
         waiting.append(piece)
         while (held := sum(map(len, waiting))) >= size:
             whole = joined(waiting)
             yield whole.part(0, size)
             waiting = [whole.part(size, held)]
-    if not anything:
+    if not waiting:
         raise DataError(f"{path}: holds no rows")
     if not heavy:
         raise DataError(f"{path}: all weights are zero")

@@ -242,7 +242,7 @@ def test_runs_at_the_same_time_end_with_one_download(server: MapServer, cache: P
     for thread in threads:
         thread.join()
     assert len(server.asked) == 2
-    assert [one.folder for one in found] == [_entry(cache, "outlines")] * 2
+    assert [folder for folder, _ in found] == [_entry(cache, "outlines")] * 2
     assert found[0] == found[1]
 
 

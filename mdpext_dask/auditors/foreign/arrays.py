@@ -17,21 +17,7 @@ import zarr
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.foreign import row_files
-from mdpext_dask.auditors.foreign.row_files import (
-    Places,
-    RowWriter,
-    allocate,
-    check_count,
-    check_places,
-    check_shape,
-    converted,
-    new_file,
-    parsing,
-    rows_at_once,
-    stored_dtype,
-    without_places,
-    writing,
-)
+from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.errors import DataError
 from mdpext_dask.readers.tables import LONLAT, PLANAR, reading
 from mdpext_dask.store import objects
@@ -65,13 +51,13 @@ def read_npy(path: Path, source: str, folder: Path, points: Places | None) -> tu
     SpecError
         If nothing says where the records are.
     """
-    with parsing(source, ".npy file"), path.open("rb") as file:
+    with row_files.parsing(source, ".npy file"), path.open("rb") as file:
         shape, dtype = _header(file)
-    records, _ = check_shape(shape, source)
-    stored_dtype(dtype, source)
+    records, _ = row_files.check_shape(shape, source)
+    row_files.stored_dtype(dtype, source)
     if points is None:
-        raise without_places(source)
-    check_count(points, records, source)
+        raise row_files.without_places(source)
+    row_files.check_count(points, records, source)
     return _usable(path, source, folder, ".npy file"), points
 
 
@@ -82,32 +68,36 @@ def read_npz(path: Path, source: str, folder: Path, points: Places | None) -> tu
     those of :func:`read_npy`.
     """
     kind = ".npz file"
-    with parsing(source, kind):
+    with row_files.parsing(source, kind):
         archive = zipfile.ZipFile(path)
     with archive:
         names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
         def header(name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-            with parsing(source, kind), archive.open(f"{name}.npy") as member:
+            with row_files.parsing(source, kind), archive.open(f"{name}.npy") as member:
                 return _header(member)
 
         def lookup(name: str) -> NDArray[Any] | None:
             if name not in names:
                 return None
             _check_coordinates(name, *header(name), records, source)
-            with parsing(source, kind), archive.open(f"{name}.npy") as member:
+            with row_files.parsing(source, kind), archive.open(f"{name}.npy") as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
         key = PROBABILITY if PROBABILITY in names else _only_array(names, header, source)
         shape, dtype = header(key)
         array = f"{source}: {key}"
-        records, _ = check_shape(shape, array)
-        stored_dtype(dtype, array)
+        records, _ = row_files.check_shape(shape, array)
+        row_files.stored_dtype(dtype, array)
         places = _settle(points, shape, lookup, (PLANAR, LONLAT), source)
-        with new_file(folder) as rows:
-            with parsing(source, kind), archive.open(f"{key}.npy") as member, rows.open("wb") as out:
+        with row_files.new_file(folder) as rows:
+            with (
+                row_files.parsing(source, kind),
+                archive.open(f"{key}.npy") as member,
+                rows.open("wb") as out,
+            ):
                 while piece := member.read(row_files.PIECE_BYTES):
-                    with writing(folder):
+                    with row_files.writing(folder):
                         out.write(piece)
             usable = _usable(rows, array, folder, kind)
     if usable != rows:
@@ -137,11 +127,11 @@ def read_zarr(url: str, source: str, folder: Path, points: Places | None) -> tup
     kind = "Zarr array or group"
     with reading(source, kind):
         store = objects.open_objects(url, read_only=True)
-    with parsing(source, kind):
+    with row_files.parsing(source, kind):
         node = zarr.open(store, mode="r")
 
     def beside(name: str) -> "zarr.Array[Any] | None":
-        with parsing(source, kind):
+        with row_files.parsing(source, kind):
             found = node.get(name) if isinstance(node, zarr.Group) else None
         return found if isinstance(found, zarr.Array) else None
 
@@ -156,28 +146,28 @@ def read_zarr(url: str, source: str, folder: Path, points: Places | None) -> tup
                 f"{source}: {name} {has}; coordinates in km have units km or are called {name}_km"
             )
         _check_coordinates(name, found.shape, found.dtype, records, source)
-        with parsing(source, kind):
+        with row_files.parsing(source, kind):
             return np.asarray(found[...])
 
     array = node if isinstance(node, zarr.Array) else beside(PROBABILITY)
     if array is None:
         raise DataError(f"{source}: a Zarr group without an array {PROBABILITY}")
-    with parsing(source, kind):
+    with row_files.parsing(source, kind):
         shape, dtype, chunks = array.shape, array.dtype, array.chunks
-    records, outputs = check_shape(shape, source)
-    kept = stored_dtype(dtype, source)
+    records, outputs = row_files.check_shape(shape, source)
+    kept = row_files.stored_dtype(dtype, source)
     _check_dimensions(array, source)
     axes = [beside(name) for name in _AXES]
     in_km = all(axis is not None and _units(axis) in _KILOMETRES for axis in axes)
     # Axes in another unit are refused, unless something else says where the records are.
     pairs = (PLANAR, _AXES, LONLAT) if in_km else (PLANAR, LONLAT, _AXES)
     places = _settle(points, shape, lookup, pairs, source)
-    with new_file(folder) as path:
-        target = allocate(path, (records, outputs), kept).reshape(shape)
+    with row_files.new_file(folder) as path:
+        target = row_files.allocate(path, (records, outputs), kept).reshape(shape)
         for block in _blocks(shape, chunks, max(dtype.itemsize, kept.itemsize)):
-            with parsing(source, kind):
+            with row_files.parsing(source, kind):
                 values = np.asarray(array[block])
-            target[block] = converted(values, kept, source)
+            target[block] = row_files.converted(values, kept, source)
         return path, places
 
 
@@ -215,21 +205,21 @@ def _only_array(
 
 def _usable(path: Path, source: str, folder: Path, kind: str) -> Path:
     """Return a file of rows that can be used, which is this one where it can be."""
-    with parsing(source, kind):
+    with row_files.parsing(source, kind):
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-    dtype = stored_dtype(array.dtype, source)
+    dtype = row_files.stored_dtype(array.dtype, source)
     if array.ndim == 2 and array.dtype == dtype and array.dtype.isnative and array.flags.c_contiguous:
         return path
     outputs = array.shape[-1]
     if array.ndim == 3 and array.flags.c_contiguous:
         array = array.reshape(-1, outputs)
-    step = rows_at_once(outputs, max(dtype.itemsize, array.dtype.itemsize))
-    with new_file(folder) as rows:
-        with RowWriter(rows, outputs, dtype) as writer:
+    step = row_files.rows_at_once(outputs, max(dtype.itemsize, array.dtype.itemsize))
+    with row_files.new_file(folder) as rows:
+        with row_files.RowWriter(rows, outputs, dtype) as writer:
             # Reshaping an array in Fortran order would copy all of it.
             for part in [array] if array.ndim == 2 else array:
                 for first in range(0, len(part), step):
-                    writer.append(converted(part[first : first + step], dtype, source))
+                    writer.append(row_files.converted(part[first : first + step], dtype, source))
         return rows
 
 
@@ -242,14 +232,14 @@ def _settle(
 ) -> Places:
     """Return where the records are: as the file of points says, or else as the arrays beside them do."""
     if points is not None:
-        check_count(points, prod(shape[:-1]), source)
+        row_files.check_count(points, prod(shape[:-1]), source)
         return points
     together = lookup(_POINTS)
     if together is not None:
         allowed = {(prod(shape[:-1]), 2), (*shape[:-1], 2)}
         if together.shape not in allowed:
             raise DataError(f"{source}: {_POINTS} has the shape {together.shape}, but must have (records, 2)")
-        return check_places(Places(together.reshape(-1, 2).astype(np.float64), True, source))
+        return row_files.check_places(Places(together.reshape(-1, 2).astype(np.float64), True, source))
     for pair in pairs:
         first, second = map(lookup, pair)
         if first is None and second is None:
@@ -258,8 +248,8 @@ def _settle(
             there, absent = pair if second is None else reversed(pair)
             raise DataError(f"{source}: {there} needs {absent} beside it")
         coordinates = _spread(first, second, shape, pair, source)
-        return check_places(Places(coordinates, pair != LONLAT, source))
-    raise without_places(source)
+        return row_files.check_places(Places(coordinates, pair != LONLAT, source))
+    raise row_files.without_places(source)
 
 
 def _spread(

@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.foreign.row_files import (
-    Places,
-    RowWriter,
-    check_count,
-    check_exact,
-    check_places,
-    check_shape,
-    new_file,
-    rows_at_once,
-    stored_dtype,
-    without_places,
-)
+from mdpext_dask.auditors.foreign import row_files
+from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.errors import DataError
 from mdpext_dask.readers.tables import LONLAT, PLANAR, CsvFile, csv_file, number, parquet_file
 
@@ -57,14 +47,8 @@ class _Columns:
     record: int | None
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of a table: outputs (n, K), coordinates (n, 2), record numbers (n,), and their lines or rows."""
-
-    outputs: NDArray[Any]
-    coordinates: NDArray[np.float64]
-    record: NDArray[np.float64]
-    numbers: Sequence[int]
+# Rows of a table: outputs (n, K), coordinates (n, 2), record numbers (n,), and their lines or rows (n,).
+_Piece = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64], Sequence[int]]
 
 
 def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
@@ -114,13 +98,13 @@ def read_parquet(path: Path, source: str, folder: Path, points: Places | None) -
         names = list(map(str, schema.names))
         columns = _roles(names, points, source)
         kinds = [
-            stored_dtype(_plain_dtype(schema.types[place], names[place], source), source)
+            row_files.stored_dtype(_plain_dtype(schema.types[place], names[place], source), source)
             for place in columns.outputs
         ]
         # Known from the end of the file, before anything is converted.
-        records, _ = check_shape((file.metadata.num_rows, len(columns.outputs)), source)
+        records, _ = row_files.check_shape((file.metadata.num_rows, len(columns.outputs)), source)
         if points is not None:
-            check_count(points, records, source)
+            row_files.check_count(points, records, source)
         dtype = np.result_type(*kinds)
         pieces = _parquet_pieces(file, columns, dtype, source)
         return _collect(pieces, columns, dtype, source, folder, points, unit="row")
@@ -155,7 +139,7 @@ def _roles(names: Sequence[str], points: Places | None, source: str) -> _Columns
     if not outputs:
         raise DataError(f"{source}: no column is an output; found {', '.join(names)}")
     if points is None and not found:
-        raise without_places(source)
+        raise row_files.without_places(source)
     record = next((place for place, name in enumerate(names) if name.casefold() == _LABELS[0]), None)
     return _Columns(
         outputs=outputs,
@@ -169,10 +153,10 @@ def _csv_pieces(file: CsvFile, columns: _Columns) -> Iterator[_Piece]:
     """Parse rows, a piece at a time; whatever nothing reads may be any text."""
     rows, outputs = _csv_rows(file, columns), len(columns.outputs)
     # Python's numbers take four times the space of NumPy's.
-    while piece := list(islice(rows, rows_at_once(outputs + 2, 32))):
+    while piece := list(islice(rows, row_files.rows_at_once(outputs + 2, 32))):
         values, record, lines = zip(*piece, strict=True)
         table = np.array(values)
-        yield _Piece(table[:, :outputs], table[:, outputs:].copy(), np.array(record, np.float64), lines)
+        yield table[:, :outputs], table[:, outputs:].copy(), np.array(record, np.float64), lines
 
 
 def _csv_rows(file: CsvFile, columns: _Columns) -> Iterator[tuple[list[float], float | None, int]]:
@@ -211,7 +195,7 @@ def _parsed(cells: Sequence[str], names: Sequence[str], where: str) -> list[floa
 
 
 def _parquet_pieces(file: Any, columns: _Columns, dtype: np.dtype[Any], source: str) -> Iterator[_Piece]:
-    first, size = 1, rows_at_once(len(file.schema_arrow.names), 8)
+    first, size = 1, row_files.rows_at_once(len(file.schema_arrow.names), 8)
     for batch in file.iter_batches(batch_size=size, use_threads=False):
         outputs = np.empty((len(batch), len(columns.outputs)), dtype)
         coordinates = np.empty((len(batch), len(columns.coordinates)))
@@ -222,7 +206,7 @@ def _parquet_pieces(file: Any, columns: _Columns, dtype: np.dtype[Any], source: 
         # Text is no record number, and is found out of order only where the order matters.
         if columns.record is not None and _is_numeric(batch.column(columns.record).type):
             record[:] = _column(batch, columns.record, source)
-        yield _Piece(outputs, coordinates, record, range(first, first + len(batch)))
+        yield outputs, coordinates, record, range(first, first + len(batch))
         first += len(batch)
 
 
@@ -239,35 +223,37 @@ def _collect(
     coordinates: list[NDArray[np.float64]] = []
     numbers: list[int] = []
     start = 0.0
-    with new_file(folder) as path:
-        with RowWriter(path, len(columns.outputs), dtype) as writer:
-            for piece in pieces:
+    with row_files.new_file(folder) as path:
+        with row_files.RowWriter(path, len(columns.outputs), dtype) as writer:
+            for outputs, places, record, where in pieces:
                 if points is None:
-                    coordinates.append(piece.coordinates)
-                    numbers += piece.numbers
+                    coordinates.append(places)
+                    numbers += where
                 elif columns.record is not None:
-                    start = float(piece.record[0]) if writer.rows == 0 else start
-                    _check_order(piece, start, writer.rows, unit, source)
-                writer.append(piece.outputs)
+                    start = start if writer.rows else float(record[0] == 1)
+                    _check_order(record, start + writer.rows, where, unit, source)
+                writer.append(outputs)
         if writer.rows == 0:
             raise DataError(f"{source}: holds no rows")
-        check_shape((writer.rows, len(columns.outputs)), source)
+        row_files.check_shape((writer.rows, len(columns.outputs)), source)
         if points is not None:
-            check_count(points, writer.rows, source)
+            row_files.check_count(points, writer.rows, source)
             return path, points
-        places = Places(np.concatenate(coordinates), columns.planar, source)
-        return path, check_places(places, unit, numbers)
+        found = Places(np.concatenate(coordinates), columns.planar, source)
+        return path, row_files.check_places(found, unit, numbers)
 
 
-def _check_order(piece: _Piece, start: float, before: int, unit: str, source: str) -> None:
+def _check_order(
+    record: NDArray[np.float64], first: float, where: Sequence[int], unit: str, source: str
+) -> None:
     """Refuse record numbers that do not count up: a file of points would be laid beside other records."""
-    expected = (start if start in (0, 1) else 0) + before + np.arange(len(piece.record))
-    wrong = piece.record != expected
+    expected = first + np.arange(len(record))
+    wrong = record != expected
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DataError(
-            f"{source}: {unit} {piece.numbers[row]}: record {piece.record[row]:g} where {expected[row]:g} "
-            "should be; to be laid beside a file of points, the rows must be in the order of the records"
+            f"{source}: {unit} {where[row]}: record {record[row]:g} where {expected[row]:g} should be; to be "
+            "laid beside a file of points, the rows must be in the order of the records"
         )
 
 
@@ -297,5 +283,5 @@ def _column(batch: Any, place: int, source: str) -> NDArray[Any]:
         column = column.cast(pa.uint8())
     values = np.asarray(column.to_numpy(zero_copy_only=False))
     if dtype.kind in "iu":
-        check_exact(values, f"{source}: column {name}")
+        row_files.check_exact(values, f"{source}: column {name}")
     return values

@@ -27,14 +27,10 @@ def read_folder(folder: Path, *, directions_known: bool = True) -> RoadNetwork:
     length_m, oneway = edges.finite("length_m"), edges.integers("oneway")
     edges.refuse_where(length_m < 0, "length_m", "is negative")
     edges.refuse_where(~np.isin(oneway, (0, 1)), "oneway", "is neither 0 nor 1")
+    lonlat = np.stack([nodes.finite("lon"), nodes.finite("lat")], axis=-1)
+    ids, ends = nodes.integers("id"), (edges.integers("u"), edges.integers("v"))
     return assemble(
-        ids=nodes.integers("id"),
-        lonlat=np.stack([nodes.finite("lon"), nodes.finite("lat")], axis=-1),
-        ends=(edges.integers("u"), edges.integers("v")),
-        length_km=length_m / 1000,
-        oneway=oneway == 1,
-        directions_known=directions_known,
-        source=str(folder),
+        ids, lonlat, ends, length_m / 1000, oneway == 1, str(folder), directions_known=directions_known
     )
 
 

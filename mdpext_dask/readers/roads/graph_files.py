@@ -123,16 +123,7 @@ def _network(
             pieces = [np.stack(places)]
         length_km[row] = sum(float(ground_km(piece[:-1], piece[1:]).sum()) for piece in pieces)
     note = f"{source}: {len(unknown)} edges have no length and got that of their line on the ground"
-    return assemble(
-        ids=ids,
-        lonlat=lonlat,
-        ends=(ends[0], ends[1]),
-        length_km=length_km,
-        oneway=oneway,
-        directions_known=True,
-        source=source,
-        notes=(note,) if unknown else (),
-    )
+    return assemble(ids, lonlat, list(ends), length_km, oneway, source, notes=(note,) if unknown else ())
 
 
 def _pieces(line: Any) -> list[NDArray[np.float64]]:

@@ -1,5 +1,6 @@
 """A road network as arrays: its largest connected part, and travel distances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -143,14 +144,14 @@ class RoadNetwork:
 
 
 def assemble(
-    *,
     ids: NDArray[np.int64],
     lonlat: NDArray[np.float64],
-    ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ends: Sequence[NDArray[np.int64]],
     length_km: NDArray[np.float64],
     oneway: NDArray[np.bool_],
-    directions_known: bool,
     source: str,
+    *,
+    directions_known: bool = True,
     notes: tuple[str, ...] = (),
 ) -> RoadNetwork:
     """Turn node ids into indices and check what no reader can check alone.
@@ -161,7 +162,7 @@ def assemble(
         Nodes, int64 of shape (n,), and their places, float64 of shape (n, 2), in degrees.
     ends, length_km, oneway
         Edges: the ids of where they start and end, int64 of shape (m,) each; float64 and bool of shape (m,).
-    directions_known, source, notes
+    source, directions_known, notes
         As in :class:`RoadNetwork`.
 
     Raises
@@ -189,17 +190,8 @@ def assemble(
         if unknown.any():
             raise DataError(f"{source}: an edge names node {end[unknown][0]}, which is not there")
         indices.append(order[position])
-    return RoadNetwork(
-        lonlat=lonlat,
-        start=indices[0],
-        end=indices[1],
-        length_km=length_km,
-        oneway=oneway,
-        directions_known=directions_known,
-        source=source,
-        nodes_read=len(ids),
-        notes=notes,
-    )
+    start, end = indices
+    return RoadNetwork(lonlat, start, end, length_km, oneway, directions_known, source, len(ids), notes)
 
 
 def ground_km(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -63,27 +63,17 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class _Ways:
-    """Drivable ways: the ids of their nodes, one way after the other.
-
-    `count` says how many of `refs` are a way's; `direction` is that of
-    :func:`direction`.
-    """
+    """Drivable ways, and their nodes one way after the other: `count` says how many of `refs` are a way's."""
 
     ids: NDArray[np.int64]
     refs: NDArray[np.int64]
     count: NDArray[np.int64]
     direction: NDArray[np.int64]
-    ferries: int
 
     def only(self, keep: NDArray[np.bool_]) -> "_Ways":
         """Return some of the ways."""
-        return replace(
-            self,
-            ids=self.ids[keep],
-            refs=self.refs[np.repeat(keep, self.count)],
-            count=self.count[keep],
-            direction=self.direction[keep],
-        )
+        refs = self.refs[np.repeat(keep, self.count)]
+        return _Ways(self.ids[keep], refs, self.count[keep], self.direction[keep])
 
 
 def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
@@ -106,46 +96,43 @@ def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
     osmium = import_optional("osmium", f"domain.roads: {path}")
     # osmium has no errors of its own: what its parsers raise arrives as one of these.
     with reading(path, "OpenStreetMap file", also=(RuntimeError, OverflowError)):
-        ways = _read_ways(osmium, path)
-        notes = []
-        ways, again = _last_versions(ways)
-        if again:
-            notes.append(f"{path}: ways that are there more than once: {again}; the last one of each counts")
-        if ways.ferries:
-            notes.append(f"{path}: ferries are left out, which are no roads: {ways.ferries}")
+        ways, ferries = _read_ways(osmium, path)
+        last = _last_versions(ways.ids)
+        ways = ways.only(last)
         if len(ways.refs) == 0:
             raise DataError(f"{path}: holds no drivable roads")
-        ids = np.unique(ways.refs)
+        ids, refs = np.unique(ways.refs, return_inverse=True)
         lonlat = _read_places(osmium, path, ids)
-    ids, lonlat, refs, welded = _weld(ids, lonlat, ways.refs)
-    if welded:
-        notes.append(f"{path}: nodes that were joined across the antimeridian: {welded}")
-    ways = replace(ways, refs=np.searchsorted(ids, refs))
     there = np.asarray(np.isfinite(lonlat[:, 0]), dtype=bool)
     if not there.any():
         raise DataError(f"{path}: none of the {len(ids)} nodes of its roads is in the file")
+    refs, welded = _weld(lonlat, refs)
+    ways = replace(ways, refs=refs)
+    again, clipped, roads = int(np.sum(~last)), 0, len(ways.ids)
     if box is not None:
-        ways, clipped = _touching(ways, lonlat, box)
-        if clipped:
-            notes.append(
-                f"{path}: {clipped} of {clipped + len(ways.ids)} roads do not touch domain.bbox and were not "
-                "read"
-            )
-        if len(ways.ids) == 0:
+        ways = ways.only(_touching(ways, lonlat, box))
+        clipped = roads - len(ways.ids)
+        if clipped == roads:
             raise DataError(f"domain.bbox: no road within reach: no road of {path} touches {list(box)}")
-    if missing := int(np.sum(~there[np.unique(ways.refs)])):
-        notes.append(f"{path}: nodes of its roads that are not in the file: {missing}; the roads end there")
-    return _network(ways, ids, lonlat, there, str(path), notes)
+    missing = int(np.sum(~there[np.unique(ways.refs)]))
+    kept, arcs, rings = join_at_junctions(_arcs(ways, lonlat, there), len(ids))
+    notes = {
+        f"ways that are there more than once: {again}; the last one of each counts": again,
+        f"ferries are left out, which are no roads: {ferries}": ferries,
+        f"nodes that were joined across the antimeridian: {welded}": welded,
+        f"{clipped} of {roads} roads do not touch domain.bbox and were not read": clipped,
+        f"nodes of its roads that are not in the file: {missing}; the roads end there": missing,
+        f"closed rings that no other road meets are left out: {rings}": rings,
+    }
+    ids, lonlat, oneway = ids[kept], lonlat[kept], np.ones(len(arcs.start), dtype=bool)
+    told = tuple(f"{path}: {note}" for note, count in notes.items() if count)
+    return assemble(
+        ids, lonlat, (ids[arcs.start], ids[arcs.end]), arcs.length_km, oneway, str(path), notes=told
+    )
 
 
-def _network(
-    ways: _Ways,
-    ids: NDArray[np.int64],
-    lonlat: NDArray[np.float64],
-    there: NDArray[np.bool_],
-    source: str,
-    notes: list[str],
-) -> RoadNetwork:
+def _arcs(ways: _Ways, lonlat: NDArray[np.float64], there: NDArray[np.bool_]) -> Arcs:
+    """Return the pieces of ways between nodes that follow each other, by position in `lonlat`."""
     begin, end = ways.refs[:-1], ways.refs[1:]
     way = np.repeat(np.arange(len(ways.ids)), ways.count)
     # A node that is named twice in a row is named once.
@@ -153,54 +140,37 @@ def _network(
     begin, end, towards = begin[piece], end[piece], ways.direction[way[:-1][piece]]
     length = ground_km(lonlat[begin], lonlat[end])
     forward, backward = towards >= 0, towards <= 0
-    arcs = Arcs(
+    return Arcs(
         np.concatenate([begin[forward], end[backward]]),
         np.concatenate([end[forward], begin[backward]]),
         np.concatenate([length[forward], length[backward]]),
     )
-    kept, arcs, rings = join_at_junctions(arcs, len(ids))
-    if rings:
-        notes.append(f"{source}: closed rings that no other road meets are left out: {rings}")
-    return assemble(
-        ids=ids[kept],
-        lonlat=lonlat[kept],
-        ends=(ids[kept][arcs.start], ids[kept][arcs.end]),
-        length_km=arcs.length_km,
-        oneway=np.ones(len(arcs.start), dtype=bool),
-        directions_known=True,
-        source=source,
-        notes=tuple(notes),
-    )
 
 
-def _read_ways(osmium: Any, path: Path) -> _Ways:
+def _read_ways(osmium: Any, path: Path) -> tuple[_Ways, int]:
+    """Return the drivable ways of a file, their nodes by id, and how many ferries there are."""
     ids, refs, count, towards, ferries = array("q"), array("q"), array("q"), array("q"), 0
     ways = osmium.FileProcessor(path, osmium.osm.WAY)
     for way in ways.with_filter(osmium.filter.KeyFilter("highway", "route")):
-        tags = way.tags
         if not way.visible:  # deleted, in files with history
             continue
-        if is_drivable(tags):
+        if is_drivable(way.tags):
             nodes = [node.ref for node in way.nodes]
             ids.append(way.id)
             refs.extend(nodes)
             count.append(len(nodes))
-            towards.append(direction(tags))
+            towards.append(direction(way.tags))
         else:
-            ferries += tags.get("route") == "ferry"
-    columns = [np.array(column, dtype=np.int64) for column in (ids, refs, count, towards)]
-    return _Ways(columns[0], columns[1], columns[2], columns[3], ferries)
+            ferries += way.tags.get("route") == "ferry"
+    return _Ways(*(np.array(column, dtype=np.int64) for column in (ids, refs, count, towards))), ferries
 
 
-def _last_versions(ways: _Ways) -> tuple[_Ways, int]:
-    """Return the last one of all ways with the same id, and how many are left out."""
-    _, last = np.unique(ways.ids[::-1], return_index=True)
-    again = len(ways.ids) - len(last)
-    if not again:
-        return ways, 0
-    keep = np.zeros(len(ways.ids), dtype=bool)
-    keep[len(ways.ids) - 1 - last] = True
-    return ways.only(keep), again
+def _last_versions(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which ways are the last ones with their id."""
+    _, last = np.unique(ids[::-1], return_index=True)
+    keep = np.zeros(len(ids), dtype=bool)
+    keep[len(ids) - 1 - last] = True
+    return keep
 
 
 def _read_places(osmium: Any, path: Path, ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -245,28 +215,20 @@ def _places_by_table(osmium: Any, path: Path, ids: NDArray[np.int64]) -> NDArray
     return lonlat
 
 
-def _weld(
-    ids: NDArray[np.int64], lonlat: NDArray[np.float64], refs: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int]:
-    """Make one node of two at the same latitude of which one is at 180 and the other at -180 degrees.
+def _weld(lonlat: NDArray[np.float64], refs: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
+    """Name one node of two at the same latitude of which one is at 180 and the other at -180 degrees.
 
     Roads of OpenStreetMap end at the antimeridian, and go on from another node on its other side.
     """
     west, east = (np.flatnonzero(lonlat[:, 0] == side) for side in (-HALF_TURN, HALF_TURN))
     _, in_west, in_east = np.intersect1d(lonlat[west, 1], lonlat[east, 1], return_indices=True)
-    gone, stays = west[in_west], east[in_east]
-    if len(gone) == 0:
-        return ids, lonlat, refs, 0
-    position = np.searchsorted(ids, refs)
-    becomes = np.arange(len(ids))
-    becomes[gone] = stays
-    left = np.ones(len(ids), dtype=bool)
-    left[gone] = False
-    return ids[left], lonlat[left], ids[becomes[position]], len(gone)
+    becomes = np.arange(len(lonlat))
+    becomes[west[in_west]] = east[in_east]
+    return becomes[refs], len(in_west)
 
 
-def _touching(ways: _Ways, lonlat: NDArray[np.float64], box: Degrees) -> tuple[_Ways, int]:
-    """Return the ways of which a piece may touch a box, and how many do not."""
+def _touching(ways: _Ways, lonlat: NDArray[np.float64], box: Degrees) -> NDArray[np.bool_]:
+    """Return of which ways a piece may touch a box."""
     west, south, east, north = box
     half = (east_of(west, east) - west) / 2
     # From the middle of the box, so that nothing near it goes round the Earth.
@@ -279,7 +241,7 @@ def _touching(ways: _Ways, lonlat: NDArray[np.float64], box: Degrees) -> tuple[_
     near &= (way[:-1] == way[1:]) & (high[:, 0] - low[:, 0] <= HALF_TURN)
     touch = np.zeros(len(ways.ids), dtype=bool)
     touch[way[:-1][near]] = True
-    return ways.only(touch), int(np.sum(~touch))
+    return touch
 
 
 # --- which ways, and in which direction ------------------------------------------------------------
