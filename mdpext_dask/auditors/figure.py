@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport, sentence, steepness, table
 from mdpext_dask.auditors.source import Source, coordinates_of_outputs
 from mdpext_dask.auditors.subject import Subject
-from mdpext_dask.files import rendered, write_whole
+from mdpext_dask.files import rendered, whole_file
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.maps import (
     MANY_POINTS,
@@ -72,7 +72,8 @@ def draw_audit(report: AuditReport, drawn: AuditReport, subject: Subject, path: 
         If it cannot be written.
     """
     content = rendered(lambda: figure_of(report, drawn, subject), path.suffix.lower())
-    write_whole(path, lambda partial: partial.write_bytes(content))
+    with whole_file(path, "--picture") as file:
+        file.write(content)
 
 
 def figure_of(report: AuditReport, drawn: AuditReport, subject: Subject) -> "Figure":

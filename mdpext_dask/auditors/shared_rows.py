@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from mdpext_dask.store import receipts
 from mdpext_dask.store.blocks import Block, Plan, common, relative
 from mdpext_dask.store.extension import extended_block
-from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 from mdpext_dask.store.receipts import OPPOSITE
 from mdpext_dask.store.rows import rows_of
 

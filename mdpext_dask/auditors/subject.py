@@ -29,10 +29,9 @@ from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
-from mdpext_dask.store.hierarchy import ROOT_KEY
 from mdpext_dask.store.integrity import FINISHED, ShardDamage, extra_shards, inconsistencies
 from mdpext_dask.store.loss import is_problem_of
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import ROOT_KEY, MechanismStore
 
 _LARGEST_KM = 1e9
 

@@ -21,7 +21,7 @@ from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
 from mdpext_dask.events import Observer, silent
-from mdpext_dask.files import check_file, write_whole
+from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.reports.page.contents import contents_of, store_name
 from mdpext_dask.reports.page.costs import Findings
@@ -113,7 +113,8 @@ def report(
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
         content = page_of({**contents, "store_argument": _argument(store)}).encode("utf-8", "replace")
-        write_whole(target, lambda partial: partial.write_bytes(content), _OPTION)
+        with whole_file(target, _OPTION) as file:
+            file.write(content)
     return {
         "store": store.url,
         "file": str(target),

@@ -58,8 +58,8 @@ def read_corners(store: MechanismStore, block: Block, operator: Operator, prefix
     StoreError
         If what is stored is damaged.
     """
-    scores = store.read_scores(block, f"{prefix}score")
     across, along = block.cells_x, block.cells_y
+    scores = store.read(f"seed/{prefix}score", _closed(across), _closed(along))
     east, north = across.stop - across.start, along.stop - along.start
     budget_x = np.full((2, east, north + 1, 1), np.inf)
     budget_y = np.full((2, east + 1, north, 1), np.inf)

@@ -21,9 +21,8 @@ from mdpext_dask.job.spec import fingerprint_of, is_job_of
 from mdpext_dask.seed.budget import vector_norm
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.hierarchy import ROOT_KEY
 from mdpext_dask.store.loss import is_problem_of
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.schema import PROBABILITY, is_number
 

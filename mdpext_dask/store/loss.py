@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.loss import EuclideanLoss, Loss, TableLoss, TravelLoss
 from mdpext_dask.store import schema
-from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 
 _TABLE = "problem/loss"
 # What a process keeps of a loss table, so that trials of the same block do not read it again and again.

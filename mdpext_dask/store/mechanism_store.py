@@ -24,6 +24,7 @@ import numpy as np
 import zarr
 import zarr.errors
 from numpy.typing import NDArray
+from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
@@ -35,15 +36,35 @@ from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.blocks import Block, Plan
-from mdpext_dask.store.hierarchy import DAMAGE, DAMAGED_CONTENT, ROOT_KEY, Hierarchy
 from mdpext_dask.store.receipts import Receipt
 
-# States in the order in which a store goes through them, after template.CREATING.
+# The object that holds the attributes of the root.
+ROOT_KEY = "zarr.json"
+# States in the order in which a store goes through them, after schema.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
+# What damaged content makes our code raise. TypeError and AttributeError would be faults of that code.
+DAMAGED_CONTENT = (ValueError, LookupError, RuntimeError, OSError)
+# What Zarr, its codecs and storage raise where documents or bytes are damaged: around their calls alone.
+DAMAGE = (*DAMAGED_CONTENT, TypeError, AttributeError)
 
 
-class MechanismStore(Hierarchy):
-    """A mechanism store, open for reading or for writing; see :meth:`create` and :meth:`open`."""
+class MechanismStore:
+    """An open mechanism store; see :meth:`create` and :meth:`open`.
+
+    Parameters
+    ----------
+    url
+        Local path or URL.
+    objects_store
+        Its objects, through Zarr's store interface.
+    root
+        Its root group.
+    """
+
+    def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
+        self.url = objects.absolute(url)
+        self.objects = objects_store
+        self._root = root
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -171,6 +192,33 @@ class MechanismStore(Hierarchy):
     # --- attributes -------------------------------------------------------------------------------
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of the root, as they were when the store was opened or last updated here."""
+        return dict(self._root.attrs)
+
+    def update(self, **attributes: Any) -> None:
+        """Write attributes of the root in one atomic step.
+
+        The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
+
+        Raises
+        ------
+        StoreError
+            If it is not there any more, is damaged, or cannot be written.
+        """
+        document = objects.get_json(self.objects, ROOT_KEY)
+        if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
+            raise StoreError(
+                f"{self.url}: {ROOT_KEY} is gone or damaged; has somebody deleted or replaced this store?"
+            )
+        document["attributes"].update(attributes)
+        objects.put_json(self.objects, ROOT_KEY, document)
+        try:
+            self._root = zarr.open_group(self.objects, mode="r+", zarr_format=3, use_consolidated=False)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {ROOT_KEY} is damaged: {first_line(error)}") from None
+
+    @property
     def state(self) -> str:
         """``creating``, ``planned``, ``extending``, ``complete`` or ``refused``."""
         return str(self.attributes["state"])
@@ -258,17 +306,54 @@ class MechanismStore(Hierarchy):
     # --- arrays -----------------------------------------------------------------------------------
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Return an array of the store; see :meth:`mdpext_dask.store.hierarchy.Hierarchy.array`."""
-        return self._probability if name == schema.PROBABILITY else super().array(name)
+        """Return an array of the store, nothing read of it yet.
+
+        Raises
+        ------
+        StoreError
+            If it is missing, or its description is damaged.
+        """
+        return self._probability if name == schema.PROBABILITY else self._array(name)
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        array = self._node(name)
+        if not isinstance(array, zarr.Array):
+            raise StoreError(
+                f"{self.url}: the array {name} is missing; is another run at work on this store?"
+            )
+        return array
+
+    def read(self, name: str, *index: slice) -> NDArray[Any]:
+        """Return (a part of) an array of the store.
+
+        Raises
+        ------
+        StoreError
+            If the array is not there or its bytes are damaged.
+        """
+        array = self.array(name)
+        try:
+            return np.asarray(array[index] if index else array[...])
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
+
+    def _node(self, name: str) -> "zarr.Array[Any] | zarr.Group | None":
+        """Return an array or a group, or None if there is none of that name.
+
+        Raises
+        ------
+        StoreError
+            If its description is damaged.
+        """
+        try:
+            return self._root.get(name)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {first_line(error)}") from None
 
     @cached_property
     def _probability(self) -> "zarr.Array[Any]":
         # Described once, when the store is created; behind a URL, every look at the description is a request.
-        return super().array(schema.PROBABILITY)
-
-    def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
-        """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
-        return self.read(schema.PROBABILITY, x, y)
+        return self._array(schema.PROBABILITY)
 
     def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
         """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.
@@ -289,15 +374,16 @@ class MechanismStore(Hierarchy):
         east, north = block.owned_shape
         scratch, description = MemoryStore(), f"{schema.PROBABILITY}/{ROOT_KEY}"
         objects.put_bytes(scratch, description, objects.get_bytes(self.objects, description) or b"")
+        owned, place = fine[:east, :north], (block.owned_x, block.owned_y)
         try:
-            array = zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")
-            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+            zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")[place] = owned
         except DAMAGE as error:
             raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
-        shards = {key: objects.get_bytes(scratch, key) for key in keys}
-        if any(shard is None for shard in shards.values()):
+        found = ((key, objects.get_bytes(scratch, key)) for key in keys)
+        shards = {key: shard for key, shard in found if shard is not None}
+        if len(shards) < len(keys):
             raise StoreError(f"{self.url}: block {block.index}: its rows are not whole shards")
-        return {key: shard for key, shard in shards.items() if shard is not None}
+        return shards
 
     def write_shards(self, shards: Mapping[str, bytes]) -> dict[str, str]:
         """Write shards, and return the SHA-256 of each.
@@ -482,13 +568,6 @@ class MechanismStore(Hierarchy):
         if digest is None:
             raise IncompleteStoreError(f"{self.url}: the seed is not solved yet; run the job again")
         return str(digest)
-
-    def read_scores(self, block: Block, name: str = "score") -> NDArray[np.float64]:
-        """Return log scores on a block's corners, float64 of shape (cells east + 1, cells north + 1, K)."""
-        across, along = block.cells_x, block.cells_y
-        return self.read(
-            f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
-        )
 
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""

@@ -35,7 +35,7 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
         If stored bytes or the seed are damaged, or a skipped block has no receipt or extends to other rows
         than when it was written.
     """
-    rows = store.read_probability(x, y)
+    rows: NDArray[np.float32] = store.read(PROBABILITY, x, y)
     for block in _skipped_blocks(store.plan, x, y):
         part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
         fine = _skipped_block(store, block)

@@ -118,7 +118,7 @@ def test_dots_of_a_row_have_areas_like_its_probabilities(mechanism: Mechanism, a
 def test_the_field_of_an_output_is_the_stored_column(store: MechanismStore, ax: Axes) -> None:
     plots.plot_output(store.url, 3, ax)
     shown = artist(ax, "records")
-    stored = store.read_probability(slice(None), slice(None))[..., 3].astype(np.float64)
+    stored = store.read("probability")[..., 3].astype(np.float64)
     np.testing.assert_array_equal(shown.get_array(), 100 * stored.T)
     # Which place a pixel is at: that with the largest value lies where it is stored.
     i, j = np.unravel_index(stored.argmax(), stored.shape)
