@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from mdpext_dask.store import receipts
 from mdpext_dask.store.blocks import Block, Plan, common, relative
-from mdpext_dask.store.extension import extended_block
 from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 from mdpext_dask.store.receipts import OPPOSITE
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import extended_block, rows_of
 
 _Record = tuple[int, int]
 

@@ -29,10 +29,10 @@ from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.store import objects, receipts
-from mdpext_dask.store.extension import extension_of_store
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
 from mdpext_dask.store.receipts import BoundaryReport, Receipt, check_boundaries
+from mdpext_dask.store.rows import extension_of_store
 
 
 def build(

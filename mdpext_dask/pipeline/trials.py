@@ -13,8 +13,8 @@ from mdpext_dask.auditors.certificate import PLACES, Slopes, certify_source_cell
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.evaluation.loss import expected_loss
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.extension import TRIAL, extended_block, extension_arrays, operator_of_store
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import TRIAL, extended_block, extension_arrays, operator_of_store
 from mdpext_dask.store.schema import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
 
 # Tempering aims this far below ε and is content with so much of it.

@@ -145,10 +145,20 @@ class Plan:
         stored[cells_x // plan.block_cells[0], cells_y // plan.block_cells[1]] = True
         return replace(plan, skipped=frozenset(np.flatnonzero(~stored).tolist()))
 
-    def owner(self, record: int, axis: int) -> int:
-        """Return the position, along an axis, of the blocks that own a fine row."""
+    def skipped_blocks(self, x: slice, y: slice) -> list[Block]:
+        """Return the skipped blocks that own some of a rectangle of records (half-open ranges of rows)."""
+        if not self.skipped:
+            return []
+        across, along = (self._owners(part, axis) for axis, part in enumerate((x, y)))
+        owners = {i * self.blocks_shape[1] + j for i in across for j in along}
+        return [self[index] for index in sorted(owners & self.skipped)]
+
+    def _owners(self, part: slice, axis: int) -> range:
+        """Return the positions, along an axis, of the blocks that own a range of fine rows."""
         last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1
-        return min(record // self.grid.factor, last) // self.block_cells[axis]
+        ends = (min(record // self.grid.factor, last) for record in (part.start, part.stop - 1))
+        first, final = (cell // self.block_cells[axis] for cell in ends)
+        return range(first, final + 1)
 
     @property
     def blocks_shape(self) -> tuple[int, int]:

@@ -32,10 +32,10 @@ from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.extension import extended_block
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import extended_block
 from tests.support.processes import write_toml
 from tests.support.reference import audited_epsilon
 
@@ -811,7 +811,7 @@ def write_seed_without_solving(spec: JobSpec, path: Path) -> None:
     from mdpext_dask.problem.domain import build_domain
     from mdpext_dask.seed.budget import axis_budgets
     from mdpext_dask.seed.model import SeedMechanism
-    from mdpext_dask.store.extension import extension_arrays
+    from mdpext_dask.store.rows import extension_arrays
 
     domain = build_domain(spec)
     facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)

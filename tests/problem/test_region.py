@@ -40,9 +40,8 @@ from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import receipts
-from mdpext_dask.store.extension import extended_block
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_at, rows_of
+from mdpext_dask.store.rows import extended_block, rows_at, rows_of
 from mdpext_dask.store.schema import cells_sha256
 from tests.support.problems import JobMaker, all_rows, point_file, polygon_file, refusal, road_geometry
 from tests.support.reference import audited_epsilon
