@@ -18,7 +18,7 @@ from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, files_of
-from mdpext_dask.store.remote_filesystems import check_no_password
+from mdpext_dask.store.remote_drivers import check_no_password
 
 Manifest = dict[str, Any]
 

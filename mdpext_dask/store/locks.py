@@ -16,11 +16,12 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
+from pydantic import with_config
 from zarr.abc.store import Store
 
 from mdpext_dask.errors import ClusterError, IncompleteStoreError, StoreAccessError, StoreError
@@ -35,6 +36,7 @@ _SETTLE_SECONDS = 0.3
 _OWN: set[str] = set()
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Holder:
     """Who is at work on a store.
@@ -229,13 +231,9 @@ def _folders_to_make(url: str) -> list[Path]:
 
 
 def _read(store: Store) -> Holder | None:
-    """Return the holder that a lock names; None where there is no lock, or nothing that is one."""
-    content = objects.get_json(store, KEY)
-    if not isinstance(content, Mapping) or {*content} != {field.name for field in fields(Holder)}:
-        return None
-    holder = Holder(**content)
-    sound = isinstance(holder.owner, str) and isinstance(holder.machine, str) and isinstance(holder.pid, int)
-    return holder if sound else None
+    """Return the holder that a lock names; None if the lock is missing or damaged."""
+    holder: Holder | None = objects.get_json(store, KEY, Holder)
+    return holder
 
 
 def _write(store: Store, holder: Holder) -> None:

@@ -8,10 +8,10 @@ shares with its neighbours.
 import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import with_config
 from zarr.abc.store import Store
 
 from mdpext_dask.store import objects
@@ -19,8 +19,11 @@ from mdpext_dask.store.blocks import Block, Plan
 
 PREFIX = "receipts/"
 _ROW_DIGEST_BYTES = 8
+# The side on which a neighbour shares the records of a side.
+OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Receipt:
     """What a task says about the block it has written.
@@ -75,11 +78,11 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
 
 
 def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt | None:
-    """Return a block's receipt, or None if there is none or it is damaged.
+    """Return a block's receipt, or None if it is missing or damaged.
 
-    Whether a block is one that the plan skips, so that it has no shards, is never for its receipt to say.
+    Whether the plan skips a block, so that it has no shards, is never decided by its receipt.
     """
-    return _parsed(objects.get_json(store, key_of(block)), block, skipped)
+    return _checked(objects.get_json(store, key_of(block), Receipt), block, skipped)
 
 
 def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[int, Receipt]:
@@ -101,8 +104,8 @@ def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[i
         stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys]
         numbers = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
         blocks = [number for number in numbers if number < planned]
-    contents = objects.get_many_json(store, [key_of(block) for block in blocks])
-    found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
+    contents = objects.get_many_json(store, [key_of(block) for block in blocks], Receipt)
+    found = (_checked(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
     return {receipt.block: receipt for receipt in found if receipt is not None}
 
 
@@ -169,25 +172,12 @@ def _digest_rows(rows: NDArray[np.float32]) -> str:
     return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
 
 
-def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None:
-    if not isinstance(content, Mapping):
+def _checked(receipt: Receipt | None, block: int, skipped: Container[int]) -> Receipt | None:
+    """Return a receipt if it is the block's, and has shards or the digest of its rows as the plan has it."""
+    if receipt is None or receipt.block != block:
         return None
-    try:
-        receipt = Receipt(**content)
-    except TypeError:
-        return None
-    sound = _holds_text(receipt.shards) and _holds_text(receipt.sides)
     skips = block in skipped
-    as_planned = bool(receipt.shards) != skips and isinstance(receipt.rows_sha256, str) == skips
-    return receipt if receipt.block == block and sound and as_planned else None
-
-
-def _holds_text(table: Any) -> bool:
-    return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
-
-
-# The side on which a neighbour shares the records of a side.
-OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
+    return receipt if bool(receipt.shards) != skips and (receipt.rows_sha256 is not None) == skips else None
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import with_config
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import is_number
 
 TABLE = "remap/table.json"
 
@@ -47,6 +47,7 @@ def merge_columns(rows: NDArray[Any], table: NDArray[np.intp]) -> NDArray[Any]:
     return merged
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Remap:
     """A remap that is kept beside a finished store.
@@ -109,30 +110,17 @@ def read_remap(store: MechanismStore) -> Remap:
     StoreError
         If there is none, it is damaged, or was made for other bytes.
     """
-    content = objects.get_json(store.objects, TABLE)
-    if content is None and not objects.exists(store.objects, TABLE):
-        raise StoreError(f"{store.url}: has no remap; run mdpext remap {store.url}")
-    try:
-        remap = Remap(**content)
-    except TypeError:
-        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}") from None
-    if remap.content_sha256 != content_of(store):
-        raise StoreError(
-            f"{store.url}: {TABLE} was made for other bytes than the store has; run mdpext remap {store.url}"
-        )
-    outputs = store.outputs
-    sound = (
-        _are_outputs(remap.output, outputs)
-        and len(remap.output) == outputs
-        and _are_outputs(remap.no_longer_reported, outputs)
-        and is_number(remap.loss_km)
-        and is_number(remap.remapped_loss_km)
-    )
-    if not sound:
-        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}")
+    remap: Remap | None = objects.get_json(store.objects, TABLE, Remap)
+    again = f"run mdpext remap {store.url}"
+    if remap is None and not objects.exists(store.objects, TABLE):
+        raise StoreError(f"{store.url}: has no remap; {again}")
+    if remap is not None and remap.content_sha256 != content_of(store):
+        raise StoreError(f"{store.url}: {TABLE} was made for other bytes than the store has; {again}")
+    if remap is None or not _is_of(remap, store.outputs):
+        raise StoreError(f"{store.url}: {TABLE} is damaged; {again}")
     return remap
 
 
-def _are_outputs(values: Any, outputs: int) -> bool:
-    # True is an int to Python.
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < outputs for v in values)
+def _is_of(remap: Remap, outputs: int) -> bool:
+    """Whether a remap replaces every one of so many outputs by one of them."""
+    return len(remap.output) == outputs and {*remap.output, *remap.no_longer_reported} <= {*range(outputs)}

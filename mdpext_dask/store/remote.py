@@ -1,11 +1,11 @@
-"""A store behind a URL: asked again where it does not answer, for as long as a policy allows, then one error.
+"""A store behind a URL: requests are retried for as long as a policy allows, and then end in one error.
 
-Drivers retry as well (s3fs around botocore, which does so itself); they are told not to, so that the times
-below are the times.
+Drivers retry as well (s3fs, and botocore below it); they are told not to, so that the times below hold.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -15,11 +15,19 @@ from typing import Any, NoReturn, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from mdpext_dask.errors import StoreAccessError
-from mdpext_dask.store.remote_errors import codes_of, is_transient, said_by, status_of
-from mdpext_dask.store.remote_filesystems import close_in_the_end, is_plain_http, open_driver
+from mdpext_dask.store.remote_drivers import (
+    close_in_the_end,
+    codes_of,
+    is_plain_http,
+    is_transient,
+    open_driver,
+    said_by,
+    status_of,
+)  # fmt: skip
 
 T = TypeVar("T")
 # Within the class, ``list`` is a method of it.
@@ -28,17 +36,17 @@ Buffers = list[Buffer | None]
 
 _LOG = logging.getLogger(__name__)
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-# Bytes a second that any upload may be expected to reach.
+# Bytes a second that any upload is expected to reach.
 _SLOWEST = 2**18
-_REQUESTS_AT_ONCE = 64
-# Faults that are over sooner need not be mentioned, nor any more often than this.
+REQUESTS_AT_ONCE = 64
+# Retries before a warning, and s between warnings.
 _MENTIONED_AFTER, _MENTIONED_EVERY = 3, 30.0
 _MENTIONED_NEXT = [0.0]
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and for how long, a store is asked again.
+    """How often, and for how long, a request is retried.
 
     Parameters
     ----------
@@ -81,14 +89,14 @@ def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None
     Parameters
     ----------
     url, read_only
-        See :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+        See :func:`mdpext_dask.store.remote_drivers.open_driver`.
     policy
         Default: :data:`POLICY`.
 
     Raises
     ------
     StoreError
-        As for :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+        As for :func:`mdpext_dask.store.remote_drivers.open_driver`.
     """
     policy = policy or POLICY
     store = open_driver(
@@ -101,19 +109,10 @@ def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None
 
 
 class RetryingStore(WrapperStore[FsspecStore]):
-    """A store that asks again; made by :func:`open_remote`.
+    """A store that retries its requests; made by :func:`open_remote`.
 
-    Every method raises :class:`StoreAccessError` where the policy's patience ends or the store refuses. An
-    object that is not there is no error.
-
-    Parameters
-    ----------
-    store
-        The store proper.
-    url
-        Where it is.
-    policy
-        How often to ask.
+    Every method raises :class:`StoreAccessError` where the policy ends or the store refuses. A missing object
+    is no error.
     """
 
     def __init__(self, store: FsspecStore, url: str, policy: RetryPolicy) -> None:
@@ -122,7 +121,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self._policy = policy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.url, self.read_only, self._policy)
+        reopen = functools.partial(open_remote, read_only=self.read_only, policy=self._policy)
+        return reopen, (self.url,)
 
     def __str__(self) -> str:
         return self.url
@@ -135,7 +135,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         return open_remote(self.url, read_only=read_only, policy=self._policy)
 
     def within(self, seconds: float) -> "RetryingStore":
-        """Return the same store, which asks no longer than so many seconds."""
+        """Return the same store, which gives a request up after so many seconds."""
         policy = replace(self._policy, request_seconds=seconds, total_seconds=seconds)
         return RetryingStore(self._store, self.url, policy)
 
@@ -150,7 +150,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return an object or a part of it; None if there is no such object."""
-        # Servers may answer with all of it. How much an offset leaves nobody can tell, so all is asked for.
+        # Servers may answer with all of it. How long the rest after an offset is, is not known: ask for all.
         asked = None if isinstance(byte_range, OffsetByteRequest) else byte_range
 
         async def request() -> Buffer:
@@ -171,7 +171,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> Buffers:
         """Return parts of objects, requested together."""
-        return await _together([self.get(key, prototype, part) for key, part in key_ranges])
+        requests = [(key, prototype, part) for key, part in key_ranges]
+        return await concurrent_map(requests, self.get, REQUESTS_AT_ONCE)
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
@@ -237,7 +238,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             self._refuse("written", key, error)
 
     async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
-        await _together([self.set(key, value) for key, value in values])
+        await concurrent_map(values, self.set, REQUESTS_AT_ONCE)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Write an object unless there is one."""
@@ -298,8 +299,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         """Delete all objects under a prefix, one by one: s3fs deletes in bulk, but passes over failures."""
         self._check_writable()
         folder = f"{prefix.rstrip('/')}/" if prefix else ""
-        keys = [key async for key in self.list_prefix(folder)]
-        await _together([self.delete(key) for key in keys])
+        keys = [(key,) async for key in self.list_prefix(folder)]
+        await concurrent_map(keys, self.delete, REQUESTS_AT_ONCE)
 
     async def clear(self) -> None:
         """Delete all objects."""
@@ -369,20 +370,6 @@ def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
     if isinstance(byte_range, SuffixByteRequest) and len(found) > byte_range.suffix:
         return found[len(found) - byte_range.suffix :]
     return found[byte_range.offset :] if isinstance(byte_range, OffsetByteRequest) else found
-
-
-async def _together(requests: list[Awaitable[T]]) -> list[T]:
-    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-    async def one(request: Awaitable[T]) -> T:
-        async with limit:
-            return await request
-
-    return list(await asyncio.gather(*(one(request) for request in requests)))
-
-
-def _reopened(url: str, read_only: bool, policy: RetryPolicy) -> RetryingStore:
-    return open_remote(url, read_only=read_only, policy=policy)
 
 
 def _mention(text: str) -> None:

@@ -21,7 +21,7 @@ RUNTIME_NEEDS = {
 }  # fmt: skip
 # Library -> the rooms or modules that may import it.
 CONFINED = {
-    "aiohttp": {"store.remote_filesystems"},
+    "aiohttp": {"store.remote_drivers"},
     "distributed": {"compute"},
     "dask": {"compute"},
     "dask_jobqueue": {"compute.workers"},
