@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
@@ -42,55 +42,8 @@ def processors() -> int:
         return os.cpu_count() or 1
 
 
-class Executor(Protocol):
-    """Runs a function over a list of arguments, in any order."""
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        ...
-
-    @property
-    def on_this_machine(self) -> bool:
-        """Whether the workers share this machine."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """Threads that a task may use while no other runs."""
-        ...
-
-    @property
-    def dashboard(self) -> str | None:
-        """Where to watch the workers, if anywhere."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """What the worker with the least may use; None where nobody has set a limit."""
-        ...
-
-    def map(
-        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, T]]:
-        """Yield (position in `arguments`, result) as results come in.
-
-        Raises
-        ------
-        ClusterError
-            If workers are lost for good.
-        """
-        ...
-
-
 class InlineExecutor:
-    """Runs everything in this process, one after the other.
-
-    Parameters
-    ----------
-    threads
-        Of a task; default: as many as this process may use processors.
-    """
+    """Runs everything in this process, one after the other; see :class:`DaskExecutor` for the attributes."""
 
     workers = 1
     on_this_machine = True
@@ -98,33 +51,28 @@ class InlineExecutor:
     memory_bytes = None
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads
-
-    @property
-    def threads(self) -> int:
-        """Threads that a task may use."""
-        return processors() if self._threads is None else self._threads
+        self.threads = processors() if threads is None else threads
 
     def map(
         self,
-        stage: str,  # noqa: ARG002 part of the protocol
+        stage: str,  # noqa: ARG002 as of the other executor
         function: Callable[..., T],
         arguments: Sequence[tuple[Any, ...]],
     ) -> Iterator[tuple[int, T]]:
-        """Yield results in order."""
+        """Yield (position in `arguments`, result) in order."""
         for position, argument in enumerate(arguments):
             yield position, function(*argument)
 
 
 class DaskExecutor:
-    """Runs tasks on a Dask cluster.
+    """Runs tasks on a Dask cluster, in any order.
 
     Parameters
     ----------
     client
         Of the scheduler.
     on_this_machine
-        Whether the workers were started here.
+        Whether the workers share this machine.
     return_seconds
         How long to wait for workers once all are lost.
     """
@@ -132,9 +80,8 @@ class DaskExecutor:
     def __init__(
         self, client: Any, *, on_this_machine: bool, return_seconds: float = _RETURN_SECONDS
     ) -> None:
-        self._client = client
-        self._address = client.scheduler.address
         self.on_this_machine = on_this_machine
+        self._client, self._address = client, client.scheduler.address
         self._return_seconds = return_seconds
         self._at_work = time.monotonic()
         self._calls = itertools.count()
@@ -143,12 +90,12 @@ class DaskExecutor:
 
     @property
     def workers(self) -> int:
-        """Number of workers that are there now; one while all are being replaced: work is divided by it."""
+        """Number of workers now; 1 while all are being replaced, as work is divided by it."""
         return max(len(self._workers()), 1)
 
     @property
     def threads(self) -> int:
-        """One for each local worker, which rest meanwhile; one elsewhere, or while workers are replaced."""
+        """Threads that a task may use while no other runs: one for each local worker; one elsewhere."""
         return self.workers if self.on_this_machine else 1
 
     @property
@@ -159,7 +106,7 @@ class DaskExecutor:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the worker with the least may use; None where there are none, or without a limit."""
+        """Memory limit of the worker with the least; None without workers, or without a limit."""
         limits = [worker["memory_limit"] for worker in self._workers().values() if worker["memory_limit"]]
         return min(limits, default=None)
 
@@ -238,7 +185,13 @@ class DaskExecutor:
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
-        """Yield results as they come in; tasks of dead workers run again elsewhere."""
+        """Yield (position in `arguments`, result) as results come in; tasks of dead workers run again.
+
+        Raises
+        ------
+        ClusterError
+            If workers are lost for good.
+        """
         call = next(self._calls)
         window = max(WINDOW, WINDOW_OF_WORKER * self.workers)
         held: dict[str, tuple[int, Any]] = {}
@@ -283,11 +236,7 @@ class DaskExecutor:
                 future.release()
 
     def _submit(
-        self,
-        stage: str,
-        function: Callable[..., T],
-        arguments: Sequence[tuple[Any, ...]],
-        keys: list[str],
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], keys: list[str]
     ) -> list[Any]:
         from dask.base import annotate
 
@@ -296,12 +245,7 @@ class DaskExecutor:
         # The dashboard groups by what keys begin with; annotations are for plugins and logs.
         with annotate(stage=stage):
             futures: list[Any] = self._client.map(
-                _apply,
-                [function] * len(keys),
-                arguments,
-                [self._versions] * len(keys),
-                key=keys,
-                pure=False,
+                _apply, [function] * len(keys), arguments, [self._versions] * len(keys), key=keys, pure=False
             )
         return futures
 
@@ -341,6 +285,10 @@ class DaskExecutor:
         if isinstance(error, FutureCancelledError | OSError) and not own:
             raise self._gone(stage) from None
         raise error
+
+
+# Runs a function over a list of arguments; see `map`.
+Executor = InlineExecutor | DaskExecutor
 
 
 def _some_of(completed: "queue.SimpleQueue[Any]") -> list[Any]:
@@ -441,9 +389,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         except (OSError, RuntimeError, TypeError, ValueError) as error:  # the last three of certificates
             raise ClusterError(f"cluster: {where}: {first_line(error)}") from None
         executor = DaskExecutor(
-            client,
-            on_this_machine=cluster.kind == "local",
-            return_seconds=max(seconds, _RETURN_SECONDS),
+            client, on_this_machine=cluster.kind == "local", return_seconds=max(seconds, _RETURN_SECONDS)
         )
         if not executor.on_this_machine:
             executor.check_versions()

@@ -115,34 +115,17 @@ def job_manifests(spec: JobSpec, store: str, text: str) -> list[Manifest]:
     """
     cluster, name = spec.cluster, resource_name(spec.job.name)
     _check_places(spec, store)
-    names = {"namespace": cluster.namespace, "labels": {"app.kubernetes.io/name": "mdpext"}}
     job = {"job": {"spec": _runner(cluster, name, store)}, "cluster": {"spec": _cluster_spec(cluster, name)}}
     digest = hashlib.sha256(json.dumps([text, job], sort_keys=True).encode()).hexdigest()
     same_cluster = {"podSelector": {"matchLabels": {CLUSTER_LABEL: name}}}
+    # A scheduler runs what it is sent, so nobody else may send it anything.
+    policy = {**same_cluster, "policyTypes": ["Ingress"], "ingress": [{"from": [same_cluster]}]}
+    dask_job = _manifest(DASK_API, "DaskJob", name, cluster, spec=job)
+    dask_job["metadata"]["annotations"] = {STORE_ANNOTATION: store, DIGEST_ANNOTATION: digest}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": f"{name}-job", **names},
-            "data": {"job.toml": text},
-        },
-        {
-            # A scheduler runs what it is sent, so nobody else shall send it anything.
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": name, **names},
-            "spec": {**same_cluster, "policyTypes": ["Ingress"], "ingress": [{"from": [same_cluster]}]},
-        },
-        {
-            "apiVersion": DASK_API,
-            "kind": "DaskJob",
-            "metadata": {
-                "name": name,
-                **names,
-                "annotations": {STORE_ANNOTATION: store, DIGEST_ANNOTATION: digest},
-            },
-            "spec": job,
-        },
+        _manifest("v1", "ConfigMap", f"{name}-job", cluster, data={"job.toml": text}),
+        _manifest("networking.k8s.io/v1", "NetworkPolicy", name, cluster, spec=policy),
+        dask_job,
     ]
 
 
@@ -196,36 +179,23 @@ def _on_volume(path: str, claim: str | None) -> bool:
 
 
 def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
-    health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
+    health: Manifest = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
     # Long enough for a scheduler that is busy with many tasks, or a worker in the middle of one.
     patient = {**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10}
     probes = {"readinessProbe": {**patient, "periodSeconds": 5}, "livenessProbe": patient}
-    limit = [] if cluster.memory_gib is None else ["--memory-limit", f"{_mebibytes(cluster.memory_gib)}MiB"]
-    scheduler = _container(cluster, "scheduler", memory_gib=_SMALLEST_GIB) | {
-        "command": ["dask"],
-        "args": [
-            "scheduler",
-            *("--port", str(SCHEDULER_PORT)),
-            *("--dashboard-address", f":{DASHBOARD_PORT}"),
-        ],
-        "ports": [_port("tcp-comm", SCHEDULER_PORT), _port("http-dashboard", DASHBOARD_PORT)],
-        **probes,
-    }
-    worker = _container(cluster, "worker", memory_gib=cluster.memory_gib, store=True) | {
-        "command": ["dask"],
-        "args": [
-            "worker",
-            *("--name", "$(DASK_WORKER_NAME)"),
-            *("--nthreads", "1"),
-            *limit,
-            *("--local-directory", _TMP),
-            # Without a scheduler for so long, it starts anew.
-            *("--death-timeout", "300"),
-            *("--no-dashboard", "--dashboard-address", f":{WORKER_PORT}"),
-        ],
-        "ports": [_port("http-dashboard", WORKER_PORT)],
-        **probes,
-    }
+    limit = "" if cluster.memory_gib is None else f"--memory-limit {_mebibytes(cluster.memory_gib)}MiB"
+    scheduler = _container(
+        cluster, "scheduler", _SMALLEST_GIB, command=["dask"],
+        args=f"scheduler --port {SCHEDULER_PORT} --dashboard-address :{DASHBOARD_PORT}".split(),
+        ports=[_port("tcp-comm", SCHEDULER_PORT), _port("http-dashboard", DASHBOARD_PORT)], **probes,
+    )  # fmt: skip
+    worker = _container(
+        cluster, "worker", cluster.memory_gib, store=True, command=["dask"],
+        # Without a scheduler for 300 s, it starts anew.
+        args=f"worker --name $(DASK_WORKER_NAME) --nthreads 1 {limit} --local-directory {_TMP} "
+        f"--death-timeout 300 --no-dashboard --dashboard-address :{WORKER_PORT}".split(),
+        ports=[_port("http-dashboard", WORKER_PORT)], **probes,
+    )  # fmt: skip
     service = {
         "type": "ClusterIP",
         "selector": {CLUSTER_LABEL: name, COMPONENT_LABEL: "scheduler"},
@@ -242,44 +212,43 @@ def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
 
 def _runner(cluster: ClusterSection, name: str, store: str) -> Manifest:
     memory = None if cluster.memory_gib is None else max(cluster.memory_gib, _SMALLEST_GIB)
-    container = _container(cluster, "runner", memory_gib=memory, store=True)
-    container["command"] = ["/bin/sh", "-c", _RUN]
+    container = _container(cluster, "runner", memory, store=True, command=["/bin/sh", "-c", _RUN])
     container["env"] = [{"name": "MDPEXT_STORE", "value": store.replace("$(", "$$(")}, *container["env"]]
     container["volumeMounts"].append({"name": "job", "mountPath": "/job", "readOnly": True})
     # Scheduler and runner are made at the same time, and nodes may first have to fetch the image.
-    waiting = _container(cluster, "wait-for-workers", memory_gib=None)
-    waiting["command"] = ["python", "-c", _WAIT, scheduler_address(name, cluster.namespace)]
+    wait = ["python", "-c", _WAIT, scheduler_address(name, cluster.namespace)]
+    waiting = _container(cluster, "wait-for-workers", None, command=wait)
     pod = _pod(container, cluster.volume_claim)
     pod["volumes"].append({"name": "job", "configMap": {"name": f"{name}-job"}})
     return {"restartPolicy": "Never", "initContainers": [waiting], **pod}
 
 
+def _manifest(api: str, kind: str, name: str, cluster: ClusterSection, **content: Any) -> Manifest:
+    metadata = {"name": name, "namespace": cluster.namespace, "labels": {"app.kubernetes.io/name": "mdpext"}}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
+
+
 def _container(
-    cluster: ClusterSection, name: str, *, memory_gib: float | None, store: bool = False
+    cluster: ClusterSection, name: str, memory_gib: float | None, *, store: bool = False, **content: Any
 ) -> Manifest:
-    """Return a container, which gets at the store or not."""
+    """Return a container, with or without access to the store."""
     if cluster.image is None:
         raise SpecError("cluster.image: Kubernetes needs the name of a container image with this package")
     memory = {} if memory_gib is None else {"memory": f"{_mebibytes(memory_gib)}Mi"}
     mounts = [{"name": "tmp", "mountPath": _TMP}]
     if store and cluster.volume_claim is not None:
         mounts.append({"name": "data", "mountPath": DATA})
-    resources: Manifest = {"requests": {"cpu": "1", **memory}}
-    if memory:
-        resources["limits"] = memory
+    rights = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     return {
         "name": name,
         "image": cluster.image,
         "workingDir": _TMP,
         "env": environment(),
         "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}] if store else [],
-        "resources": resources,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "resources": {"requests": {"cpu": "1", **memory}, **({"limits": memory} if memory else {})},
+        "securityContext": {**rights, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": mounts,
+        **content,
     }
 
 
@@ -288,14 +257,12 @@ def _pod(container: Manifest, volume_claim: str | None = None) -> Manifest:
     if volume_claim is not None:
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume_claim}})
     return {
-        # Whoever gets a scheduler to run something shall not find keys to the cluster there.
+        # Code that a scheduler is made to run must not find keys to the cluster.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },

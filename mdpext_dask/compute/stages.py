@@ -14,7 +14,7 @@ from mdpext_dask.events import (
     StageFinished,
     StageStarted,
     TaskDone,
-)
+)  # fmt: skip
 from mdpext_dask.store import locks, objects
 
 T = TypeVar("T")
@@ -64,22 +64,13 @@ class Stages:
         self.observer(StageFinished(name, self.seconds[name]))
 
     def gather(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> list[T]:
         """Run tasks and return their results in the order of the arguments."""
-        results = dict(self.run(executor, name, function, arguments))
-        return [results[position] for position in range(len(arguments))]
+        return list(self.in_order(executor, name, function, arguments))
 
     def in_order(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> Iterator[T]:
         """Run tasks and yield their results in the order of the arguments; what comes early waits."""
         early: dict[int, T] = {}
@@ -91,11 +82,7 @@ class Stages:
                 following += 1
 
     def run(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
         """Run tasks and yield (position, result) as they come in."""
         for position, result in executor.map(name, function, arguments):

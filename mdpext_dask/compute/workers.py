@@ -37,18 +37,24 @@ def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -
     address, seconds = str(cluster.address), CONNECT_SECONDS
     if address.endswith(".json"):
         seconds = _FIRST_WORKER_SECONDS
-        try:
-            address = json.loads(Path(address).read_text())["address"].strip()
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ClusterError(
-                f"cluster.address: {address} is no scheduler file: {first_line(error)}"
-            ) from None
+        address = _address_in(address)
     failed = f"no scheduler with workers answers at {address}"
     try:
         _listen(address)
     except (OSError, ValueError) as error:
         raise ClusterError(f"cluster: {failed}: {first_line(error)}") from None
     return address, failed, seconds
+
+
+def _address_in(file: str) -> str:
+    """Return the address in a scheduler file."""
+    try:
+        match json.loads(Path(file).read_text()):
+            case {"address": str(address)}:
+                return address.strip()
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
+    raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
 
 
 def _listen(address: str) -> None:

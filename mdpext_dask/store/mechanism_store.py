@@ -90,9 +90,7 @@ class MechanismStore:
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
-                store,
-                attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)),
-                overwrite=False,
+                store, attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)), overwrite=False
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
