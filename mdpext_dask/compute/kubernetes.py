@@ -182,7 +182,7 @@ def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
     health: Manifest = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
     # Long enough for a scheduler that is busy with many tasks, or a worker in the middle of one.
     patient = {**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10}
-    probes = {"readinessProbe": {**patient, "periodSeconds": 5}, "livenessProbe": patient}
+    probes: Manifest = {"readinessProbe": {**patient, "periodSeconds": 5}, "livenessProbe": patient}
     limit = "" if cluster.memory_gib is None else f"--memory-limit {_mebibytes(cluster.memory_gib)}MiB"
     scheduler = _container(
         cluster, "scheduler", _SMALLEST_GIB, command=["dask"],
