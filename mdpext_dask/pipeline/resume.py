@@ -32,7 +32,7 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
     if not url:
         raise SpecError("--store: the path is empty")
     if overwrite:
-        MechanismStore.check_room(url)
+        MechanismStore.at(url)
         return None
     found = MechanismStore.find(url, spec)
     if found is None:

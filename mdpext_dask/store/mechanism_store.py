@@ -111,11 +111,7 @@ class MechanismStore:
         if not objects.is_remote(url) and not objects.local_path(url).exists():
             raise StoreError(f"{url}: no such store")
         store = objects.open_objects(url, read_only=mode == "r")
-        try:
-            # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
-            root = zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
-        except DAMAGE as error:
-            raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
+        root = _open_root(store, mode, f"{url}: not a mechanism store")
         schema.check_attributes(root.attrs, url)
         return cls(url, store, root)
 
@@ -128,7 +124,7 @@ class MechanismStore:
         StoreError
             If something else is there, or another job's store.
         """
-        found = cls._at(url)
+        found = cls.at(url)
         if found is None or found.state == schema.CREATING:
             return None
         identity = spec.identity()
@@ -149,23 +145,24 @@ class MechanismStore:
         StoreError
             If something else is there.
         """
-        found = cls._at(url)
-        if found is not None:
-            found.delete()
+        found = cls.at(url)
+        if found is None:
+            return
+        # A half deleted store must not say that it is complete. On a full disk even that does not fit.
+        with contextlib.suppress(StoreError):
+            found.update(state=schema.CREATING)
+        first = receipts.PREFIX.rstrip("/")
+        objects.delete_everything(found.objects, found.url, first=first, last=ROOT_KEY)
 
     @classmethod
-    def check_room(cls, url: str) -> None:
-        """Refuse a place where something else than a mechanism store is.
+    def at(cls, url: str) -> "MechanismStore | None":
+        """Return any mechanism store at `url`, half created ones as well; None if nothing is there.
 
         Raises
         ------
         StoreError
-            If so, or it cannot be read.
+            If something else is there, or it cannot be read.
         """
-        cls._at(url)
-
-    @classmethod
-    def _at(cls, url: str) -> "MechanismStore | None":
         store = objects.open_objects(url)
         if objects.is_empty(store):
             return None
@@ -178,14 +175,6 @@ class MechanismStore:
                 f"{url}: exists and is not a mechanism store; choose another path (it is left as it is)"
             )
         return cls.open(url, mode="r+")
-
-    def delete(self) -> None:
-        """Delete the whole store; of what an interruption leaves, nothing is ever read."""
-        # One that is half deleted must not say that it is complete. On a full disk even that does not fit.
-        with contextlib.suppress(StoreError):
-            self.update(state=schema.CREATING)
-        first = receipts.PREFIX.rstrip("/")
-        objects.delete_everything(self.objects, self.url, first=first, last=ROOT_KEY)
 
     # --- attributes -------------------------------------------------------------------------------
 
@@ -211,10 +200,7 @@ class MechanismStore:
             )
         document["attributes"].update(attributes)
         objects.put_json(self.objects, ROOT_KEY, document)
-        try:
-            self._root = zarr.open_group(self.objects, mode="r+", zarr_format=3, use_consolidated=False)
-        except DAMAGE as error:
-            raise StoreError(f"{self.url}: {ROOT_KEY} is damaged: {first_line(error)}") from None
+        self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
 
     @property
     def state(self) -> str:
@@ -572,6 +558,14 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
+
+
+def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
+    try:
+        # Consolidated metadata is for other readers; this package reads the documents themselves.
+        return zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
+    except DAMAGE as error:
+        raise StoreError(f"{complaint}: {first_line(error)}") from None
 
 
 def job_of(store: MechanismStore) -> JobSpec:

@@ -849,4 +849,4 @@ def test_the_problem_is_another_for_another_region(tmp_path: Path) -> None:
     before = MechanismStore.open(str(path)).problem_sha256
     init(parse_job(other), str(path), overwrite=True)
     assert MechanismStore.open(str(path)).problem_sha256 != before
-    MechanismStore.open(str(path), mode="r+").delete()
+    MechanismStore.clear(str(path))
