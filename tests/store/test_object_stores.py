@@ -1,10 +1,6 @@
 """Stores behind URLs, with real servers on loopback: S3, S3 that fails, plain HTTP, memory."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +29,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
-from tests.support.processes import job_file
+from tests.support.processes import job_file, processes_in, wait_until
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -62,13 +58,9 @@ def proxy_of_all(s3: str) -> Iterator[servers.Proxy]:
 
 def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """Let stores of this process and its children be at an endpoint."""
-    for name, value in (
-        ("AWS_ENDPOINT_URL", endpoint),
-        ("AWS_ACCESS_KEY_ID", "somebody"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
+    secrets = {"ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}
+    for name, value in {**secrets, "ENDPOINT_URL": endpoint, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
     # Connections are kept for as long as the process lives, wherever they went.
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
@@ -124,6 +116,13 @@ def copy_to(url: str, folder: Path) -> None:
 
 def keys_of(url: str) -> list[str]:
     return objects.list_keys(objects.open_objects(url, read_only=True), "")
+
+
+def exit_code_of_run(job: Path, url: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(job), "--store", url, "--progress", "none"])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 # --- S3 -------------------------------------------------------------------------------------------
@@ -222,22 +221,16 @@ DENIED = {"kind": "status", "status": 403, "code": "AccessDenied", "message": "A
 @pytest.mark.parametrize(
     "fault",
     [
-        {**THROTTLED, "in_turns": True},
-        {"kind": "cut", "in_turns": True},
+        THROTTLED,
+        {"kind": "cut"},
         *(
             pytest.param(fault, marks=pytest.mark.slow)
             for fault in (
-                {"kind": "status", "status": 500, "code": "InternalError", "in_turns": True},
-                {
-                    "kind": "status",
-                    "status": 400,
-                    "code": "RequestTimeout",
-                    "in_turns": True,
-                    "method": "GET|PUT",
-                },
-                {"kind": "hang", "in_turns": True, "times": 2},
-                {"kind": "reset", "in_turns": True},
-                {"kind": "lost", "in_turns": True},
+                {"kind": "status", "status": 500, "code": "InternalError"},
+                {"kind": "status", "status": 400, "code": "RequestTimeout", "method": "GET|PUT"},
+                {"kind": "hang", "times": 2},
+                {"kind": "reset"},
+                {"kind": "lost"},
             )
         ),
     ],
@@ -249,7 +242,7 @@ def test_faults_that_pass_are_not_noticed(
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=8))
     store, value = objects.open_objects(bucket), os.urandom(100_000)
-    proxy.misbehave(fault)
+    proxy.misbehave({**fault, "in_turns": True})
     for name in ("a/b", "a/c", "d"):
         objects.put_bytes(store, name, value)
     assert objects.get_bytes(store, "a/b") == value
@@ -338,17 +331,14 @@ def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
     """S3 then answers 403 for what is not there, which is never taken for a chunk of fill values."""
     url = f"{bucket}/small.zarr"
     copy_to(url, local)
-    unlisted = (
-        {"kind": "forbid", "method": "GET"},
-        {"kind": "status", "status": 403, "code": "AccessDenied", "path": "list-type"},
-    )
-    proxy.misbehave(unlisted[1], unlisted[0])
+    unlisted = {**DENIED, "path": "list-type"}, {"kind": "forbid", "method": "GET"}
+    proxy.misbehave(*unlisted)
     mechanism = open_mechanism(url, verify=True)
     mechanism.sample(lon=-73.98, lat=40.75, n=2)
     assert summarise(MechanismStore.open(url))["blocks_done"] == 4
     proxy.misbehave()
     objects.delete_keys(objects.open_objects(url), ["probability/c/0/0/0"])
-    proxy.misbehave(unlisted[1], unlisted[0])
+    proxy.misbehave(*unlisted)
     with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
         open_mechanism(url, verify=True)
     with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
@@ -381,27 +371,34 @@ def test_nothing_is_called_damaged_for_a_server_that_does_not_answer(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({**THROTTLED, "method": "PUT", "path": "receipts/|probability", "first": 6}, "503"),
+        ({"kind": "hang", "first": 200}, "Read timeout"),
+    ],
+)
 def test_a_job_ends_with_one_line_where_the_server_has_gone_and_goes_on_later(
     proxy: servers.Proxy,
     bucket: str,
     local: Path,
     small_job: Job,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    fault: dict[str, Any],
+    said: str,
 ) -> None:
-    url = f"{bucket}/small.zarr"
-    job = job_file(tmp_path, small_job(**BLOCKS))
-    proxy.misbehave({**THROTTLED, "method": "PUT", "path": "receipts/|probability", "first": 6})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == EXIT_INCOMPLETE
+    url, job = f"{bucket}/small.zarr", job_file(tmp_path, small_job(**BLOCKS))
+    if fault["kind"] == "hang":
+        monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=3))
+    proxy.misbehave(fault)
+    assert exit_code_of_run(job, url) == EXIT_INCOMPLETE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {url}: ")
-    assert "503" in line
+    assert said in line
     proxy.misbehave()
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == 0
+    assert exit_code_of_run(job, url) == 0
     assert shards_of(url) == shards_of(local)
 
 
@@ -436,9 +433,7 @@ def test_what_a_worker_is_refused_is_one_line_here(
     # Workers have the patience that is the default.
     monkeypatch.setattr(remote, "POLICY", RetryPolicy())
     proxy.misbehave({**fault, "method": "PUT", "path": "zarr/probability/c"})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == (EXIT_INCOMPLETE if fault is THROTTLED else EXIT_BAD_INPUT)
+    assert exit_code_of_run(job, url) == (EXIT_INCOMPLETE if fault is THROTTLED else EXIT_BAD_INPUT)
     lines = [line for line in capsys.readouterr().err.splitlines() if "trying again" not in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"error: {url}: probability/c/")
@@ -450,16 +445,14 @@ def test_a_job_that_is_killed_goes_on_where_it_stopped(
 ) -> None:
     url = f"{bucket}/small.zarr"
     job = job_file(tmp_path, small_job(**BLOCKS, cluster={"kind": "local", "workers": 2}))
-    command = [sys.executable, "-m", "mdpext_dask.cli", "run", str(job), "--store", url]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with processes_in(tmp_path) as processes:
+        command = processes.mdpext("run", job, "--store", url)
         receipts = objects.open_objects(url, read_only=True)
-        deadline = time.monotonic() + 120
-        while len(objects.list_keys(receipts, "receipts/")) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-        os.killpg(process.pid, signal.SIGKILL)
-    done = MechanismStore.open(url).read_receipts()
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+        wait_until(lambda: len(objects.list_keys(receipts, "receipts/")) >= 2, command)
+        assert not command.ended()
+        command.kill_group()
+        done = MechanismStore.open(url).read_receipts()
+        assert processes.mdpext("run", job, "--store", url).code() == 0
     after = MechanismStore.open(url).read_receipts()
     # Whole receipts: time and process are in them, so that none was done again.
     assert {block: after[block] for block in done} == done
@@ -473,47 +466,20 @@ def test_every_command_takes_a_url(bucket: str, local: Path, small_job: Job, tmp
     url, job = f"{bucket}/small.zarr", job_file(tmp_path, small_job(**BLOCKS))
     points = tmp_path / "points.csv"
     points.write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
-    for arguments in (
-        ("init", job, "--store", url),
-        ("partition", url, "--range", "0:4"),
-        ("finalise", url),
-        ("status", url),
-        ("audit", url),
-        ("audit", url, "--method", "sampled", "--pairs", "1000"),
-        ("evaluate", url),
-        ("sample", url, points, "-o", tmp_path / "out.csv"),
-        ("run", job, "--store", url, "--overwrite"),
-    ):
-        answer = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert answer.returncode == 0, (arguments, answer.stderr)
-        assert "Traceback" not in answer.stderr
-        assert "Unclosed" not in answer.stderr
-    assert shards_of(url) == shards_of(local)
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_in_the_middle_of_a_job(
-    proxy: servers.Proxy,
-    bucket: str,
-    local: Path,
-    small_job: Job,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=3))
-    url, job = f"{bucket}/small.zarr", job_file(tmp_path, small_job(**BLOCKS))
-    proxy.misbehave({"kind": "hang", "first": 200})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == EXIT_INCOMPLETE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Read timeout" in line
-    proxy.misbehave()
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == 0
+    with processes_in(tmp_path, {"PYTHONWARNINGS": "error"}) as processes:
+        for arguments in (
+            ("init", job, "--store", url),
+            ("partition", url, "--range", "0:4"),
+            ("finalise", url),
+            ("status", url),
+            ("audit", url),
+            ("audit", url, "--method", "sampled", "--pairs", "1000"),
+            ("evaluate", url),
+            ("sample", url, points, "-o", tmp_path / "out.csv"),
+            ("run", job, "--store", url, "--overwrite"),
+        ):
+            command = processes.mdpext(*arguments)
+            assert command.code() == 0, (arguments, command.stderr)
+            assert "Traceback" not in command.stderr
+            assert "Unclosed" not in command.stderr
     assert shards_of(url) == shards_of(local)
