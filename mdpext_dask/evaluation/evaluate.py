@@ -186,7 +186,7 @@ def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
         expected_km=spread.expected_km,
         loss_km=spread.loss_km,
         epsilon_per_km=float(store.attributes["epsilon_per_km"]),
-        output_xy_km=np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
+        output_xy_km=store.read_output_xy_km(),
         attribution=str(store.attributes.get("attribution", "")),
     )
 

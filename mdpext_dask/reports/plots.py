@@ -83,7 +83,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_nodes(axes, store)
     _draw_source_cells(axes, store)
     _draw_prior(axes, store, alpha=0.8)
-    draw_outputs(axes, _outputs_km(store))
+    draw_outputs(axes, store.read_output_xy_km())
     grid = store.grid
     title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
     return _finished(axes, store, title)
@@ -336,10 +336,6 @@ def _store_of(mechanism: Drawn) -> MechanismStore:
 
 def _mechanism_of(mechanism: Drawn) -> Mechanism:
     return mechanism if isinstance(mechanism, Mechanism) else open_mechanism(mechanism)
-
-
-def _outputs_km(store: MechanismStore) -> NDArray[np.float64]:
-    return np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
 
 
 def _certificate_of(store: MechanismStore) -> AuditReport:

@@ -68,7 +68,7 @@ def read_loss(store: MechanismStore) -> Loss:
     if kind == "table":
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":
-        return EuclideanLoss(np.stack([store.read("output_x"), store.read("output_y")], axis=-1))
+        return EuclideanLoss(store.read_output_xy_km())
     return TravelLoss(
         node_xy_km=store.read("problem/node_xy"),
         task_distance_km=store.read("problem/task_distance"),
@@ -85,7 +85,7 @@ def is_problem_of(store: MechanismStore) -> bool:
     try:
         loss = read_loss(store)
         tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else schema.loss_tables(loss)
-        outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        outputs = store.read_output_xy_km()
         first, place = (outputs, store.array("prior")), (store.grid, store.projection)
         found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
         if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest
