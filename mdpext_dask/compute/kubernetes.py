@@ -1,9 +1,9 @@
-"""What is handed to Kubernetes: a Dask cluster, and a job that brings one along.
+"""Manifests for Kubernetes: a Dask cluster, and a job with a cluster of its own.
 
-``DaskCluster`` and ``DaskJob`` are resources of the Dask operator (``kubernetes.dask.org/v1``). It makes of
-them a scheduler with the service ``NAME-scheduler``, a deployment for each worker and, for a job, the pod
-``NAME-runner``; all carry the label ``dask.org/cluster-name``. It sets ``DASK_SCHEDULER_ADDRESS`` and
-``DASK_WORKER_NAME`` in them, and takes the cluster down when the runner has ended.
+``DaskCluster`` and ``DaskJob`` are resources of the Dask operator (``kubernetes.dask.org/v1``). From them it
+makes a scheduler with the service ``NAME-scheduler``, a deployment for each worker and, for a job, the pod
+``NAME-runner``; all have the label ``dask.org/cluster-name``. It sets ``DASK_SCHEDULER_ADDRESS`` and
+``DASK_WORKER_NAME`` in them, and deletes the cluster when the runner has ended.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ Manifest = dict[str, Any]
 DASK_API = "kubernetes.dask.org/v1"
 CLUSTER_LABEL, COMPONENT_LABEL = "dask.org/cluster-name", "dask.org/component"
 RUNNER = "job-runner"
-# Of a job: where its store is, and by what all of it is known.
+# Annotations of a job: where its store is, and the digest of the job.
 STORE_ANNOTATION, DIGEST_ANNOTATION = "mdpext/store", "mdpext/sha256"
 DATA = "/data"
 SCHEDULER_PORT, DASHBOARD_PORT, WORKER_PORT = 8786, 8787, 8788
@@ -36,13 +36,13 @@ _LONGEST_NAME = 53
 _PREFIX = "mdpext-"
 _DIGEST_LENGTH = 8
 _USER = 1000
-# All else is read-only.
+# The only folder that pods may write to, but for the store.
 _TMP = "/tmp"  # noqa: S108 a volume of the pod's own
 _NANNY_ENVIRONMENT = "distributed.nanny.pre-spawn-environ."
-# What the scheduler and the runner need at least, in GiB; a scheduler stays below it with 100,000 tasks.
+# Least memory of the scheduler and the runner, in GiB; a scheduler stays below it with 100,000 tasks.
 _SMALLEST_GIB = 2.0
 _WAIT_SECONDS = 1800
-# What is interrupted goes on where it stopped (exit code 3); anything else is not mended by another try.
+# An interrupted run (exit code 3) continues where it stopped; other errors would only come again.
 _RUN = """\
 tries=0
 until mdpext run /job/job.toml --store "$MDPEXT_STORE" --progress plain; do
@@ -60,7 +60,7 @@ _WAIT = (
 
 
 def resource_name(job: str) -> str:
-    """Return what a job's resources are called: lower case, hyphens, not too long for what is appended."""
+    """Return the name of a job's resources: lower case, hyphens, short enough for what is appended."""
     name = _PREFIX + re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
     if len(name) <= _LONGEST_NAME:
         return name.rstrip("-")
@@ -97,12 +97,12 @@ def cluster_manifest(cluster: ClusterSection, name: str) -> Manifest:
 
 
 def job_manifests(spec: JobSpec, store: str, text: str) -> list[Manifest]:
-    """Return a job as Kubernetes takes it: its file, who may reach its cluster, and the job itself.
+    """Return the manifests of a job: its file, a network policy for its cluster, and the job itself.
 
     Parameters
     ----------
     spec
-        The job; where it says that it runs does not matter.
+        The job; the kind of its cluster does not matter.
     store
         URL, or path below ``/data``.
     text
@@ -130,7 +130,7 @@ def job_manifests(spec: JobSpec, store: str, text: str) -> list[Manifest]:
 
 
 def yaml_text(manifests: Sequence[Manifest], heading: str) -> str:
-    """Return manifests as one YAML file, texts of several lines as such, with a comment above."""
+    """Return manifests as one YAML file below a comment; long texts keep their lines."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -143,13 +143,13 @@ def yaml_text(manifests: Sequence[Manifest], heading: str) -> str:
 
     Dumper.add_representer(str, text)
     comment = "".join(f"# {line}\n" for line in heading.splitlines())
-    # yaml.dump would end the last document with nothing, and a lone one needs no marker.
+    # yaml.dump_all would begin a lone document with a marker.
     documents = [yaml.dump(one, Dumper=Dumper, sort_keys=False, width=110) for one in manifests]
     return comment + "---\n".join(documents)
 
 
 def environment() -> list[Manifest]:
-    """Return the settings of Dask as environment variables, and one thread for whatever would take more."""
+    """Return the settings of Dask as environment variables, and one thread for each library."""
     values: dict[str, Any] = {}
     for key, value in DASK_CONFIG.items():
         if key.startswith(_NANNY_ENVIRONMENT):

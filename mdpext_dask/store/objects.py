@@ -1,6 +1,6 @@
-"""Whole small files beside the arrays: receipts and audits, through the same store as the arrays.
+"""Objects of a store by key, such as receipts and audits beside the arrays.
 
-Everything goes through Zarr's store interface, so a local folder and an object store behave alike.
+All go through Zarr's store interface, so a local folder and remote storage behave alike.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @runtime_checkable
 class Addressed(Protocol):
-    """What knows where its store is, such as a mechanism that is open."""
+    """What has the address of its store, such as an open mechanism."""
 
     @property
     def url(self) -> str:
@@ -66,7 +66,7 @@ def absolute(url: str) -> str:
 
 
 def local_path(url: str) -> Path:
-    """Return the folder of a store address that is none behind a URL."""
+    """Return the folder of a store address that is not remote."""
     return Path(url.removeprefix("file://")).expanduser()
 
 
@@ -86,7 +86,7 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
 
 
 def impatient(store: Store, seconds: float) -> Store:
-    """Return the same store, which behind a URL asks no longer than so many seconds."""
+    """Return the same store, which gives a remote request up after so many seconds."""
     return store.within(seconds) if isinstance(store, RetryingStore) else store
 
 
@@ -126,7 +126,7 @@ def get_bytes(store: Store, key: str) -> bytes | None:
     Raises
     ------
     StoreError
-        If it is there, but cannot be read.
+        If it exists but cannot be read.
     """
     (value,) = _get_many(store, [key], key)
     return value
@@ -147,19 +147,18 @@ def put_bytes(store: Store, key: str, value: bytes) -> None:
 def create_exclusively(store: Store, key: str, value: bytes) -> bool:
     """Write an object if there is none of that key, and return whether this call has created it.
 
-    Of many callers at once, in any processes on any machines, one is answered True, and readers see no part
-    of its value. That relies on hard links or exclusive creation in a local folder (the former also over
-    NFS), and on conditional writes behind a URL (``If-None-Match``). A server without these is told by what
-    it answers; then the value is written and read back, where two callers within the same moment may both be
-    told True.
+    Of many callers at once, in any processes on any machines, one gets True, and readers never see a part of
+    its value. That relies on hard links or exclusive creation in a local folder (the former also over NFS),
+    and on conditional writes behind a URL (``If-None-Match``). With a server that lacks these, as its answers
+    show, the value is written and read back, and two callers at the same moment may both get True.
 
     Parameters
     ----------
     store, key
         Where.
     value
-        Must differ from every other caller's (with a random token in it): by it a caller knows its own object
-        where an answer was lost on the way.
+        Must differ from every other caller's, by a random token: by it a caller recognises its own object if
+        an answer was lost.
 
     Raises
     ------
@@ -198,13 +197,13 @@ def put_json(store: Store, key: str, value: Mapping[str, Any]) -> None:
 
 
 def list_keys(store: Store, prefix: str) -> list[str]:
-    """Return the keys under a prefix, sorted; the prefix stays in them."""
+    """Return the keys that begin with a prefix, sorted."""
     with _refused(store, prefix or "the store", "listed"):
         return sorted(sync(_listed(store, prefix)))
 
 
 def list_keys_if_possible(store: Store, prefix: str) -> list[str] | None:
-    """Return the keys under a prefix, sorted; None where there is no way or no permission to list them."""
+    """Return the keys that begin with a prefix, sorted; None if they cannot or may not be listed."""
     if not store.supports_listing:
         return None
     try:
@@ -228,12 +227,12 @@ def is_empty(store: Store) -> bool:
 
 
 def holds_leftovers_only(store: Store) -> bool:
-    """Whether there is nothing but what a run that is at work, or was killed, has before its first write."""
+    """Whether there is nothing but a lock and partial files, as before a run's first whole write."""
     return all(key.endswith(LEFTOVER) or key == LOCK for key in list_keys(store, ""))
 
 
 def delete_keys(store: Store, keys: list[str]) -> None:
-    """Delete objects, in any order; those that are not there are no error.
+    """Delete objects, in any order; missing ones are no error.
 
     Raises
     ------
@@ -252,9 +251,9 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
     store, url
         The store.
     first
-        Folder to delete first: without it nothing in the store is finished any more.
+        Folder to delete first: without it no block is finished.
     last
-        Key of the object to delete last, by which what is left after an interruption is recognised.
+        Key of the object to delete last: by it the rest is recognised after an interruption.
 
     Raises
     ------
@@ -272,7 +271,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name not in (last, LOCK):
-                # What is being written of the lock comes and goes.
+                # Partial files of the lock come and go.
                 path.unlink(missing_ok=True)
         (folder / last).unlink(missing_ok=True)
     except OSError as error:
@@ -280,7 +279,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
 
 
 def sweep(store: Store) -> None:
-    """Delete what killed writes have left behind."""
+    """Delete partial files of killed writes."""
     delete_keys(store, [key for key in list_keys(store, "") if key.endswith(LEFTOVER)])
 
 
@@ -293,7 +292,7 @@ def consolidate(store: Store) -> None:
         If the store refuses.
     """
     with warnings.catch_warnings():
-        # Receipts and audits are plain objects on purpose; Zarr remarks on each.
+        # Receipts and audits are plain objects on purpose; Zarr warns of each.
         warnings.filterwarnings("ignore", message="Object at .* is not recognized")
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         try:
@@ -304,7 +303,7 @@ def consolidate(store: Store) -> None:
 
 @contextlib.contextmanager
 def _refused(store: Store, what: str, done: str) -> Iterator[None]:
-    """Turn what a file system raises into one line that says where."""
+    """Turn errors of a file system into one line with the place."""
     try:
         yield
     except StoreError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.compute import executor as cluster_module
@@ -192,8 +193,6 @@ def test_nobody_at_the_address_is_one_error_and_no_more_is_said(
 def test_when_all_workers_are_lost_for_good_it_ends(
     lonely: tuple[Command, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributed import Client
-
     monkeypatch.setattr(cluster_module, "_ASK_SECONDS", 0.2)
     with Client(lonely[1]) as client:
         executor = DaskExecutor(client, on_this_machine=False, return_seconds=0.5)
@@ -207,8 +206,6 @@ def test_when_all_workers_are_lost_for_good_it_ends(
 def test_what_a_task_raises_itself_is_not_taken_for_a_lost_scheduler(
     scheduler_address: str, error: OSError
 ) -> None:
-    from distributed import Client
-
     with Client(scheduler_address) as client:
         executor = DaskExecutor(client, on_this_machine=False)
         with pytest.raises(type(error), match="its own"):
@@ -218,8 +215,6 @@ def test_what_a_task_raises_itself_is_not_taken_for_a_lost_scheduler(
 def test_a_scheduler_that_freezes_is_not_waited_for_for_ever(
     lonely: tuple[Command, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributed import Client
-
     monkeypatch.setattr(cluster_module, "_ASK_SECONDS", 0.2)
     monkeypatch.setattr(cluster_module, "_ANSWER_SECONDS", 1)
     scheduler, address = lonely
