@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import tempfile
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,13 +72,18 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
                 with target.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb") as file:
                     shutil.copyfileobj(waiting, file)
             return
-        partial = target.with_name(f".mdpext-{uuid.uuid4().hex}.partial")
+        # Private to the user until it is whole, and even if this process is killed. Names may be long.
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
+        partial = Path(name)
         try:
-            with partial.open("xb") as file:
+            with os.fdopen(handle, "wb") as file:
                 yield file
                 file.flush()
                 # The bytes must be on disk before the name is, in case the machine stops.
                 os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            partial.chmod(0o666 & ~umask)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
