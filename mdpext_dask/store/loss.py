@@ -1,4 +1,4 @@
-"""The loss of a store's problem, as a task reads it."""
+"""The loss of a store's problem, as tasks read it."""
 
 from functools import lru_cache
 from typing import Any
@@ -12,12 +12,12 @@ from mdpext_dask.store import schema
 from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 
 _TABLE = "problem/loss"
-# What a process keeps of a loss table, so that trials of the same block do not read it again and again.
+# Cache of a loss table, in bytes a process, so that trials of the same block do not read it again.
 CACHE_BYTES = 32 * 2**20
 
 
 class StoredTable:
-    """The loss table of a store, read chunk by chunk as it is needed; never all of it at once.
+    """The loss table of a store, read chunk by chunk when it is needed, never as a whole.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def read_loss(store: MechanismStore) -> Loss:
 def is_problem_of(store: MechanismStore) -> bool:
     """Whether outputs, prior and the tables of the loss are those that a store was made with, bit for bit.
 
-    All of them are read, a loss table chunk by chunk. The oldest stores do not say what they were made with.
+    All of them are read, a loss table chunk by chunk. The oldest stores have no digest of them.
     """
     try:
         loss = read_loss(store)

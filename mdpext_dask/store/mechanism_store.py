@@ -7,8 +7,8 @@
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
     audit/                         certificates and audits
-    remap/                         which output to report instead of each, if that has been asked for
-    lock.json                      who is at work on it, while somebody is
+    remap/                         the output to report in place of each, if it was asked for
+    lock.json                      the run that holds the store, while there is one
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
@@ -42,9 +42,9 @@ from mdpext_dask.store.receipts import Receipt
 ROOT_KEY = "zarr.json"
 # States in the order in which a store goes through them, after schema.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
-# What damaged content makes our code raise. TypeError and AttributeError would be faults of that code.
+# Errors that damaged content causes in our code; a TypeError or AttributeError is a fault of that code.
 DAMAGED_CONTENT = (ValueError, LookupError, RuntimeError, OSError)
-# What Zarr, its codecs and storage raise where documents or bytes are damaged: around their calls alone.
+# Errors of Zarr, its codecs and storage for damaged documents or bytes; only around their calls.
 DAMAGE = (*DAMAGED_CONTENT, TypeError, AttributeError)
 
 
@@ -180,7 +180,7 @@ class MechanismStore:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes of the root, as they were when the store was opened or last updated here."""
+        """Attributes of the root, as of when the store was opened or last updated here."""
         return dict(self._root.attrs)
 
     def update(self, **attributes: Any) -> None:
@@ -191,7 +191,7 @@ class MechanismStore:
         Raises
         ------
         StoreError
-            If it is not there any more, is damaged, or cannot be written.
+            If it is gone or damaged, or cannot be written.
         """
         document = objects.get_json(self.objects, ROOT_KEY)
         if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
@@ -208,7 +208,7 @@ class MechanismStore:
         return str(self.attributes["state"])
 
     def is_finished(self) -> bool:
-        """Whether nothing is left to do: it is complete, and has lost no receipt since."""
+        """Whether it is complete, and has lost no receipt since."""
         return self.state == COMPLETE and len(self.read_receipts()) == self.plan.blocks
 
     @property
@@ -224,14 +224,14 @@ class MechanismStore:
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
         projection = self.projection
-        # A plane that is not said to be anywhere on Earth stretches nothing.
+        # A plane that is not on Earth has no distortion.
         distortion = 0.0 if projection is None else projection.distortion(self.grid.box.radius_km)
         return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
 
     def content_digest(self, found: Mapping[int, Receipt]) -> str:
-        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and what they belong to.
+        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and their context.
 
-        That is the description of their array and, with a region, its cells and the seed.
+        The context is the description of their array and, with a region, its cells and the seed.
         """
         description = objects.get_bytes(self.objects, f"{schema.PROBABILITY}/{ROOT_KEY}") or b""
         if not self.kept.all():
@@ -382,7 +382,7 @@ class MechanismStore:
             If the store refuses the write.
         """
         for key, shard in shards.items():
-            # In one piece in the place of what was there: readers find the old one or the new one.
+            # In one piece: readers find the old one or the new one.
             objects.put_bytes(self.objects, key, shard)
         return {key: hashlib.sha256(shard).hexdigest() for key, shard in shards.items()}
 
@@ -421,14 +421,13 @@ class MechanismStore:
         seed
             The solved LP: its objectives, solver and iterations.
         attributes
-            What else to note.
+            Further attributes.
         rows
-            Rows of shape (J, K) to extend: the LP's own, or what they have been made into.
+            Rows of shape (J, K) to extend: the LP's own, or those made from them.
         extension
-            Arrays with what else the extension depends on, if anything, by name.
+            Arrays of what else the extension depends on, by name.
         records
-            Name of the array, there already, with log probabilities of all records, if that is what is
-            stored.
+            Name of the existing array of log probabilities of all records, if these are stored.
         """
         rows = rows.reshape(*self.grid.seeds_shape, seed.rows.shape[1])
         self.write_seed_arrays({schema.PROBABILITY: rows, "score": np.log(rows)})
@@ -446,7 +445,7 @@ class MechanismStore:
             **attributes,
         }
         try:
-            # The attributes come last: with them the seed is there.
+            # The attributes come last: they mark the seed as written.
             self._seed_group().attrs.update(solved)
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None

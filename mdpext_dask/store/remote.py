@@ -51,17 +51,17 @@ class RetryPolicy:
     Parameters
     ----------
     attempts
-        Requests at most.
+        Most requests.
     first_delay, longest_delay
-        Pause after the first failure, in s, doubled after each further one up to the longest; each is cut by
-        up to a half at random, so that many workers do not come back together.
+        Pause after the first failure, in s, doubled after each further one up to the longest; each is
+        shortened by up to a half at random, so that many workers do not retry together.
     connect_seconds, silence_seconds
         Time limits, in s, for a connection and for silence on it; for the drivers of S3 and HTTP.
     request_seconds, total_seconds
-        Time limits, in s, for one request and for all attempts at it. Uploads have a second more for every
+        Time limits, in s, for one request and for all attempts at it. Uploads get a second more for every
         256 KiB.
     settle_seconds
-        Pause, in s, before an object is read back that was written where servers know no conditions.
+        Pause, in s, before an object is read back from a server without conditional writes.
     """
 
     attempts: int = 8
@@ -79,7 +79,7 @@ class RetryPolicy:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 spreads requests, decides nothing
 
 
-# What stores are opened with.
+# The policy of new stores.
 POLICY = RetryPolicy()
 
 
@@ -141,7 +141,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
 
     @property
     def supports_listing(self) -> bool:
-        """Whether there is a way to know what it holds; not over plain HTTP."""
+        """Whether its keys can be listed; not over plain HTTP."""
         return not is_plain_http(self.url)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             yield key, await self.get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
-        """Whether there is an object of that key; one request, and no failure is taken for an absence."""
+        """Whether there is an object of that key; one request, whose failure is an error."""
         return await self.get(key, default_buffer_prototype(), RangeByteRequest(0, 1)) is not None
 
     async def is_empty(self, prefix: str) -> bool:
@@ -218,7 +218,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             raise StoreAccessError(f"{self.url}: {prefix or 'the store'} cannot be listed over plain HTTP")
 
         async def request() -> Names:
-            # What other processes have written since must be seen.
+            # See what other processes have written since.
             self._store.fs.invalidate_cache()
             return [name async for name in lister(prefix)]
 
@@ -261,8 +261,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         try:
             await self._ask("written", key, request, len(value))
         except FileExistsError:
-            # The answer to a first try may have been lost on its way, and the object be this caller's.
-            # Nor can tries be counted: aiohttp repeats a request on a connection that had been closed.
+            # The answer to a first attempt may have been lost, and the object be this caller's. Attempts
+            # cannot be counted: aiohttp repeats a request on a connection that had been closed.
             return await self._holds(key, value)
         except (NotImplementedError, TypeError):
             await self.set(key, default_buffer_prototype().buffer.from_bytes(value))
@@ -270,7 +270,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             self._refuse("written", key, error)
         else:
             try:
-                # A server that ignores the condition must not go unnoticed: it has to refuse a second time.
+                # A server that ignores the condition is found out: it must refuse the second time.
                 await self._ask("written", key, request, len(value))
             except FileExistsError:
                 return True
@@ -282,7 +282,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         return found is not None and found.to_bytes() == value
 
     async def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is no error."""
+        """Delete an object; a missing one is no error."""
         self._check_writable()
 
         async def request() -> None:
@@ -315,14 +315,14 @@ class RetryingStore(WrapperStore[FsspecStore]):
             close_in_the_end(self._store.fs)
 
     async def _until_answered(self, done: str, key: str, request: Callable[[], Awaitable[T]], size: int) -> T:
-        """Make a request until it is answered.
+        """Repeat a request until it is answered.
 
         Raises
         ------
         StoreAccessError
-            If it is not, or is refused.
+            If it is not answered, or is refused.
         FileNotFoundError, FileExistsError, NotImplementedError, TypeError
-            As the driver has it: there is no such object, there is one, or it has no such request.
+            As the driver raises them: the object is missing, exists, or the driver lacks the request.
         """
         policy, extra, begin = self._policy, size / _SLOWEST, time.monotonic()
         deadline = begin + policy.total_seconds + extra
@@ -361,9 +361,9 @@ class RetryingStore(WrapperStore[FsspecStore]):
 
 
 def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
-    """Return the part that was asked for, of that part or, from servers that know no ranges, of everything.
+    """Return the requested part, given that part or, from servers without ranges, the whole object.
 
-    A range lies within its object, so that more than it can only be everything.
+    A range lies within its object, so a longer answer can only be the whole object.
     """
     if isinstance(byte_range, RangeByteRequest) and len(found) > byte_range.end - byte_range.start:
         return found[byte_range.start : byte_range.end]
@@ -373,7 +373,7 @@ def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
 
 
 def _mention(text: str) -> None:
-    """Say, not too often, why nothing happens."""
+    """Log, not too often, why nothing happens."""
     now = time.monotonic()
     if now >= _MENTIONED_NEXT[0]:
         _MENTIONED_NEXT[0] = now + _MENTIONED_EVERY

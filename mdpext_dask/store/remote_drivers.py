@@ -20,20 +20,20 @@ from zarr.storage import FsspecStore
 from mdpext_dask.errors import StoreAccessError, StoreError, first_line
 
 _S3, _PLAIN_HTTP = ("s3", "s3a"), ("http", "https")
-# Of the package, by protocol; which driver another protocol needs is for fsspec to say.
+# Extras of the package by protocol; for other protocols, fsspec names the driver.
 _EXTRAS = dict.fromkeys((*_S3, *_PLAIN_HTTP), "cloud")
-# At least as many as objects that are asked for at once; botocore's own limit is 10.
+# At least the number of concurrent requests; botocore's own limit is 10.
 _CONNECTIONS = 64
 _CLOSING, _CLOSE_SECONDS = "_closed_in_the_end", 1.0
-# Statuses below 500 that pass: time-out, conflict of two writes, too early, too many requests.
+# Transient statuses below 500: time-out, conflict of two writes, too early, too many requests.
 _PASSING_STATUSES = {408, 409, 425, 429}
-# What S3 says, with a status of 400, of a body that was cut off or changed on its way.
+# S3's codes, with a status of 400, for a body that was cut off or changed on its way.
 _PASSING_CODES = {
     "BadDigest", "IncompleteBody", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown",
     "XAmzContentSHA256Mismatch",
 }  # fmt: skip
 _LASTING_STATUSES = {501, 505}
-# Names of what drivers raise where a connection fails; they need not be installed to be known.
+# Names of the drivers' errors for failed connections.
 _PASSING_KINDS = {
     "ClientConnectionError", "ClientPayloadError",  # aiohttp
     "HTTPClientError", "ConnectionError", "ResponseParserError",  # botocore
@@ -50,17 +50,17 @@ def protocol_of(url: str) -> str:
 
 
 def is_plain_http(url: str) -> bool:
-    """Whether a URL is of a web server: there is no way to list what it holds, nor to write."""
+    """Whether a URL is of a web server, which can neither be listed nor written."""
     return protocol_of(url) in _PLAIN_HTTP
 
 
 def check_no_password(url: str) -> None:
-    """Refuse an address with a name and a password: it is told in errors, and kept in job files and scripts.
+    """Refuse an address with a name and a password, as addresses are printed in errors and stored in files.
 
     Raises
     ------
     StoreError
-        If there is one; it is not in the message.
+        If there is a password; the message does not contain it.
     """
     if re.search(r"://[^/@]*:[^/@]*@", url):
         raise StoreError(
@@ -70,16 +70,16 @@ def check_no_password(url: str) -> None:
 
 
 def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_seconds: float) -> FsspecStore:
-    """Return the store behind a URL, which asks once, and says of what is not there that it is not there.
+    """Return the store behind a URL, which does not retry, and raises FileNotFoundError for missing objects.
 
     Parameters
     ----------
     url
-        Protocol and path; all else (endpoint, credentials) is for the driver to find in the environment.
+        Protocol and path; the driver finds all else (endpoint, credentials) in the environment.
     read_only
         Whether to refuse writes.
     connect_seconds, silence_seconds
-        Time limits, in s, for a connection and for silence on it, where the driver is known to have them.
+        Time limits, in s, for a connection and for silence on it, if the driver is known to have them.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_se
             url.rstrip("/"),
             storage_options=_options(protocol, connect_seconds, silence_seconds),
             read_only=read_only,
-            # What is not there is told from what may not be seen by whoever asks.
+            # The caller tells missing objects from forbidden ones.
             allowed_exceptions=(),
         )
     except ImportError as error:
@@ -115,7 +115,7 @@ def open_driver(url: str, *, read_only: bool, connect_seconds: float, silence_se
 
 
 def _options(protocol: str, connect_seconds: float, silence_seconds: float) -> dict[str, Any]:
-    """Return what a driver is told, beside what the user's own configuration of fsspec tells it."""
+    """Return options for a driver, beside those of the user's own configuration of fsspec."""
     own = fsspec.config.conf.get(protocol, {})
     if protocol in _S3:
         config = {
@@ -125,8 +125,8 @@ def _options(protocol: str, connect_seconds: float, silence_seconds: float) -> d
             "read_timeout": silence_seconds,
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         }
-        # In one piece: s3fs would first ask how large an object is, and then for many parts of it, of which
-        # nothing says that they are of one version.
+        # In one piece: s3fs would first request the size of an object and then many parts of it, which need
+        # not be of one version.
         return {"config_kwargs": config, "max_concurrency": 1, "use_listings_cache": False}
     if protocol in _PLAIN_HTTP:
         import aiohttp
@@ -137,7 +137,7 @@ def _options(protocol: str, connect_seconds: float, silence_seconds: float) -> d
 
 
 def close_in_the_end(fs: Any) -> None:
-    """Let a driver's connections be closed with it, or with the process: asynchronous ones are left open."""
+    """Close a driver's connections with it or with the process; asynchronous drivers leave them open."""
     if _CLOSING in vars(fs):
         return
     creator, session = getattr(fs, "_s3creator", None), getattr(fs, "_session", None)
@@ -153,7 +153,7 @@ def _close(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, A
     if not loop.is_running():
         return
     closed = asyncio.run_coroutine_threadsafe(close(), loop)
-    if asyncio._get_running_loop() is not loop:  # whoever is in the loop must not wait for it
+    if asyncio._get_running_loop() is not loop:  # the loop's own thread must not wait for it
         with contextlib.suppress(Exception):
             closed.result(timeout=_CLOSE_SECONDS)
 
@@ -162,7 +162,7 @@ def _close(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, A
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may be answered another time."""
+    """Whether the same request may succeed later."""
     if codes_of(error) & _PASSING_CODES:
         return True
     status = status_of(error)
@@ -172,7 +172,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """Return what a server, or else the driver, said in an error, in one line; nothing if it was silent."""
+    """Return the message of a server, or else of the driver, in one line; empty if there is none."""
     if status_of(error) is None:
         return first_line(error) if str(error) else ""
     for cause in _causes(error):
@@ -186,7 +186,7 @@ def said_by(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what has caused it: drivers dress one up as another."""
+    """Yield an error and its causes: drivers raise one from another."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -205,7 +205,7 @@ def _is_of_connection(error: BaseException) -> bool:
 
 def _own_status(error: BaseException) -> int | None:
     status = _response_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
-    # As botocore has it; else aiohttp, or the drivers of other object stores.
+    # Of botocore; else of aiohttp, or of other drivers.
     for name in ("status", "code"):
         if status is None:
             status = getattr(error, name, None)
@@ -213,12 +213,12 @@ def _own_status(error: BaseException) -> int | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an error or what has caused it, if there is one."""
-    # Where a connection breaks there is none: aiohttp numbers what is wrong with a body like one.
+    """Return the HTTP status of an error or its causes, if there is one."""
+    # A broken connection has none, though aiohttp numbers faults of a body like one.
     causes = itertools.takewhile(lambda cause: not _is_of_connection(cause), _causes(error))
     return next((s for s in map(_own_status, causes) if s is not None), None)
 
 
 def codes_of(error: BaseException) -> set[str]:
-    """Return what S3 calls the error, in all that has caused it."""
+    """Return the S3 error codes of an error and its causes."""
     return {str(_response_of(cause).get("Error", {}).get("Code")) for cause in _causes(error)}

@@ -1,4 +1,4 @@
-"""What a new store holds before any task runs: attributes, arrays and coordinates."""
+"""A new store before any task runs: its attributes, arrays and coordinates; checks of the attributes."""
 
 import hashlib
 import math
@@ -33,7 +33,7 @@ RECORD_SCORES = "record_scores"
 # Of the numbers in the attributes.
 UNITS = {"distance": "km", "epsilon": "1/km"}
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
-# Attributes without which nothing can be done with a store.
+# Attributes that every store must have.
 REQUIRED = (
     "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
     "distortion", "quantisation_km", "notes", "metric_p", "epsilon_per_km",
@@ -60,9 +60,9 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         Further attributes: the ε's.
     """
     identity, grid, half = spec.identity(), domain.grid, domain.grid.spacing_km / 2
-    # Without a centre the plane is all there is, and distances are those in it.
+    # Without a centre the plane is not on Earth, and distances are those in it.
     nowhere = {"centre_lon": None, "centre_lat": None}
-    # Where the numbers of a loss file come from, its owner knows.
+    # The source of a loss file is not known here.
     is_map = spec.loss.kind != "file"
     return {
         "Conventions": "CF-1.11",
@@ -116,7 +116,7 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
             **mapped,
         },
     )
-    # Neither the standard names nor the points of the compass are those of axes that are turned.
+    # Rotated axes have no standard names, and do not point to the east and the north.
     turned = projection is not None and projection.rotation_deg != 0
     easting, northing = ("first coordinate", "second coordinate") if turned else ("easting", "northing")
     for name, title, values in (("x", easting, grid.x_km()), ("y", northing, grid.y_km())):
@@ -199,12 +199,12 @@ def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def cells_sha256(cells: NDArray[np.bool_]) -> str:
-    """Return the SHA-256 (hex) of which source cells are chosen, bool of shape (cells_x, cells_y)."""
+    """Return the SHA-256 (hex) of a choice of source cells, bool of shape (cells_x, cells_y)."""
     return hashlib.sha256(repr(cells.shape).encode() + np.ascontiguousarray(cells).tobytes()).hexdigest()
 
 
 def says_its_cells(attributes: Mapping[str, Any]) -> bool:
-    """Whether a store says which source cells it keeps; those of before regions do not."""
+    """Whether a store has attributes on the source cells it keeps; stores of before regions have none."""
     return any(key in attributes for key in ("kept_sha256", "records_inside", "source_cells_kept"))
 
 
@@ -319,7 +319,7 @@ def seed_sha256(arrays_sha256: str, record_scores: Mapping[str, Any] | None) -> 
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of what decides the bytes of a store."""
+    """Return the versions of the software that decides the bytes of a store."""
     versions = {"python": platform.python_version()}
     for package in _SOFTWARE:
         try:
