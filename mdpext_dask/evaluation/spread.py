@@ -19,7 +19,6 @@ from mdpext_dask.evaluation.quantiles import Bins, Tally
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
 
 # Shares that quantiles are given for.
 SHARES = ("0", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "1")
@@ -71,14 +70,12 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
     """
     store = MechanismStore.open(url)
     block = store.plan[index]
-    prior = np.asarray(store.read("prior", block.owned_x, block.owned_y), dtype=np.float64)
     sums = _Sums(store)
     expected = np.full(block.owned_shape, np.nan) if keep_records else None
-    if prior.any():  # where nobody is, rows that are not stored need not be made again either
-        for line in lines_of(store, block, rows_of(store, block.owned_x, block.owned_y), prior):
-            sums.add(line)
-            if expected is not None:
-                expected[line.i, line.used] = line.expected_km
+    for line in lines_of(store, block):
+        sums.add(line)
+        if expected is not None:
+            expected[line.i, line.used] = line.expected_km
     return sums.spread(expected)
 
 
@@ -98,9 +95,8 @@ class _Sums:
         # What is not a number has no bin.
         self._loss_km += finite(line.part_km(), self._store)
         self._records += len(line.used)
-        joint = line.rows * (line.prior / line.totals)[:, None]
         apart = cdist(line.records_km, self._outputs)
-        weights, losses, distances = joint.ravel(), line.loss_km.ravel(), apart.ravel()
+        weights, losses, distances = line.joint.ravel(), line.loss_km.ravel(), apart.ravel()
         self._distance_km += finite(float(weights @ distances), self._store)
         band = np.searchsorted(self._edges[1:-1], distances, side="right")
         for total, weight in zip(self._bands, (weights, weights * losses), strict=True):

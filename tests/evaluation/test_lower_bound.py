@@ -20,7 +20,6 @@ from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
-from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound import lower_bound as driver
 from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePromise, lattice_bound, reach_of
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
@@ -33,6 +32,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create, find_or_prepare
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.seed.pair_rows import PairRows, directions, ends
+from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -358,7 +358,7 @@ def test_a_lattice_of_a_store_is_its_prior_times_its_loss(tiny: MechanismStore) 
     lattice = lattice_of(tiny, 3, (1, 2))
     prior = tiny.read("prior")[1::3, 2::3]
     x, y = tiny.grid.x_km()[1::3], tiny.grid.y_km()[2::3]
-    loss = lattices.cached_loss(tiny.url, tiny.problem_sha256)
+    loss = cached_loss(tiny.url, tiny.problem_sha256)
     places = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
     assert np.array_equal(lattice.cost, prior[..., None] * loss.rows(places).reshape(*prior.shape, -1))
     assert lattice.kept.all()
@@ -468,7 +468,7 @@ def test_evaluate_says_how_far_from_the_bound(
     store = MechanismStore.open(path, mode="r+")
     x, y = store.read("x"), store.read("y")
     points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    best = lattices.cached_loss(store.url, store.problem_sha256).rows(points).argmin(axis=1)
+    best = cached_loss(store.url, store.problem_sha256).rows(points).argmin(axis=1)
     store.array("probability")[...] = np.eye(store.outputs, dtype=np.float32)[best].reshape(
         *store.grid.shape, -1
     )

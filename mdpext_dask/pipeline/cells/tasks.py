@@ -22,7 +22,7 @@ from mdpext_dask.pipeline.cells.budgets import edge_budgets, normaliser_drift
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, cell_patches, line_patches
 from mdpext_dask.pipeline.cells.sweep import Swept, Window, sweep
 from mdpext_dask.seed.budget import dual_exponent
-from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Floats = NDArray[np.float64]
@@ -157,13 +157,9 @@ def write_costs(url: str, index: int, costs: LatticeArray) -> None:
     store = MechanismStore.open(url, mode="r+")
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y)
-    x, y = store.grid.x_km()[block.owned_x], store.grid.y_km()[block.owned_y]
     values = np.zeros((*prior.shape, store.outputs))
-    loss = cached_loss(url, store.problem_sha256)
-    for i in np.flatnonzero(prior.any(axis=1)):
-        used = np.flatnonzero(prior[i])
-        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        values[i, used] = prior[i, used, None] * loss.rows(records)
+    for i, used, _, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
+        values[i, used] = prior[i, used, None] * losses
     owned = Box(block.owned_x.start, block.owned_x.stop, block.owned_y.start, block.owned_y.stop)
     costs.write(store, owned, values)
 
