@@ -14,7 +14,7 @@ from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.figure import LossMap, loss_map_of
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES, Spread, add_up, spread_block
+from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, check_picture, rendered, whole_file
 from mdpext_dask.store.integrity import require_all_blocks
@@ -148,12 +148,12 @@ def _quantiles(store: MechanismStore, spread: Spread) -> dict[str, Any]:
         assert spread.expected_km is not None  # few are always kept
         used = ~np.isnan(spread.expected_km)
         of_records, resolution = (
-            weighted_quantiles(spread.expected_km[used], store.read("prior")[used], SHARES),
+            weighted_quantiles(spread.expected_km[used], store.read("prior")[used]),
             0.0,
         )
     else:
-        of_records, resolution = spread.by_record.quantiles(SHARES)
-    of_reports, width = spread.by_report.quantiles(SHARES)
+        of_records, resolution = spread.by_record.quantiles()
+    of_reports, width = spread.by_report.quantiles()
     return {
         "loss_quantiles_km": of_records,
         "loss_quantiles_resolution_km": resolution,

@@ -20,8 +20,6 @@ from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Shares that quantiles are given for.
-SHARES = ("0", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "1")
 _STEPS = (1, 2, 5)
 
 

@@ -21,8 +21,8 @@ from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, Tally, exact_sum, weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES, band_edges_km
+from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, SHARES, Tally, exact_sum, weighted_quantiles
+from mdpext_dask.evaluation.spread import band_edges_km
 from mdpext_dask.evaluation.words import table
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job

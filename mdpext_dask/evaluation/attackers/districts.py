@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError, first_line
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import HALF_TURN
@@ -233,7 +232,7 @@ def by_district(districts: Districts, prior: Array, loss_km: Array, error_km: Ar
         answer: dict[str, Any] = {"name": name, "records": len(at), "probability": mass}
         there = len(at) > 0
         answer["loss_km"] = float((weight[at] * losses[at]).sum() / mass) if there else None
-        answer["loss_quantiles_km"] = weighted_quantiles(losses[at], weight[at], SHARES) if there else None
+        answer["loss_quantiles_km"] = weighted_quantiles(losses[at], weight[at]) if there else None
         answer["inference_error_km"] = float((weight[at] * errors[at]).sum() / mass) if there else None
         answers.append(answer)
     return answers

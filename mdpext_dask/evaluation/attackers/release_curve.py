@@ -1,16 +1,16 @@
 """How attackers get on with more and more independent releases: means over people, with their errors."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from mdpext_dask.compute.executor import Executor
-from mdpext_dask.compute.stages import Stages
 from mdpext_dask.evaluation.attackers.best_guesses import nearest_records
-from mdpext_dask.evaluation.attackers.geometric_median import Slope, add_slope, descend, lower_bound
+from mdpext_dask.evaluation.attackers.geometric_median import COST, SLOPE_NUMBERS, descend, lower_bound
+from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.repeated_releases import (
     Posteriors,
     draw_groups,
@@ -20,7 +20,6 @@ from mdpext_dask.evaluation.attackers.repeated_releases import (
     observe_blocks,
 )
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
-from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
 # Additions of log M that a curve may take, and the fewest people that a mean is worth stating of.
@@ -40,13 +39,7 @@ def victims_for(request: AttackRequest, records: int) -> int:
 
 
 def release_curve(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    request: AttackRequest,
-    groups: list[tuple[int, ...]],
-    group_prior: Array,
-    victims: int,
+    passes: Passes, request: AttackRequest, group_prior: Array, victims: int
 ) -> list[dict[str, Any]]:
     """Return what is told by n independent releases of one record, for some n.
 
@@ -55,12 +48,12 @@ def release_curve(
 
     Parameters
     ----------
-    store, executor, stages
-        The store, and where tasks run.
+    passes
+        Over the store.
     request
         Lengths, and the random seed.
-    groups, group_prior
-        Which blocks tasks look at; Σ π of each of these groups, float64 of shape (groups,).
+    group_prior
+        Σ π of each group of blocks, float64 of shape (groups,).
     victims
         How many people to draw, at least 2.
 
@@ -71,9 +64,9 @@ def release_curve(
     `vulnerability`, the largest posterior; `entropy_bits` of the posterior; and the half-widths of 95 %.
     """
     lengths = lengths_up_to(request.releases)
-    reports = _reports(store, executor, stages, request, groups, group_prior, victims)
-    total, parts = _observe(store, executor, stages, groups, reports, lengths)
-    error, lower = _errors(store, executor, stages, groups, reports, lengths, total, parts)
+    reports = _reports(passes, request, group_prior, victims)
+    total, parts = _observe(passes, reports, lengths)
+    error, lower = _errors(passes, reports, lengths, total, parts)
     measured = {
         "inference_error": (error, "_km"),
         "inference_error_lower": (lower, "_km"),
@@ -92,89 +85,64 @@ def release_curve(
     return curve
 
 
-def _reports(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    request: AttackRequest,
-    groups: list[tuple[int, ...]],
-    group_prior: Array,
-    victims: int,
-) -> NDArray[np.int32]:
+def _reports(passes: Passes, request: AttackRequest, group_prior: Array, victims: int) -> NDArray[np.int32]:
     """Return reports of all people, int32 of shape (V, releases)."""
-    drawn = draw_groups(group_prior, victims, request.random_seed)
-    where = [index for index, people in enumerate(drawn) if people]
-    tasks = [(store.url, groups[i], drawn[i], request.releases, request.random_seed) for i in where]
-    reports = np.zeros((victims, request.releases), dtype=np.int32)
-    with stages.stage("draws", len(tasks)):
-        for index, part in zip(where, stages.in_order(executor, "draws", draw_reports, tasks), strict=True):
-            reports[[victim for victim, _ in drawn[index]]] = part
+    releases, seed = request.releases, request.random_seed
+    drawn = draw_groups(group_prior, victims, seed)
+    groups = [(group, people) for group, people in zip(passes.groups, drawn, strict=True) if people]
+    reports = np.zeros((victims, releases), dtype=np.int32)
+    parts = passes.each("draws", draw_reports, ((group, people, releases, seed) for group, people in groups))
+    for (_, people), part in zip(groups, parts, strict=True):
+        reports[[victim for victim, _ in people]] = part
     return reports
 
 
 def _observe(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    groups: list[tuple[int, ...]],
-    reports: NDArray[np.int32],
-    lengths: tuple[int, ...],
+    passes: Passes, reports: NDArray[np.int32], lengths: tuple[int, ...]
 ) -> tuple[Posteriors, Array | None]:
     """Return sums over all records, and log Σ exp(a) by group, person and length, if they are few."""
-    keep = len(groups) * len(reports) * len(lengths) <= _MOST_KEPT
-    parts = np.empty((len(groups), len(reports), len(lengths))) if keep else None
+    shape = len(passes.groups), len(reports), len(lengths)
+    parts = np.empty(shape) if math.prod(shape) <= _MOST_KEPT else None
     total = Posteriors.nothing(len(reports), len(lengths))
-    tasks = [(store.url, group, reports, lengths) for group in groups]
-    with stages.stage("releases", len(tasks)):
-        for index, found in enumerate(stages.in_order(executor, "releases", observe_blocks, tasks)):
-            total.add(found)
-            if parts is not None:
-                parts[index] = found.log_total()
+    arguments = ((group, reports, lengths) for group in passes.groups)
+    for index, found in enumerate(passes.each("releases", observe_blocks, arguments)):
+        total.add(found)
+        if parts is not None:
+            parts[index] = found.log_total()
     return total, parts
 
 
 def _errors(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    groups: list[tuple[int, ...]],
+    passes: Passes,
     reports: NDArray[np.int32],
     lengths: tuple[int, ...],
     total: Posteriors,
     parts: Array | None,
 ) -> tuple[Array, Array]:
     """Return expected distances to the best guesses found, and bounds from below, of shape (V, C), in km."""
-    log_total = total.log_total()
+    grid, groups, log_total = passes.store.grid, passes.groups, total.log_total()
     needed = np.full((len(groups), len(reports)), len(lengths))
     if parts is not None:
         held = parts - log_total >= math.log(_NEGLIGIBLE / len(groups))
         # With how many of the lengths, up to the last one that the group has a part in.
         needed = np.where(held.any(axis=2), len(lengths) - held[..., ::-1].argmax(axis=2), 0)
 
-    def judge(guesses: Array) -> Slope:
-        tasks = [
-            (store.url, group, reports, lengths, log_total, guesses, some)
+    def judge(guesses: Array) -> Array:
+        found = np.zeros((*guesses.shape[:-1], SLOPE_NUMBERS))
+        arguments = (
+            (group, reports, lengths, log_total, guesses, some)
             for group, some in zip(groups, needed, strict=True)
-        ]
-        found = Slope.zero(guesses.shape[:-1])
-        with stages.stage("guesses", len(tasks)):
-            for part in stages.in_order(executor, "guesses", judge_posteriors, tasks):
-                add_slope(found, (), part)
+        )
+        for part in passes.each("guesses", judge_posteriors, arguments):
+            found += part
         return found
 
+    def bound(slope: Array) -> Array:
+        # What is left out of a posterior can tilt it no more than it weighs.
+        least = lower_bound(slope, 1.0, grid.records) - 2 * _NEGLIGIBLE * slope[..., COST]
+        return np.asarray(np.maximum(least, 0.0))
+
     guesses = np.stack([total.mean_km(), total.peak_xy_km])
-    _, cost, lower = descend(
-        judge,
-        guesses,
-        lambda places: nearest_records(store.grid, places),
-        lambda slope: _lower(slope, store),
-        np.ones(log_total.shape),
-        _GOOD_GAP,
-    )
+    weight = np.ones(log_total.shape)
+    _, cost, lower = descend(judge, guesses, partial(nearest_records, grid), bound, weight, _GOOD_GAP)
     return cost, lower
-
-
-def _lower(slope: Slope, store: MechanismStore) -> Array:
-    # What is left out of a posterior can tilt it no more than it weighs.
-    bound = lower_bound(slope, 1.0, store.grid.records) - 2 * _NEGLIGIBLE * slope.cost
-    return np.asarray(np.maximum(bound, 0.0))

@@ -9,16 +9,15 @@ Tasks work block by block: what they answer with has the size of people times le
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.evaluation.attackers.geometric_median import Slope, add_slope, slope_at
+from mdpext_dask.evaluation.attackers.geometric_median import SLOPE_NUMBERS, slope_at
 from mdpext_dask.evaluation.attackers.requests import TRUTH
-from mdpext_dask.evaluation.attackers.tallies import Column, columns_of
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.evaluation.attackers.tallies import columns_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
@@ -75,23 +74,35 @@ def draw_reports(
     reports = np.zeros((len(victims), releases), dtype=np.int32)
     if not victims:
         return reports
-    store = MechanismStore.open(url)
-    columns = list(_with_prior(store, group))
-    prior = np.concatenate([prior for _, prior, _ in columns])
-    rows = np.concatenate([rows for _, _, rows in columns])
-    sums = np.cumsum(prior)
+    people = _People.concatenated(_with_prior(MechanismStore.open(url), group))
+    sums = np.cumsum(people.prior)
     for row, (victim, at) in zip(reports, victims, strict=True):
         record = min(int(np.searchsorted(sums, at, side="right")), len(sums) - 1)
         draws = np.random.default_rng([random_seed, _STREAM_REPORTS, victim]).random(releases)
-        until = np.cumsum(rows[record])
+        until = np.cumsum(people.rows[record])
         row[:] = np.minimum(np.searchsorted(until, draws * until[-1], side="right"), len(until) - 1)
     return reports
 
 
-def _with_prior(store: MechanismStore, group: tuple[int, ...]) -> Iterator[tuple[Column, Array, Array]]:
-    for column in (c for index in group for c in columns_of(store, store.plan[index], 1)):
+@dataclass(frozen=True)
+class _People:
+    """Records with π > 0: where, seen from the corner of the grid, (n, 2) in km; π; M of shape (n, K)."""
+
+    places_km: Array
+    prior: Array
+    rows: Array
+
+    @classmethod
+    def concatenated(cls, parts: Iterable["_People"]) -> "_People":
+        fields = zip(*((part.places_km, part.prior, part.rows) for part in parts), strict=True)
+        return cls(*map(np.concatenate, fields))
+
+
+def _with_prior(store: MechanismStore, group: Sequence[int]) -> Iterator[_People]:
+    for column in columns_of(store, group):
         used = column.beliefs[TRUTH] > 0
-        yield column, column.beliefs[TRUTH][used], column.rows[used]
+        places = column.places_km(store.grid.spacing_km)
+        yield _People(places[used], column.beliefs[TRUTH][used], column.rows[used])
 
 
 @dataclass
@@ -220,7 +231,7 @@ def judge_posteriors(
     log_total: Array,
     guesses_km: Array,
     needed: NDArray[np.intp],
-) -> Slope:
+) -> Array:
     """Return what the records that some blocks own add to Σ_x p(x) ‖x − g‖ and its derivatives.
 
     Parameters
@@ -236,10 +247,9 @@ def judge_posteriors(
 
     Returns
     -------
-    Arrays of shape (G, V, C).
+    Slopes, float64 of shape (G, V, C, 7).
     """
-    shape = guesses_km.shape[:-1]
-    total = Slope.zero(shape)
+    total = np.zeros((*guesses_km.shape[:-1], SLOPE_NUMBERS))
     if not needed.any():
         return total
     for slab in _slabs(MechanismStore.open(url), group):
@@ -248,7 +258,7 @@ def judge_posteriors(
             share = np.exp(logs - log_total[victims, :some, None])
             for g, guess in enumerate(guesses_km[:, victims, :some]):
                 east, north = (slab.places_km[:, axis] - guess[..., axis, None] for axis in (0, 1))
-                add_slope(total, (g, victims, slice(some)), slope_at(east, north, share))
+                total[g, victims, :some] += slope_at(east, north, share)
     return total
 
 
@@ -260,31 +270,23 @@ class _Slab:
     log_prior: Array
     log_rows: Array
 
+    @classmethod
+    def of(cls, columns: list[_People]) -> "_Slab":
+        people = _People.concatenated(columns)
+        return cls(people.places_km, np.log(people.prior), np.ascontiguousarray(np.log(people.rows).T))
+
 
 def _slabs(store: MechanismStore, group: tuple[int, ...]) -> Iterator[_Slab]:
-    held: list[tuple[Column, Array, Array]] = []
+    held: list[_People] = []
     records = 0
     for column in _with_prior(store, group):
-        if held and records + len(column[1]) > _SLAB:
-            yield _slab(store.grid, held)
+        if held and records + len(column.prior) > _SLAB:
+            yield _Slab.of(held)
             held, records = [], 0
         held.append(column)
-        records += len(column[1])
+        records += len(column.prior)
     if records:
-        yield _slab(store.grid, held)
-
-
-def _slab(grid: Grid, held: list[tuple[Column, Array, Array]]) -> _Slab:
-    places = [
-        np.stack([np.full(len(column.j), column.i), column.j], axis=-1)[column.beliefs[TRUTH] > 0]
-        for column, _, _ in held
-    ]
-    rows = np.concatenate([rows for _, _, rows in held])
-    return _Slab(
-        np.concatenate(places) * grid.spacing_km,
-        np.log(np.concatenate([prior for _, prior, _ in held])),
-        np.ascontiguousarray(np.log(rows).T),
-    )
+        yield _Slab.of(held)
 
 
 def _log_posteriors(
