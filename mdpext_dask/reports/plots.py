@@ -23,7 +23,7 @@ from mdpext_dask.auditors.subject import is_store, store_subject
 from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError, first_line
-from mdpext_dask.evaluation.evaluate import loss_map, measure_spread
+from mdpext_dask.evaluation.evaluate import measure_spread
 from mdpext_dask.evaluation.figure import draw_loss
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
@@ -207,10 +207,9 @@ def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None
     cluster = ClusterSection(kind="inline" if workers is None else "local", workers=workers or 1)
     with open_executor(cluster) as executor:
         spread = measure_spread(store, executor, Stages(silent), keep_records=True)
-    shown = loss_map(store, spread)
     axes = _axes(store, ax)
-    draw_loss(axes, shown)
-    return _finished(axes, store, f"expected loss {shown.loss_km:.4g} km")
+    draw_loss(axes, store, spread)
+    return _finished(axes, store, f"expected loss {spread.loss_km:.4g} km")
 
 
 def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> "Axes":

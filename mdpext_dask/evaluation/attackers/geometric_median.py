@@ -47,8 +47,8 @@ class Median:
 
 
 # A slope holds f and its derivatives at a place, seven numbers along the last axis of an array: f; the
-# gradient of what is not at the place itself, Σ w (g − p) / ‖g − p‖; its Hessian xx, xy, yy; and the weight of
-# what is at the place itself, where f has a kink. Slopes of parts add up.
+# gradient of what is not at the place itself, Σ w (g − p) / ‖g − p‖; its Hessian xx, xy, yy; and the weight
+# of what is at the place itself, where f has a kink. Slopes of parts add up.
 COST, HERE, SLOPE_NUMBERS = 0, 6, 7
 
 

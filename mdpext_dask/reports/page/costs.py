@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.evaluation.attackers.words import attack_rows
+from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
