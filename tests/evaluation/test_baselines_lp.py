@@ -14,8 +14,7 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import copt, pair_rows, panda
 from mdpext_dask.evaluation.baselines.copt import const_opt
 from mdpext_dask.evaluation.baselines.dense_rows import PairRows, Triples
-from mdpext_dask.evaluation.baselines.lp import costs, full_lp, needed_directions, pairs_along
-from mdpext_dask.evaluation.baselines.lp_coarse import coarse_lp
+from mdpext_dask.evaluation.baselines.lp import coarse_lp, costs, full_lp, needed_directions, pairs_along
 from mdpext_dask.evaluation.baselines.pair_rows import PairProgram, budgets, check_size, largest_size
 from mdpext_dask.evaluation.baselines.panda import panda_exponential, panda_logistic, panda_power_law
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Method, Problem

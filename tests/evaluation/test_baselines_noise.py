@@ -13,11 +13,16 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import sectors
-from mdpext_dask.evaluation.baselines.em import exponential_mechanism
-from mdpext_dask.evaluation.baselines.laplace import continuous_laplace, euclidean_epsilon, planar_laplace
+from mdpext_dask.evaluation.baselines.noise import (
+    continuous_laplace,
+    em_remap,
+    epsilon_within,
+    euclidean_epsilon,
+    exponential_mechanism,
+    laplace_remap,
+    planar_laplace,
+)
 from mdpext_dask.evaluation.baselines.problem import Guarantee, Method, Problem
-from mdpext_dask.evaluation.baselines.remap import em_remap, laplace_remap
-from mdpext_dask.evaluation.baselines.rounding import epsilon_within
 from mdpext_dask.evaluation.baselines.sectors import EDGE_ERROR, edge_integrals, masses, voronoi_cells
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import TravelLoss

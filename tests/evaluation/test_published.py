@@ -21,9 +21,9 @@ from mdpext_dask.evaluation.baselines.published import (
     by_cell_programs,
     published_cell_programs,
     published_mcshane_whitney,
+    seed_cost,
     solve_half_seed,
 )
-from mdpext_dask.evaluation.baselines.seed_cost import seed_cost
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdpext_dask.evaluation.baselines.laplace import planar_laplace
+from mdpext_dask.evaluation.baselines.noise import planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cells import noise

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
-from mdpext_dask.evaluation.baselines.em import exponential_mechanism
-from mdpext_dask.evaluation.baselines.laplace import planar_laplace
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.evaluate import evaluate

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.evaluation.baselines import published
 from mdpext_dask.evaluation.baselines.problem import Problem
-from mdpext_dask.evaluation.baselines.published import Sides
-from mdpext_dask.evaluation.baselines.seed_cost import seed_cost
+from mdpext_dask.evaluation.baselines.published import Sides, seed_cost
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss
 

@@ -35,7 +35,7 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.dense_rows import Array, Indices
 from mdpext_dask.evaluation.baselines.lp import costs
 from mdpext_dask.evaluation.baselines.pair_rows import budgets
-from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, rows_of_array
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 from mdpext_dask.seed.budget import log_ratio_error
 from mdpext_dask.seed.highs import solve_linear_program
 
@@ -75,9 +75,10 @@ def const_opt(problem: Problem, seconds: float) -> BaselineMechanism:
     fixed = _decaying(problem, distance, cost)
     radius = min(grid.records, _MOST_RECORDS, max(_MOST_FREE // outputs, 1))
     free = _Free.nearest(problem, xy, distance, fixed, radius)
-    rows, facts = free.optimise(cost, deadline)
+    found, facts = free.optimise(cost, deadline)
+    rows = found.reshape(*grid.shape, outputs)
     return BaselineMechanism(
-        rows=rows_of_array(rows.reshape(*grid.shape, outputs)),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.EPSILON,
         note=(
             "Kept between all pairs, unlike in the recipe: far entries decay with ε/2 and are normalised, "

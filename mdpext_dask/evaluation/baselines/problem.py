@@ -3,7 +3,6 @@
 All methods get the same records, outputs, prior, loss and ε; differences between them are then theirs.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,10 +96,6 @@ class Problem:
 
     def distances_km(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return d_p between places, float64 of shape (n, m), in km."""
-        if math.isinf(self.metric_p):
-            return np.asarray(cdist(xy_km, other_xy_km, "chebyshev"))
-        if self.metric_p == 2:
-            return np.asarray(cdist(xy_km, other_xy_km))
         return np.asarray(cdist(xy_km, other_xy_km, "minkowski", p=self.metric_p))
 
 
@@ -156,8 +151,3 @@ def strips(problem: Problem) -> list[slice]:
 
 # A method: from a problem, and how many seconds it may take, to a mechanism.
 Method = Callable[[Problem, float], BaselineMechanism]
-
-
-def rows_of_array(rows: Array) -> RowsOf:
-    """Return the strips of rows that are in memory, float64 of shape (n_x, n_y, K)."""
-    return lambda east: rows[east]

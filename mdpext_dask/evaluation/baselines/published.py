@@ -22,11 +22,10 @@ from mdpext_dask.evaluation.baselines.problem import (
     BaselineMechanism,
     Guarantee,
     Problem,
-    rows_of_array,
 )
-from mdpext_dask.evaluation.baselines.seed_cost import seed_cost
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
 from mdpext_dask.seed.budget import candidate_splits, half_budgets
 from mdpext_dask.seed.highs import InfeasibleError, solve_linear_program
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
@@ -57,7 +56,7 @@ def published_mcshane_whitney(problem: Problem, seconds: float) -> BaselineMecha
     split, seed = _best_seed(problem, clock)
     rows, crossings = by_envelopes(_on_corners(problem, seed), problem.grid, "own", clock)
     return BaselineMechanism(
-        rows=rows_of_array(rows),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.NONE,
         note="Envelopes of a fixed slope over rows that were normalised at every level: they cross where the "
         "rows are steeper, and normalising makes them steeper than ε.",
@@ -79,7 +78,7 @@ def published_cell_programs(problem: Problem, seconds: float) -> BaselineMechani
         _on_corners(problem, seed), problem.grid, problem.loss.rows, problem.min_probability, clock=clock
     )
     return BaselineMechanism(
-        rows=rows_of_array(rows),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.NONE,
         note="Cell programs know their corners and not their sides, which are arithmetic averages; where one "
         "has no solution its inner points are averages, too: both are steeper than ε.",
@@ -133,6 +132,13 @@ def _best_seed(problem: Problem, clock: Clock) -> tuple[tuple[float, float], See
     return best
 
 
+def seed_cost(problem: Problem) -> Array:
+    """Return C = Wᵀ diag(π) L of a problem, float64 of shape (J, K), in km, as a store's seed has it."""
+    grid = problem.grid
+    cells = slice(0, grid.cells_x), slice(0, grid.cells_y)
+    return assemble_seed_cost(grid, corner_costs(grid, problem.loss, problem.prior, cells))
+
+
 def solve_half_seed(problem: Problem, cost: Array, split: tuple[float, float]) -> SeedMechanism:
     """Solve the seed LP under the published budgets, half of a split.
 
@@ -141,7 +147,7 @@ def solve_half_seed(problem: Problem, cost: Array, split: tuple[float, float]) -
     problem
         The problem.
     cost
-        Its :func:`mdpext_dask.evaluation.baselines.seed_cost.seed_cost`.
+        Its :func:`seed_cost`.
     split
         (ε_1, ε_2), in 1/km.
     """

@@ -66,15 +66,15 @@ def _extension(method: str, stages: str, budget: str) -> dict[str, dict[str, str
 
 
 METHODS = {
-    "em": Entry("EM", NOISE, "em:exponential_mechanism"),
-    "laplace": Entry("planar Laplace, nearest output", NOISE, "laplace:planar_laplace"),
+    "em": Entry("EM", NOISE, "noise:exponential_mechanism"),
+    "laplace": Entry("planar Laplace, nearest output", NOISE, "noise:planar_laplace"),
     "laplace-roads": Entry(
-        "planar Laplace, nearest road node", NOISE, "laplace:continuous_laplace", spends_time=True
+        "planar Laplace, nearest road node", NOISE, "noise:continuous_laplace", spends_time=True
     ),
-    "em-remap": Entry("EM, remapped", NOISE, "remap:em_remap"),
-    "laplace-remap": Entry("planar Laplace, remapped", NOISE, "remap:laplace_remap"),
+    "em-remap": Entry("EM, remapped", NOISE, "noise:em_remap"),
+    "laplace-remap": Entry("planar Laplace, remapped", NOISE, "noise:laplace_remap"),
     "lp": Entry("LP, all pairs", PROGRAM, "lp:full_lp"),
-    "lp-a": Entry("LP-A, coarse grid", PROGRAM, "lp_coarse:coarse_lp"),
+    "lp-a": Entry("LP-A, coarse grid", PROGRAM, "lp:coarse_lp"),
     "copt": Entry("COPT", PROGRAM, "copt:const_opt"),
     "panda-e": Entry("PAnDA-e", PROGRAM, "panda:panda_exponential", spends_time=True),
     "panda-p": Entry("PAnDA-p", PROGRAM, "panda:panda_power_law", spends_time=True),

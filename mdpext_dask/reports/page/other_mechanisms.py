@@ -7,8 +7,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.em import exponential_mechanism
-from mdpext_dask.evaluation.baselines.laplace import euclidean_epsilon
+from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon, exponential_mechanism
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
 
 # Numbers of a mechanism's rows beyond which making them takes longer than a report should.
@@ -19,7 +18,7 @@ _DRAWS, _DRAWS_AT_ONCE = 20_000, 4_000
 def exponential_loss(problem: Problem) -> float | None:
     """Return UL of the exponential mechanism, in km, from all of its rows; None if they are too many.
 
-    It is the one of :func:`mdpext_dask.evaluation.baselines.em.exponential_mechanism`.
+    It is the one of :func:`mdpext_dask.evaluation.baselines.noise.exponential_mechanism`.
     """
     if problem.grid.records * problem.outputs > _MOST_NUMBERS:
         return None
