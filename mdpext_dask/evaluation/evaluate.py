@@ -106,12 +106,7 @@ def evaluate(
         spread = measure_spread(store, executor, stages, keep_records=keep)
         bounded = bound_facts(store, executor, stages, spread.loss_km, bound or BoundRequest())
         adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
-    result = {
-        "state": store.state,
-        **spread_facts(store, spread),
-        **bounded,
-        "adversary": adversary,
-    }
+    result = {"state": store.state, **spread_facts(store, spread), **bounded, "adversary": adversary}
     if records is not None:
         _write_records(store, spread, records)
     if picture is not None:

@@ -318,7 +318,11 @@ def problem(job: dict[str, dict[str, Any]], path: Path) -> MechanismStore:
 
 
 def bound_of(store: MechanismStore, **options: Any) -> LowerBound:
-    return lower_bound(store, InlineExecutor(), Stages(silent), **options)
+    return lower_bound(store, InlineExecutor(), Stages(silent), BoundRequest(**options))
+
+
+def chosen(store: MechanismStore, **options: Any) -> tuple[int, int]:
+    return driver._choose(store, InlineExecutor(), BoundRequest(**options))
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +378,7 @@ def test_a_damaged_prior_is_no_problem_to_bound(tmp_path: Path, small_job: Job) 
 def test_the_executor_changes_no_bit(tiny: MechanismStore, any_cluster: ClusterSection) -> None:
     expected = bound_of(tiny, stride=5, offsets=4)
     with open_executor(any_cluster) as executor:
-        found = lower_bound(tiny, executor, Stages(silent), stride=5, offsets=4)
+        found = lower_bound(tiny, executor, Stages(silent), BoundRequest(stride=5, offsets=4))
     assert dataclasses.replace(found, seconds=0.0) == dataclasses.replace(expected, seconds=0.0)
 
 
@@ -390,22 +394,19 @@ def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     assert part.certified_km == pytest.approx(sum(each[o] for o in part.offsets) + free, rel=1e-12)
     assert part.certified_km < whole.lower_bound_km
     assert bound_of(tiny, stride=3, offsets=4, random_seed=2).offsets != part.offsets
-    assert driver._choose(tiny, InlineExecutor(), 3, 60.0, 90) == (3, 9)
+    assert chosen(tiny, stride=3, offsets=90) == (3, 9)
 
 
 def test_the_time_decides_the_stride(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
-    executor = InlineExecutor()
     records = tiny.grid.records
-    strides = [
-        driver._choose(tiny, executor, None, seconds, None)[0] for seconds in (2 * records, records / 2, 40)
-    ]
+    strides = [chosen(tiny, seconds=seconds)[0] for seconds in (2 * records, records / 2, 40)]
     assert strides == sorted(strides)
     assert strides[0] == 1
     # A part, where no stride's lattices all fit; then as many as do.
-    stride, count = driver._choose(tiny, executor, None, 20, None)
+    stride, count = chosen(tiny, seconds=20)
     assert 16 <= count < stride**2
-    assert driver._choose(tiny, executor, None, 0.001, None)[1] == driver.LEAST_PART
+    assert chosen(tiny, seconds=0.001)[1] == driver.LEAST_PART
 
 
 @pytest.mark.parametrize(
@@ -428,7 +429,7 @@ def test_programs_that_do_not_fit_into_memory_are_refused(
     monkeypatch.setattr(driver, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
     with pytest.raises(SpecError, match=r"need .* GiB of memory"):
         bound_of(tiny, stride=1)
-    assert driver._choose(tiny, InlineExecutor(), None, 1e6, None)[0] > 1
+    assert chosen(tiny, seconds=1e6)[0] > 1
 
 
 def test_evaluate_says_how_far_from_the_bound(
@@ -502,7 +503,7 @@ def test_the_dual_of_a_seed_with_tighter_budgets_is_none(
 def test_an_estimate_above_the_loss_is_not_told(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    too_high = LowerBound(9.0, False, 2.0, 1.0, 2, ((0, 0),), 4, "lattices", 0.0)
+    too_high = LowerBound(9.0, 2.0, 1.0, 2, ((0, 0),), 4, "lattices", 0.0)
     monkeypatch.setattr(driver, "lower_bound", lambda *_, **__: too_high)
     facts = driver.bound_facts(tiny, InlineExecutor(), Stages(silent), 1.5, BoundRequest())
     assert (facts["lower_bound_km"], facts["lower_bound_certified"]) == (1.0, True)

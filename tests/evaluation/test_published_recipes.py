@@ -67,10 +67,7 @@ def pairs_by_shift(shape: tuple[int, int]) -> Iterator[tuple[tuple[slice, slice]
     for east in range(nx):
         for north in range(1 if east == 0 else 1 - ny, ny):
             up, down = max(north, 0), max(-north, 0)
-            yield (
-                (slice(0, nx - east), slice(down, ny - up)),
-                (slice(east, nx), slice(up, ny - down)),
-            )
+            yield ((slice(0, nx - east), slice(down, ny - up)), (slice(east, nx), slice(up, ny - down)))
 
 
 def apart(x: Array, y: Array, first: tuple[slice, slice], second: tuple[slice, slice], p: float) -> Array:
@@ -165,10 +162,7 @@ RECIPES: list[Recipe] = [parent_envelopes, own_envelopes, cell_programs]
 
 @cache
 def refined(
-    recipe: Recipe,
-    cells: tuple[int, int],
-    split: Split,
-    refine: tuple[int, ...] = REFINE,
+    recipe: Recipe, cells: tuple[int, int], split: Split, refine: tuple[int, ...] = REFINE
 ) -> FineMechanism:
     return recipe(seed_of(cells, split), refine)
 
@@ -266,10 +260,7 @@ def test_the_seed_keeps_half_of_epsilon(epsilon: float) -> None:
     ],
 )
 def test_at_high_epsilon_a_tolerance_hides_what_all_pairs_show(
-    recipe: Recipe,
-    factors: tuple[float, float],
-    beyond: tuple[int, int],
-    most_seen: int,
+    recipe: Recipe, factors: tuple[float, float], beyond: tuple[int, int], most_seen: int
 ) -> None:
     """Budgets of 0.53/km on both axes are already more than the 0.5/km that both recipes take for granted.
 

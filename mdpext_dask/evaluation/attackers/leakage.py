@@ -156,10 +156,11 @@ def counted_ranks(tally: Tally) -> dict[str, object]:
     Of a record, all that is known is its class: all records of higher classes are before it, and those of the
     same class may be.
     """
-    upwards = np.cumsum(tally.counts[:, ::-1], axis=1)[:, ::-1]
-    held = np.nonzero(tally.masses)
-    most, weights = upwards[held], tally.masses[held]
-    least = most - tally.counts[held] + 1
+    counts, masses = tally.by_class
+    upwards = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+    held = np.nonzero(masses)
+    most, weights = upwards[held], masses[held]
+    least = most - counts[held] + 1
     upper, lower = (weighted_quantiles(ranks, weights) for ranks in (most, least))
     total = float(weights.sum())
     return {

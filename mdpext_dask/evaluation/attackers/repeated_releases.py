@@ -58,11 +58,7 @@ def draw_groups(masses: Array, victims: int, random_seed: int) -> list[list[tupl
 
 
 def draw_reports(
-    url: str,
-    group: tuple[int, ...],
-    victims: Sequence[tuple[int, float]],
-    releases: int,
-    random_seed: int,
+    url: str, group: tuple[int, ...], victims: Sequence[tuple[int, float]], releases: int, random_seed: int
 ) -> NDArray[np.int32]:
     """Draw the reports of the people in some blocks, int32 of shape (people, releases).
 

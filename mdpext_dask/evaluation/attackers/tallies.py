@@ -113,59 +113,50 @@ class Tally:
     bins
         Mass, and mass times x and y as seen from the corner of the grid, in km, of shape
         (3, bins east, bins north, P, K); mass alone where bins are single records.
-    counts, masses
-        Records with π > 0, and their π M, by output and class, of shape (K, classes); empty if nobody asks.
+    by_class
+        Records with π > 0, and their π M, by output and class: (2, K, classes); empty if nobody asks.
     first_class
         Where these classes begin.
     """
 
     prior: Array
-    self_bits: float
-    joint_bits: float
     reported: Array
     likeliest: Array
     guess: Array
     guess_record: NDArray[np.int64]
     guess_joint: Array
-    alone: float
     costs: Array
-    worst_km: float
-    worst_record: int
     bins: Array
-    counts: Array
-    masses: Array
+    by_class: Array
     first_class: int = 0
+    self_bits: float = 0.0
+    joint_bits: float = 0.0
+    alone: float = 0.0
+    worst_km: float = -math.inf
+    worst_record: int = -1
 
     @classmethod
     def nothing(cls, plan: TallyPlan, outputs: int, bins: tuple[int, int]) -> "Tally":
         """Return what no records add."""
         priors, attackers = plan.priors, len(plan.attackers)
-        classes = (outputs, _OCTAVES * plan.classes)
         return cls(
             prior=np.zeros(priors),
-            self_bits=0.0,
-            joint_bits=0.0,
             reported=np.zeros((priors, outputs)),
             likeliest=np.zeros(outputs),
             guess=np.zeros((attackers, outputs)),
             guess_record=np.full((attackers, outputs), -1, dtype=np.int64),
             guess_joint=np.zeros((attackers, outputs)),
-            alone=0.0,
             costs=np.zeros((priors, outputs, outputs) if plan.loss else (0, 0, 0)),
-            worst_km=-math.inf,
-            worst_record=-1,
             bins=np.zeros((1 if plan.bin_side == 1 else 3, *bins, priors, outputs)),
-            counts=np.zeros(classes),
-            masses=np.zeros(classes),
+            by_class=np.zeros((2, outputs, _OCTAVES * plan.classes)),
         )
 
     def trimmed(self) -> "Tally":
         """Drop classes at both ends that hold nothing, so that less is sent."""
-        held = np.flatnonzero(self.counts.any(axis=0))
+        held = np.flatnonzero(self.by_class[0].any(axis=0))
         first, last = (int(held[0]), int(held[-1]) + 1) if len(held) else (0, 0)
         self.first_class += first
-        self.counts = self.counts[:, first:last].copy()
-        self.masses = self.masses[:, first:last].copy()
+        self.by_class = self.by_class[..., first:last].copy()
         return self
 
     def add(self, other: "Tally", across: slice, along: slice) -> None:
@@ -176,9 +167,8 @@ class Tally:
         self.reported += other.reported
         self.costs += other.costs
         self.bins[:, across, along] += other.bins
-        classes = slice(other.first_class, other.first_class + other.counts.shape[1])
-        self.counts[:, classes] += other.counts
-        self.masses[:, classes] += other.masses
+        classes = other.by_class.shape[2]
+        self.by_class[..., other.first_class : other.first_class + classes] += other.by_class
         np.maximum(self.likeliest, other.likeliest, out=self.likeliest)
         self.take_guesses(other.guess, other.guess_record, other.guess_joint)
         self.alone = max(self.alone, other.alone)
@@ -382,10 +372,11 @@ def _add_bins(
 
 
 def _add_classes(found: Tally, plan: TallyPlan, joint: Array) -> None:
-    outputs, classes = found.counts.shape
+    counts, masses = found.by_class
+    outputs, classes = counts.shape
     at = np.arange(outputs) * classes + class_of(joint, plan.classes)
-    np.add.at(found.counts.reshape(-1), at.ravel(), 1.0)
-    np.add.at(found.masses.reshape(-1), at.ravel(), joint.ravel())
+    np.add.at(counts.reshape(-1), at.ravel(), 1.0)
+    np.add.at(masses.reshape(-1), at.ravel(), joint.ravel())
 
 
 def class_of(values: Array, classes: int) -> NDArray[np.int64]:

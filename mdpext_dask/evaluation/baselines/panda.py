@@ -102,9 +102,7 @@ def _panda(problem: Problem, seconds: float, decay: Decay) -> BaselineMechanism:
     np.add.at(cost, nearest, costs(problem))
     kept_km = _kept_distances(problem, xy, nearest, len(anchor))
     program = PairProgram(
-        cost=cost,
-        budget=budgets(problem.epsilon_per_km, kept_km),
-        min_probability=problem.min_probability,
+        cost=cost, budget=budgets(problem.epsilon_per_km, kept_km), min_probability=problem.min_probability
     )
     solution = solve_pairs(program, _not_implied(program.budget), seconds, what)
     margin = problem.epsilon_per_km * (problem.distances_km(xy[anchor], xy[anchor]) - kept_km)

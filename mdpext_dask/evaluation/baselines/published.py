@@ -17,12 +17,7 @@ from scipy import sparse
 from scipy.special import softmax
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.problem import (
-    Array,
-    BaselineMechanism,
-    Guarantee,
-    Problem,
-)
+from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs

@@ -24,7 +24,7 @@ from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, strips
-from mdpext_dask.evaluation.bound.lower_bound import lower_bound
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.spec import JobSpec, json_number, parse_job
 from mdpext_dask.pipeline.resume import create
@@ -220,7 +220,7 @@ def expected_loss(problem: Problem, rows: NDArray[np.float64]) -> float:
 def _bound(spec: JobSpec, domain: Domain, folder: Path, seconds: float) -> dict[str, Any]:
     """Return what no mechanism can beat, and what more a random part of the lattices leads to expect."""
     store = create(spec, str(folder / "problem.zarr"), domain)
-    found = lower_bound(store, _alone(), Stages(silent), seconds=seconds)
+    found = lower_bound(store, _alone(), Stages(silent), BoundRequest(seconds))
     return {
         "lower_bound_km": found.certified_km,
         "expected_km": max(found.lower_bound_km, found.certified_km),
