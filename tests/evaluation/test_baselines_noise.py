@@ -1,8 +1,11 @@
 """The exponential mechanism and planar Laplace: by hand, against other integrators, and strictly audited."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -49,7 +52,7 @@ def test_the_exponential_mechanism_by_hand() -> None:
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
-    records = problem.records_xy_km(slice(0, 5))
+    records = problem.records_xy_km(slice(None))
     distance = np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2)
     weights = np.exp(-0.4 * distance)
     expected = (weights / weights.sum(axis=1, keepdims=True)).reshape(5, 5, 3)
@@ -69,10 +72,9 @@ def test_the_bound_is_all_but_reached_and_an_audit_notices_less() -> None:
 def test_small_probabilities_are_kept_or_refused() -> None:
     rows = rows_of(exponential_mechanism, problem_of(np.array([[0.0, 0.0], [900.0, 0.0]]), 1.5))
     assert rows.min() > 1e-300
-    with pytest.raises(SolverError, match="below what float64 holds"):
-        exponential_mechanism(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
-    with pytest.raises(SolverError, match="below what float64 holds"):
-        planar_laplace(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
+    for method in (exponential_mechanism, planar_laplace):
+        with pytest.raises(SolverError, match="below what float64 holds"):
+            method(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
 
 
 def test_an_epsilon_that_rounding_swallows_is_refused() -> None:
@@ -110,7 +112,7 @@ def test_every_triple_of_every_method_holds(
         return  # cells that are too small for float64; see below
     assert mechanism.guarantee is Guarantee.EPSILON
     assert mechanism.rows is not None
-    rows = mechanism.rows(slice(0, grid.shape[0]))
+    rows = mechanism.rows(slice(None))
     assert rows.shape == (*grid.shape, len(outputs))
     assert np.abs(rows.sum(axis=-1) - 1).max() < 1e-14
     assert holds(rows, problem)
@@ -159,9 +161,7 @@ def test_edge_integrals_over_all_distances_and_ends(monkeypatch: pytest.MonkeyPa
 
 def test_edge_integrals_against_another_integrator() -> None:
     for a, low, high in ((0.7, -1.0, 2.0), (0.01, 0.2, 5.0), (30.0, -4.0, 3.0), (3.0, -9.0, -0.5)):
-        beyond, within, angle = (
-            float(v[0]) for v in edge_integrals(np.array([a]), np.array([low]), np.array([high]))
-        )
+        beyond, within, angle = (v.item() for v in edge_integrals(*np.array([[a], [low], [high]])))
 
         def tail(theta: float, a: float = a) -> float:
             distance = a / math.cos(theta)
@@ -181,16 +181,13 @@ def test_one_output_takes_all_and_two_share_by_a_line() -> None:
     for s in (0.0, 1e-14, 0.25, 3.0, 300.0):
         # The share beyond a line at distance s: 1/π ∫ T(ε s / cos θ) dθ over a quarter turn.
         shift = 2 * s
+
+        def tail(t: float, shift: float = shift) -> float:
+            return (1 + shift / math.cos(t)) * math.exp(shift - shift / math.cos(t))
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IntegrationWarning)
-            scaled = quad(
-                lambda t: (1 + shift / math.cos(t)) * math.exp(shift - shift / math.cos(t)),  # noqa: B023
-                0,
-                math.pi / 2,
-                epsabs=0,
-                epsrel=1e-12,
-                limit=400,
-            )[0]
+            scaled = quad(tail, 0, math.pi / 2, epsabs=0, epsrel=1e-12, limit=400)[0]
         expected = scaled / math.pi * math.exp(-shift)
         mass, error = masses(cells, 2.0, np.array([[-s, 0.3]]))
         assert mass[0, 1] == pytest.approx(expected, rel=1e-10)
@@ -210,12 +207,9 @@ def test_bounded_and_unbounded_cells_against_two_dimensional_integrals() -> None
             return 1.3**2 / (2 * math.pi) * math.exp(-1.3 * math.hypot(x - place[0], y - place[1]))
 
         # Split where the density has its tip.
-        cuts = [sorted({0.5, 1.5, *(c for c in (v,) if 0.5 < c < 1.5)}) for v in place.tolist()]
-        expected = sum(
-            dblquad(density, a, b, c, d, epsabs=1e-10, epsrel=1e-9)[0]
-            for a, b in zip(cuts[0][:-1], cuts[0][1:], strict=True)
-            for c, d in zip(cuts[1][:-1], cuts[1][1:], strict=True)
-        )
+        cuts = (pairwise(sorted({0.5, 1.5, min(max(v, 0.5), 1.5)})) for v in place.tolist())
+        squares = ((*x, *y) for x, y in itertools.product(*cuts))
+        expected = sum(dblquad(density, *square, epsabs=1e-10, epsrel=1e-9)[0] for square in squares)
         assert row[4] == pytest.approx(expected, rel=1e-7)
         quarter = dblquad(density, -25.0, 0.5, -25.0, 0.5, epsabs=1e-9, epsrel=1e-7)[0]
         assert row[0] == pytest.approx(quarter, rel=1e-5)
@@ -250,7 +244,7 @@ def test_outputs_in_line_and_on_a_circle(outputs: list[list[float]]) -> None:
     problem = problem_of(np.array(outputs), 0.9)
     rows = rows_of(planar_laplace, problem)
     assert holds(rows, problem)
-    mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(0, 5)))
+    mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(None)))
     assert np.abs(mass.sum(axis=1) - 1).max() < 1e-12
     middle = mass.reshape(5, 5, -1)[2, 2]
     if len(outputs) == 4 and outputs[1] == [2.0, 0.0]:
@@ -280,15 +274,13 @@ def test_what_takes_too_long_is_refused() -> None:
 def travel_problem(nodes: Floats, outputs: Floats, random_seed: int = 0) -> Problem:
     rng = np.random.default_rng(5)
     weight = rng.random(3)
-    plain = problem_of(outputs, 0.8)
     loss = TravelLoss(
         node_xy_km=nodes,
         task_distance_km=rng.uniform(0, 6, (len(nodes), 3)).astype(np.float32),
         task_weight=weight / weight.sum(),
         output_node=np.asarray(KDTree(nodes).query(outputs)[1], dtype=np.intp),
     )
-    fields: dict[str, object] = {**vars(plain), "loss": loss, "random_seed": random_seed}
-    return Problem(**fields)  # type: ignore[arg-type]
+    return replace(problem_of(outputs, 0.8), loss=loss, random_seed=random_seed)
 
 
 def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> None:
@@ -297,8 +289,6 @@ def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> No
     drawn = continuous_laplace(problem, LONG)
     assert drawn.rows is None
     assert drawn.guarantee is Guarantee.EPSILON
-    assert drawn.sampled_loss_km is not None
-    assert drawn.sampled_standard_error is not None
     exact = expected_loss(problem, rows_of(planar_laplace, problem))
     assert abs(drawn.sampled_loss_km - exact) < 5 * drawn.sampled_standard_error
     assert drawn.sampled_standard_error < 0.01 * exact

@@ -62,38 +62,22 @@ def optimum(lattice: Lattice, epsilon: float, p: float, near: int | None = None)
     if not cost.any():
         return 0.0
     records, outputs = cost.shape
-    rows, columns, values = [], [], []
     moves = None if near is None else {(a * s, b * s) for a, b in directions(near) for s in (1, -1)}
-    count = 0
+    every = sparse.eye_array(outputs)
+    rows = []
     for i, j in itertools.permutations(range(records), 2):
-        if moves is not None and tuple(at[i] - at[j]) not in moves:
-            continue
         exponent = epsilon * np.linalg.norm(places[i] - places[j], p)
-        if exponent > _LARGEST_EXPONENT:
-            continue
-        growth = np.exp(exponent)
-        for k in range(outputs):
-            rows += [count, count]
-            columns += [i * outputs + k, j * outputs + k]
-            values += [1.0, -growth]
-            count += 1
-    sums = sparse.kron(sparse.eye_array(records), np.ones((1, outputs)))
+        if (moves is None or tuple(at[i] - at[j]) in moves) and exponent <= _LARGEST_EXPONENT:
+            pair = sparse.csr_array(([1.0, -np.exp(exponent)], ([0, 0], [i, j])), shape=(1, records))
+            rows.append(sparse.kron(pair, every))
     scale = cost.max()
-    less = (
-        {
-            "A_ub": sparse.csr_array((values, (rows, columns)), shape=(count, cost.size)),
-            "b_ub": np.zeros(count),
-        }
-        if count
-        else {}
-    )
     solved = linprog(
         cost.ravel() / scale,
-        **less,
-        A_eq=sums,
+        A_ub=sparse.vstack(rows) if rows else None,
+        b_ub=np.zeros(outputs * len(rows)) if rows else None,
+        A_eq=sparse.kron(sparse.eye_array(records), np.ones((1, outputs))),
         b_eq=np.ones(records),
         bounds=(0, 1),
-        method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     # Of a program in a thousand with such coefficients the oracle says that it is unbounded, which none is.
@@ -101,16 +85,13 @@ def optimum(lattice: Lattice, epsilon: float, p: float, near: int | None = None)
     return float(solved.fun * scale)
 
 
-def cut(lattice: Lattice, stride: int, offset: tuple[int, int]) -> Lattice:
-    x, y = (slice(first, None, stride) for first in offset)
-    return Lattice(lattice.x_km[x], lattice.y_km[y], lattice.cost[x, y], lattice.kept[x, y])
-
-
 def over_offsets(lattice: Lattice, promise: LatticePromise, stride: int) -> float:
-    return sum(
-        lattice_bound(cut(lattice, stride, offset), promise)
-        for offset in offsets_of(stride, lattice.kept.shape)
-    )
+    total = 0.0
+    for a, b in offsets_of(stride, lattice.kept.shape):
+        x, y = slice(a, None, stride), slice(b, None, stride)
+        part = Lattice(lattice.x_km[x], lattice.y_km[y], lattice.cost[x, y], lattice.kept[x, y])
+        total += lattice_bound(part, promise)
+    return total
 
 
 # --- one lattice ----------------------------------------------------------------------------------
@@ -175,12 +156,11 @@ def test_two_records_two_outputs_are_randomised_response(epsilon: float, p: floa
 
 def test_an_allowance_only_lowers_it() -> None:
     lattice = random_lattice(np.random.default_rng(1), (4, 4), 4)
-    exact = lattice_bound(lattice, LatticePromise(1.0, 2.0), gap=1e-8)
-    allowed = lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance_km=0.1), gap=1e-8)
-    assert allowed < exact
-    assert lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance_km=1e-6), gap=1e-8) == pytest.approx(
-        exact, rel=1e-5
+    exact, little, much = (
+        lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance), gap=1e-8) for allowance in (0, 1e-6, 0.1)
     )
+    assert much < exact
+    assert little == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.3, 1.0, 17.0, 135.0])
@@ -267,11 +247,9 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             found = unit.off_diagonal(i)[k] + np.diag(main[k, i] * scale[k, i] ** 2)
             assert np.allclose(found, whole[here, here])
             if i + 1 < blocks:
-                after = slice((i + 1) * size, (i + 2) * size)
-                assert np.allclose(unit.between.times(i, z[:, i + 1])[k], whole[here, after] @ z[k, i + 1])
-                assert np.allclose(
-                    unit.between.transposed_times(i, z[:, i])[k], whole[here, after].T @ z[k, i]
-                )
+                between = whole[here, (i + 1) * size : (i + 2) * size]
+                assert np.allclose(unit.between.times(i, z[:, i + 1])[k], between @ z[k, i + 1])
+                assert np.allclose(unit.between.transposed_times(i, z[:, i])[k], between.T @ z[k, i])
 
 
 # --- parts of the lattices ------------------------------------------------------------------------
@@ -326,24 +304,18 @@ def chosen(store: MechanismStore, **options: Any) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> MechanismStore:
-    from tests.conftest import _SMALL_JOB
-
-    job = {**_SMALL_JOB, "domain": {**_SMALL_JOB["domain"], "refine": [2]}}
-    return problem(job, tmp_path_factory.mktemp("bound") / "tiny.zarr")
+def tiny(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> MechanismStore:
+    return problem(small_job(domain={"refine": [2]}), tmp_path_factory.mktemp("bound") / "tiny.zarr")
 
 
-SQUARE = {
-    "type": "Polygon",
-    "coordinates": [[[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]]],
-}
+TRIANGLE = [[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]]
 
 
 @pytest.mark.parametrize(("p", "region"), [(1, False), (1.5, True), (2, False), (2, True), ("inf", True)])
 def test_no_audited_mechanism_is_below_it(tmp_path: Path, small_job: Job, p: Any, region: bool) -> None:
     domain: dict[str, Any] = {"metric_p": p, "refine": [2]}
     if region:
-        (tmp_path / "region.json").write_text(json.dumps(SQUARE))
+        (tmp_path / "region.json").write_text(json.dumps({"type": "Polygon", "coordinates": [TRIANGLE]}))
         domain["region"] = str(tmp_path / "region.json")
     path = str(tmp_path / "s.zarr")
     summary = build(parse_job(small_job(domain=domain)), path)
@@ -446,20 +418,7 @@ def test_evaluate_says_how_far_from_the_bound(
     assert evaluate(path, bound=BoundRequest(seconds=0), attacks=None)["lower_bound_km"] is None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "evaluate",
-                path,
-                "--no-attacks",
-                "--stride",
-                "3",
-                "--offsets",
-                "4",
-                "--random-seed",
-                "7",
-                "--json",
-            ]
-        )
+        main(["evaluate", path, "--no-attacks", "--json", "--stride=3", "--offsets=4", "--random-seed=7"])
     assert ended.value.code == 0
     answer = json.loads(capfd.readouterr().out)
     assert not answer["lower_bound_certified"]
@@ -467,12 +426,10 @@ def test_evaluate_says_how_far_from_the_bound(
 
     # Rows that report the best output whatever it gives away.
     store = MechanismStore.open(path, mode="r+")
-    x, y = store.read("x"), store.read("y")
-    points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    best = cached_loss(store.url, store.problem_sha256).rows(points).argmin(axis=1)
-    store.array("probability")[...] = np.eye(store.outputs, dtype=np.float32)[best].reshape(
-        *store.grid.shape, -1
-    )
+    points = np.stack(np.meshgrid(store.read("x"), store.read("y"), indexing="ij"), axis=-1)
+    best = cached_loss(store.url, store.problem_sha256).rows(points.reshape(-1, 2)).argmin(axis=1)
+    rows = np.eye(store.outputs, dtype=np.float32)[best]
+    store.array("probability")[...] = rows.reshape(*store.grid.shape, -1)
     with pytest.raises(GuaranteeViolation, match=r"is less than the .* that every mechanism"):
         evaluate(path, attacks=None)
 
@@ -480,10 +437,9 @@ def test_evaluate_says_how_far_from_the_bound(
 def test_the_dual_of_the_seed_where_it_is_a_bound(tmp_path: Path, small_job: Job) -> None:
     domain = {"refine": [1], "metric_p": 1}
     path = str(tmp_path / "s.zarr")
-    build(
-        parse_job(small_job(domain=domain, privacy={"budget": "certified"}, seed={"refine_rounds": 0})), path
-    )
-    store = MechanismStore.open(path, mode="r+")
+    job = small_job(domain=domain, privacy={"budget": "certified"}, seed={"refine_rounds": 0})
+    build(parse_job(job), path)
+    store = MechanismStore.open(path)
     dual = seed_dual_bound(store)
     best = bound_of(store, stride=1)
     assert dual is not None
