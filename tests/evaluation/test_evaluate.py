@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from mdpext_dask.auditors.audit import audit
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
+from mdpext_dask.evaluation.attackers import passes
+from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, SHARES, Tally, exact_sum, weighted_quantiles
 from mdpext_dask.evaluation.spread import band_edges_km
@@ -32,6 +35,7 @@ from tests.support.definitions import by_definition, quantile_by_definition
 Stores = Callable[[str], Path]
 # What this is about needs no bound and no attackers; other tests are about those.
 evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0), attacks=None)
+PART = BoundRequest(stride=3, offsets=4)
 KINDS = ("travel", "euclidean", "planar", "region")
 
 
@@ -46,14 +50,20 @@ def finished(request: pytest.FixtureRequest, stores: Stores) -> Path:
 def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
     prior, rows, losses, apart = by_definition(finished)
     joint = prior[:, None] * rows
-    found = evaluate(str(finished), records=tmp_path / "r.npz")
-    attributes = MechanismStore.open(str(finished)).attributes
-    assert found["loss_km"] == attributes["loss_km"]
+    found = evaluate(str(finished), records=tmp_path / "R.NPZ")
+    store = MechanismStore.open(str(finished))
+    assert found["loss_km"] == store.attributes["loss_km"]
     assert found["loss_km"] == pytest.approx((joint * losses).sum(), rel=1e-12)
     assert found["distance_km"] == pytest.approx((joint * apart).sum(), rel=1e-12)
     assert found["records_with_prior"] == len(prior)
 
-    with np.load(tmp_path / "r.npz") as file:
+    assert [path.name for path in tmp_path.iterdir()] == ["R.NPZ"]
+    with np.load(tmp_path / "R.NPZ") as file:
+        assert set(file) == {"x_km", "y_km", "loss_km", "prior"}
+        assert np.array_equal(file["x_km"], store.grid.x_km())
+        assert np.array_equal(file["y_km"], store.grid.y_km())
+        assert np.array_equal(file["prior"], store.read("prior"))
+        assert file["loss_km"].shape == store.grid.shape
         of_records = file["loss_km"][file["prior"] > 0]
         assert np.isnan(file["loss_km"][file["prior"] == 0]).all()
     assert of_records == pytest.approx((rows * losses).sum(axis=1), rel=1e-12)
@@ -68,11 +78,7 @@ def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
         assert 0 <= value - exact[share] <= found["report_loss_resolution_km"]
     assert found["report_loss_resolution_km"] <= values.max() / BINS_PER_OCTAVE
 
-
-def test_bands_add_up_to_the_loss(finished: Path) -> None:
-    prior, rows, losses, apart = by_definition(finished)
-    joint = prior[:, None] * rows
-    found = evaluate(str(finished))
+    # Bands add up to the loss.
     bands = found["by_distance"]
     assert sum(band["probability"] for band in bands) == pytest.approx(1, rel=1e-12)
     parts = [band["probability"] * (band["loss_km"] or 0) for band in bands]
@@ -91,23 +97,27 @@ def test_bands_add_up_to_the_loss(finished: Path) -> None:
             assert band["loss_km"] == pytest.approx((joint * losses)[within].sum() / probability, rel=1e-9)
 
 
+@functools.cache
+def evaluated_inline(store: str) -> dict[str, Any]:
+    return evaluation.evaluate(store, bound=PART, attacks=AttackRequest(releases=3, victims=20))
+
+
 def test_all_executors_find_the_same_bits(
-    stores: Stores, tmp_path: Path, any_cluster: ClusterSection
+    stores: Stores, tmp_path: Path, any_cluster: ClusterSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = stores("region")
-    expected = evaluate(str(original))
-    store = shutil.copytree(original, tmp_path / "m.zarr")
+    """Of the loss, of a part of the lattices and of what attackers learn."""
+    # Five blocks a task, so that there are several.
+    monkeypatch.setattr(passes, "NUMBERS_OF_TASK", 100)
+    expected = evaluated_inline(str(stores("region")))
+    assert expected["offsets_used"] == 4 < expected["offsets_total"]
+    store = shutil.copytree(stores("region"), tmp_path / "m.zarr")
     document = json.loads((store / "zarr.json").read_text())
     document["attributes"]["job"]["cluster"] = any_cluster.model_dump()
     (store / "zarr.json").write_text(json.dumps(document))
-    found = evaluate(str(store), records=tmp_path / "r.npz")
+    found = evaluation.evaluate(
+        store, bound=PART, attacks=AttackRequest(releases=3, victims=20), records=tmp_path / "r.npz"
+    )
     assert json.dumps(found) == json.dumps(expected)
-
-
-def test_records_without_a_prior_are_nobodys(stores: Stores) -> None:
-    store = MechanismStore.open(str(stores("planar")))
-    prior = store.read("prior")
-    assert evaluate(store.url)["records_with_prior"] == int((prior > 0).sum()) < prior.size
 
 
 def test_more_records_than_can_be_sorted(
@@ -200,20 +210,6 @@ def test_bands_cover_every_distance(cell: float, east: int, north: int, output: 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_a_file_of_all_records_comes_back(stores: Stores, tmp_path: Path) -> None:
-    store = MechanismStore.open(str(stores("travel")))
-    evaluate(store.url, records=tmp_path / "r.npz")
-    with np.load(tmp_path / "r.npz") as file:
-        assert set(file) == {"x_km", "y_km", "loss_km", "prior"}
-        assert np.array_equal(file["x_km"], store.grid.x_km())
-        assert np.array_equal(file["y_km"], store.grid.y_km())
-        assert np.array_equal(file["prior"], store.read("prior"))
-        assert file["loss_km"].shape == store.grid.shape
-        mean = np.nansum(file["loss_km"] * file["prior"])
-    assert mean == pytest.approx(store.attributes["loss_km"], rel=1e-12)
-    assert [p.name for p in tmp_path.iterdir()] == ["r.npz"]
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "start"), [("travel", "m.png", b"\x89PNG"), ("region", "m.svg", b"<?xml")]
 )
@@ -297,23 +293,15 @@ def test_a_bound_is_told_in_words(stores: Stores) -> None:
     assert text.endswith(" km (± 0.98, estimated from 3 of 4 lattices; certified: 0.25 km)")
 
 
-def test_seconds_of_the_bound_must_be_a_number(stores: Stores) -> None:
-    with pytest.raises(SpecError, match="--bound-seconds: must be at least 0, got nan"):
-        evaluation.evaluate(str(stores("planar")), bound=BoundRequest(seconds=math.nan))
-
-
-def test_files_do_not_go_into_the_store(stores: Stores) -> None:
-    store = stores("planar")
-    for files in ({"records": store / "r.npz"}, {"picture": store / "m.png"}):
-        with pytest.raises(SpecError, match="lies inside the store"):
-            evaluation.evaluate(str(store), **files)
-
-
-def test_a_suffix_in_capitals_is_kept(stores: Stores, tmp_path: Path) -> None:
-    evaluate(str(stores("planar")), records=tmp_path / "R.NPZ")
-    assert [path.name for path in tmp_path.iterdir()] == ["R.NPZ"]
-    with np.load(tmp_path / "R.NPZ") as file:
-        assert "loss_km" in file
+def test_what_cannot_be_asked_for_is_refused(stores: Stores) -> None:
+    store, inside = stores("planar"), "lies inside the store"
+    for what, why in (
+        ({"bound": BoundRequest(seconds=math.nan)}, "--bound-seconds: must be at least 0, got nan"),
+        ({"records": store / "r.npz"}, inside),
+        ({"picture": store / "m.png"}, inside),
+    ):
+        with pytest.raises(SpecError, match=why):
+            evaluate(str(store), **what)
 
 
 @pytest.mark.parametrize("what", ["prior", "rows", "chunk"])
@@ -337,8 +325,6 @@ def test_damage_is_one_error(stores: Stores, tmp_path: Path, what: str) -> None:
 def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such store"):
         evaluate(str(tmp_path / "nothing.zarr"))
-    with pytest.raises(SpecError, match="--records"):
-        evaluate(str(tmp_path / "nothing.zarr"), records=tmp_path / "a.txt")
 
 
 def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from mdpext_dask.cli.main import main
-from mdpext_dask.compute.executor import InlineExecutor, open_executor
+from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
 from mdpext_dask.evaluation.bound import lower_bound as driver
@@ -27,7 +28,6 @@ from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, LowerBound, e
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create, find_or_prepare
 from mdpext_dask.pipeline.run import build
@@ -347,13 +347,6 @@ def test_a_damaged_prior_is_no_problem_to_bound(tmp_path: Path, small_job: Job) 
         bound_of(store, stride=1)
 
 
-def test_the_executor_changes_no_bit(tiny: MechanismStore, any_cluster: ClusterSection) -> None:
-    expected = bound_of(tiny, stride=5, offsets=4)
-    with open_executor(any_cluster) as executor:
-        found = lower_bound(tiny, executor, Stages(silent), BoundRequest(stride=5, offsets=4))
-    assert dataclasses.replace(found, seconds=0.0) == dataclasses.replace(expected, seconds=0.0)
-
-
 def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     whole = bound_of(tiny, stride=3)
     each = {offset: bound_alone(tiny.url, 3, offset)[0] for offset in offsets_of(3, tiny.grid.shape)}
@@ -405,10 +398,9 @@ def test_programs_that_do_not_fit_into_memory_are_refused(
 
 
 def test_evaluate_says_how_far_from_the_bound(
-    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str]
+    stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "s.zarr")
-    build(parse_job(small_job(domain={"refine": [2]})), path)
+    path = str(shutil.copytree(stores("travel"), tmp_path / "s.zarr"))
     found = evaluate(path, attacks=None)
     assert found["gap"] == pytest.approx(found["loss_km"] / found["lower_bound_km"] - 1)
     assert found["gap"] > 0
