@@ -1,6 +1,7 @@
 """How far off guesses are: what attackers guess is judged under π, record by record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +10,20 @@ from scipy.spatial.distance import cdist
 from mdpext_dask.evaluation.attackers.geometric_median import (
     SLOPE_NUMBERS,
     Median,
+    descend,
     geometric_median,
+    lower_bound,
     slope_at,
 )
+from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.requests import TRUTH
 from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, columns_of
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
+# How close the informed attacker's error is brought to its bound, relatively.
+GOOD_GAP = 5e-4
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,29 @@ def nearest_records(grid: Grid, places_km: Array) -> Array:
     """Return the nearest records of places, all as seen from the corner of the grid, in km."""
     steps = np.clip(np.rint(places_km / grid.spacing_km), 0, np.array(grid.shape) - 1)
     return np.asarray(steps * grid.spacing_km)
+
+
+def refined(passes: Passes, guesses: Guesses, tally: Tally) -> Guesses:
+    """Return the informed attacker's guesses, improved on the records themselves, and the best bounds."""
+    grid, reported = passes.store.grid, tally.reported[TRUTH]
+    weight = np.where(reported > 0, reported, 1.0)[:, None]
+
+    def judge(places: Array) -> Array:
+        arguments = ((group, places[:, :, 0]) for group in passes.groups)
+        return np.asarray((passes.summed("guesses", slopes_of_blocks, arguments) / weight)[:, :, None])
+
+    def bound(slope: Array) -> Array:
+        # What the bins say holds as well.
+        binned = guesses.lower_km[0][:, None] / weight
+        return np.asarray(np.maximum(lower_bound(slope, 1.0, grid.records), binned))
+
+    begin = guesses.places_km[0][None, :, None]
+    guess, _, lower = descend(judge, begin, partial(nearest_records, grid), bound, weight, GOOD_GAP)
+    places, bounds = guesses.places_km.copy(), guesses.lower_km.copy()
+    # Weights are sums of as many numbers as there are records.
+    rounding = 4 * (grid.records + 8) * np.finfo(float).eps
+    places[0], bounds[0] = guess[:, 0], (lower * weight)[:, 0] * (1 - rounding)
+    return replace(guesses, places_km=places, lower_km=bounds)
 
 
 def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Array:
@@ -163,3 +192,18 @@ def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_record
             of_block[column.i - block.owned_x.start, column.j - block.owned_y.start] = of_record[:, 0]
         expected.append(of_block)
     return Judged(error, alone, tuple(expected) if keep_records else ())
+
+
+def judged(passes: Passes, guesses: Guesses, keep: bool) -> tuple[Array, float, Array | None]:
+    """Return the errors of all attackers, of the guess without a report, and of all records, in km."""
+    store = passes.store
+    errors, alone = np.zeros(len(guesses.places_km)), 0.0
+    expected = np.full(store.grid.shape, np.nan) if keep else None
+    parts = passes.each("errors", judge_blocks, ((group, guesses, keep) for group in passes.groups))
+    for group, part in zip(passes.groups, parts, strict=True):
+        errors += part.error_km
+        alone += part.alone_km
+        if expected is not None:
+            for index, of_block in zip(group, part.expected_km, strict=True):
+                expected[store.plan[index].owned_x, store.plan[index].owned_y] = of_block
+    return errors, alone, expected

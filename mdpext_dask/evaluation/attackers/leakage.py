@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.requests import TRUTH
 from mdpext_dask.evaluation.attackers.tallies import Tally, columns_of
 from mdpext_dask.evaluation.quantiles import SHARES, weighted_quantiles
@@ -89,10 +90,13 @@ def misled_loss_km(tally: Tally, costs_km: Array) -> float:
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-def output_groups(records: int, outputs: int) -> list[tuple[int, int]]:
-    """Return half-open ranges of outputs, each as large as a task can sort."""
+def exact_ranks(passes: Passes, records: int) -> dict[str, object]:
+    """Return what is said of ranks, from all records; `records` says how many have π > 0."""
+    outputs = passes.store.outputs
+    # Ranges of outputs, each as large as a task can sort.
     size = max(min(_SORTED_AT_ONCE // max(records, 1), outputs), 1)
-    return [(first, min(first + size, outputs)) for first in range(0, outputs, size)]
+    ranges = ((first, min(first + size, outputs), records) for first in range(0, outputs, size))
+    return sorted_ranks(passes.summed("ranks", rank_outputs, ranges))
 
 
 def rank_outputs(url: str, first: int, last: int, records: int) -> Array:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -51,3 +54,9 @@ class Passes:
         tasks = [(self.store.url, *arguments) for arguments in rest]
         with self.stages.stage(stage, len(tasks)):
             yield from self.stages.in_order(self.executor, stage, function, tasks)
+
+    def summed(
+        self, stage: str, function: Callable[..., NDArray[np.float64]], rest: Iterable[tuple[Any, ...]]
+    ) -> NDArray[np.float64]:
+        """Run a stage and return the sum of its tasks' results, added in their order; see :meth:`each`."""
+        return np.asarray(sum(self.each(stage, function, rest), start=np.zeros(())))

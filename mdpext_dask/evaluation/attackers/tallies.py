@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
-from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker
+from mdpext_dask.evaluation.attackers.passes import Passes
+from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker, PointPrior
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.loss import cached_loss
@@ -268,6 +269,23 @@ def _columns_of_block(
         if not (rows > 0).all():
             raise StoreError(f"{store.url}: block {block.index}: rows are damaged; use --overwrite")
         yield Column(block.owned_x.start + column, at + block.owned_y.start, beliefs[:, column, at], rows)
+
+
+def tally_all(passes: Passes, plan: TallyPlan, points: PointPrior | None) -> tuple[Tally, Array]:
+    """Return the tally of all blocks, and Σ π of every group of them."""
+    store = passes.store
+    across, along = (-(-n // plan.bin_side) for n in store.grid.shape)
+    total = Tally.nothing(plan, store.outputs, (across, along))
+    blocks = [[store.plan[index] for index in group] for group in passes.groups]
+    arguments = (
+        (group, plan, [None if points is None else points.of_block(store.grid, block) for block in some])
+        for group, some in zip(passes.groups, blocks, strict=True)
+    )
+    masses = []
+    for some, part in zip(blocks, passes.each("attackers", tally_blocks, arguments), strict=True):
+        masses.append(float(part.prior[TRUTH]))
+        total.add(part, *plan.bins_of(some))
+    return total, np.array(masses)
 
 
 def tally_blocks(url: str, group: tuple[int, ...], plan: TallyPlan, points: Sequence[Points | None]) -> Tally:
