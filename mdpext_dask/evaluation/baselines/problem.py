@@ -57,7 +57,7 @@ class Problem:
     random_seed: int = 0
 
     @classmethod
-    def of_store(cls, store: MechanismStore, random_seed: int = 0) -> "Problem":
+    def of_store(cls, store: MechanismStore) -> "Problem":
         """Return the problem that a store was made for; it need not have any rows yet."""
         return cls(
             grid=store.grid,
@@ -67,7 +67,6 @@ class Problem:
             prior=np.asarray(store.read("prior"), dtype=np.float64),
             loss=read_loss(store),
             min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
-            random_seed=random_seed,
         )
 
     @classmethod

@@ -122,7 +122,7 @@ def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the shapes of the lattices of a grid, and how many there are of each."""
+    """Yield the shapes of the lattices of a grid, the largest first, and how many there are of each."""
     sizes = []
     for side in shape:
         # Records (first, first + stride, ...) below `side`; the first offsets may have one more.

@@ -253,7 +253,8 @@ def _solve(
             found.append(solve_alone(store, executor, bound_alone, stride, offset))
             stages.observer(TaskDone("bound"))
         return found
-    seconds = predicted_seconds(_largest(store, stride), store.outputs, store.metric_p)
+    (largest, _), *_ = shapes_of(store.grid.shape, stride)
+    seconds = predicted_seconds(largest, store.outputs, store.metric_p)
     most = max(len(offsets) // (_TASKS_EACH * executor.workers), 1)
     size = min(max(math.ceil(_TASK_SECONDS / seconds), 1), most)
     tasks = [(store.url, stride, offsets[first : first + size]) for first in range(0, len(offsets), size)]
@@ -280,13 +281,14 @@ def _certified(
 def _choose(store: MechanismStore, executor: Executor, request: BoundRequest) -> tuple[int, int]:
     """Return the stride, and how many offsets to solve."""
     shape, offsets = store.grid.shape, request.offsets
+    there = int(_MEMORY_SHARE * psutil.virtual_memory().total)
     if request.stride is not None:
         if not 1 <= request.stride <= max(shape):
             raise SpecError(
                 f"--stride: must be between 1 and {max(shape)} for this grid, got {request.stride}"
             )
         total = _count(request.stride, shape)
-        needed, there = _memory(store, executor, request.stride, offsets or total)
+        _, needed = _needs(store, executor, request.stride, offsets or total)
         if needed > there:
             raise SpecError(
                 f"--stride: programs of every {request.stride}. record need {needed / 2**30:,.1f} GiB of "
@@ -298,8 +300,7 @@ def _choose(store: MechanismStore, executor: Executor, request: BoundRequest) ->
         for stride in range(1, max(shape) + 1):
             total = _count(stride, shape)
             count = total if wanted is None else min(wanted, total)
-            seconds = _predicted(store, executor, stride, count)
-            needed, there = _memory(store, executor, stride, count)
+            seconds, needed = _needs(store, executor, stride, count)
             if seconds > request.seconds or needed > there:
                 continue
             if offsets is None and count < total:  # as many as there is time for
@@ -327,25 +328,14 @@ def _one_by_one(offsets: int, executor: Executor) -> bool:
     return offsets < executor.workers or executor.workers < executor.threads
 
 
-def _largest(store: MechanismStore, stride: int) -> tuple[int, int]:
-    n, m = store.grid.shape
-    return -(-n // stride), -(-m // stride)
-
-
-def _predicted(store: MechanismStore, executor: Executor, stride: int, count: int) -> float:
-    """Return about how many seconds the programs of so many offsets take."""
-    outputs, p = store.outputs, store.metric_p
+def _needs(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[float, int]:
+    """Return about how many seconds the programs of so many offsets take, and how many bytes at once."""
+    size = store.outputs, store.metric_p
     shapes = list(shapes_of(store.grid.shape, stride))
-    total = sum(many for _, many in shapes)
-    work = sum(many * predicted_seconds(shape, outputs, p) for shape, many in shapes) * count / total
+    largest, total = shapes[0][0], sum(many for _, many in shapes)
+    work = sum(many * predicted_seconds(shape, *size) for shape, many in shapes) * count / total
+    at_once = executor.workers if executor.on_this_machine else 1
     if _one_by_one(count, executor):
-        return work / max(_THREADS_USE * executor.threads, 1.0)
-    return max(work / executor.workers, predicted_seconds(_largest(store, stride), outputs, p))
-
-
-def _memory(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[int, int]:
-    """Return what programs need of this machine's memory at once, in bytes, and how much there is."""
-    there = int(_MEMORY_SHARE * psutil.virtual_memory().total)
-    each = predicted_bytes(_largest(store, stride), store.outputs, store.metric_p)
-    at_once = 1 if _one_by_one(count, executor) or not executor.on_this_machine else executor.workers
-    return each * min(at_once, count), there
+        return work / max(_THREADS_USE * executor.threads, 1.0), predicted_bytes(largest, *size)
+    seconds = max(work / executor.workers, predicted_seconds(largest, *size))
+    return seconds, predicted_bytes(largest, *size) * min(at_once, count)
