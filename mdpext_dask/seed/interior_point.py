@@ -114,16 +114,8 @@ def solve_interior_point(
     # A budget beyond log(1/δ) binds nothing, and its huge coefficient would only do harm.
     largest = -np.log(problem.min_probability)
     growth = [np.exp(np.minimum(by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
-    program = GridProgram(
-        cost=cost,
-        rows=EdgeRows(*(reversed(growth) if flip else growth)),
-        lower=np.array(problem.min_probability * outputs),
-        upper=np.array(float(outputs)),
-        capped=False,
-        # Columns are scaled by K, so that the uniform mechanism is z = 1.
-        start=np.ones_like(cost),
-        total=float(outputs),
-    )
+    edges = EdgeRows(*(reversed(growth) if flip else growth))
+    program = GridProgram.over_mechanisms(cost, edges, problem.min_probability * outputs)
     in_km = scale / outputs
     solution = solve_program(
         program,

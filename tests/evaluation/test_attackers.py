@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,14 +46,14 @@ from mdpext_dask.evaluation.attackers.repeated_releases import (
 from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of
 from mdpext_dask.evaluation.attackers.tallies import Column, Tally, TallyPlan, add_column
 from mdpext_dask.evaluation.baselines.lp import full_lp
-from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.words import table
 from mdpext_dask.events import silent
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.baseline_checks import problem_of, rows_of
 from tests.support.definitions import by_definition, quantile_by_definition, records_km
 from tests.support.regions import PLANE
 
@@ -74,7 +75,7 @@ def tally_of(
     grid: Grid, prior: Array, rows: Array, losses: Array | None = None, *, side: int = 1, classes: int = 0
 ) -> tuple[TallyPlan, Tally]:
     """Return the tally of rows in memory: prior of the grid's shape, rows and losses of shape (N, K)."""
-    plan = TallyPlan(attackers_of(2), 2, side, classes, losses is not None)
+    plan = TallyPlan(attackers_of(2), side, classes, losses is not None)
     bins = tuple(-(-n // side) for n in grid.shape)
     found = Tally.nothing(plan, rows.shape[1], (bins[0], bins[1]))
     uniform = np.full(grid.shape, 1 / grid.records)
@@ -90,11 +91,6 @@ def places_of(grid: Grid) -> Array:
     return np.array(list(itertools.product(grid.x_km(), grid.y_km())))
 
 
-def exponential(grid: Grid, outputs: Array, epsilon: float) -> Array:
-    rows = np.exp(-epsilon / 2 * np.hypot(*(places_of(grid)[:, None] - outputs).transpose(2, 0, 1)))
-    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
-
-
 def random_prior(grid: Grid, seed: int = 0) -> Array:
     prior = np.random.default_rng(seed).uniform(0.2, 1, grid.shape)
     return np.asarray(prior / prior.sum())
@@ -104,9 +100,7 @@ def error_by_search(places: Array, weights: Array) -> float:
     """Return the least Σ w ‖x − g‖ that a search from every place finds."""
 
     def cost(guess: Array) -> float:
-        return float(
-            sum(w * math.dist(x, guess) for x, w in zip(places.tolist(), weights.tolist(), strict=True))
-        )
+        return float(weights @ np.hypot(*(places - guess).T))
 
     start = min([*places, (weights[:, None] * places).sum(axis=0) / weights.sum()], key=cost)
     options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000}
@@ -120,19 +114,14 @@ def test_of_an_optimal_mechanism_the_attackers_error_is_the_loss() -> None:
     """It is its own optimal remap: Bordenabe et al. (CCS 2014), after Shokri et al. (CCS 2012)."""
     grid = Grid(0.0, 0.0, 2, 3, 1.0, (1,))
     places = places_of(grid)
-    problem = Problem(
-        grid=grid, epsilon_per_km=0.8, metric_p=2.0, output_xy_km=places, prior=random_prior(grid),
-        loss=EuclideanLoss(places), min_probability=1e-9,
-    )  # fmt: skip
-    made = full_lp(problem, 60).rows
-    assert made is not None
-    optimal = made(slice(None)).reshape(grid.records, -1)
+    problem = replace(problem_of(places, 0.8, grid=grid), min_probability=1e-9)
     losses = problem.loss.rows(places)
-    for rows in (optimal, exponential(grid, places, 0.8)):
+    for method in (full_lp, exponential_mechanism):
+        rows = rows_of(method, problem).reshape(grid.records, -1)
         loss = float((problem.prior.reshape(-1, 1) * rows * losses).sum())
         plan, tally = tally_of(grid, problem.prior, rows, losses)
         error = losses_of_guesses(tally)["error_under_loss_km"]
-        assert error == pytest.approx(loss, rel=1e-5) if rows is optimal else error < loss * 0.999
+        assert error == pytest.approx(loss, rel=1e-5) if method is full_lp else error < loss * 0.999
         # Guesses anywhere in the plane are no worse than guesses among the outputs.
         assert best_guesses(grid, plan, tally).lower_km[0].sum() <= error * (1 + 1e-12)
 

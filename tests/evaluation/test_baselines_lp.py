@@ -14,12 +14,13 @@ from mdpext_dask.evaluation.baselines import copt, pair_rows, panda
 from mdpext_dask.evaluation.baselines.copt import const_opt
 from mdpext_dask.evaluation.baselines.dense_rows import PairRows, Triples
 from mdpext_dask.evaluation.baselines.lp import coarse_lp, costs, full_lp, needed_directions, pairs_along
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism
 from mdpext_dask.evaluation.baselines.pair_rows import PairProgram, budgets, check_size, largest_size
 from mdpext_dask.evaluation.baselines.panda import panda_exponential, panda_logistic, panda_power_law
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Method, Problem
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss
-from tests.support.baseline_checks import holds
+from tests.support.baseline_checks import expected_loss, holds, rows_of
 
 Array = NDArray[np.float64]
 PS = (1.0, 1.5, 2.0, math.inf)
@@ -60,12 +61,6 @@ def all_rows(problem: Problem, mechanism: BaselineMechanism) -> Array:
 
 def loss_of(problem: Problem, rows: Array) -> float:
     return float((costs(problem) * rows).sum())
-
-
-def exponential(problem: Problem) -> Array:
-    xy = problem.records_xy_km(slice(None))
-    rows = np.exp(-problem.epsilon_per_km / 2 * problem.distances_km(xy, problem.output_xy_km))
-    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
 
 def dense_optimum(problem: Problem) -> float:
@@ -142,7 +137,8 @@ def test_no_method_that_keeps_epsilon_beats_the_full_program(epsilon: float) -> 
     assert bound <= loss_of(problem, rows) * (1 + 1e-9)
     assert loss_of(problem, all_rows(problem, optimal)) <= loss_of(problem, rows) * (1 + 1e-6)
     assert loss_of(problem, rows) <= fixed.facts["loss_of_decay_km"] * (1 + 1e-9)
-    assert loss_of(problem, rows) <= loss_of(problem, exponential(problem)) * (1 + 1e-4)
+    exponential = expected_loss(problem, rows_of(exponential_mechanism, problem))
+    assert loss_of(problem, rows) <= exponential * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("p", PS)

@@ -27,7 +27,6 @@ from mdpext_dask.evaluation.attackers.leakage import (
 from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.repeated_releases import releases_told
 from mdpext_dask.evaluation.attackers.requests import (
-    Attacker,
     AttackRequest,
     PointPrior,
     attackers_of,
@@ -68,11 +67,6 @@ class Attack:
     def keeps_records(self) -> bool:
         """Whether the loss of every record is needed."""
         return self.districts is not None
-
-    @property
-    def attackers(self) -> tuple[Attacker, ...]:
-        """Who attacks, the informed one first."""
-        return attackers_of(2 if self.points is None else 3)
 
 
 def prepare(store: MechanismStore, request: AttackRequest) -> Attack:
@@ -124,11 +118,11 @@ def measure_attacks(
     missing: dict[str, str] = {}
     passes = Passes(store, executor, stages)
     records, outputs = spread.records, store.outputs
-    # Twice: it is added up for all records, whoever is believed to be there.
-    work = len(attack.attackers[0].shares) * outputs**2
+    priors = 2 if attack.points is None else 3
+    work = priors * outputs**2
     loss = work <= _MOST_COSTS and store.grid.records * work <= _MOST_PRODUCTS
     sort = records * outputs <= MOST_SORTED
-    plan = TallyPlan.of(store.grid, outputs, attack.attackers, sort=sort, loss=loss)
+    plan = TallyPlan.of(store.grid, outputs, attackers_of(priors), sort=sort, loss=loss)
     tally, group_prior = tally_all(passes, plan, attack.points)
     guesses = refined(passes, best_guesses(store.grid, plan, tally), tally)
     errors, alone, error_km = judged(passes, guesses, attack.keeps_records)
@@ -159,7 +153,7 @@ def measure_attacks(
             "vulnerability": math.fsum(tally.guess_joint[position]),
             "error_under_loss_km": misled_loss_km(tally, attacker.mixed(tally.costs)) if loss else None,
         }
-        for position, attacker in enumerate(attack.attackers)
+        for position, attacker in enumerate(plan.attackers)
         if position > 0
     ]
     if attack.points is not None:

@@ -44,8 +44,6 @@ class TallyPlan:
     ----------
     attackers
         Who attacks.
-    priors
-        How many priors beliefs are mixed from.
     bin_side
         Records along a side of a bin.
     classes
@@ -55,10 +53,14 @@ class TallyPlan:
     """
 
     attackers: tuple[Attacker, ...]
-    priors: int
     bin_side: int
     classes: int
     loss: bool
+
+    @property
+    def priors(self) -> int:
+        """How many priors beliefs are mixed from."""
+        return len(self.attackers[0].shares)
 
     @classmethod
     def of(
@@ -70,20 +72,17 @@ class TallyPlan:
             side += 1
             if side >= max(grid.shape):
                 break
-        classes = 0 if sort else max(min(_MOST_CLASSES // (_OCTAVES * outputs), _FINEST_OCTAVE), 1)
+        classes = max(min(_MOST_CLASSES // (_OCTAVES * outputs), _FINEST_OCTAVE), 1)
         # A power of two, so that the bits of a number say its class.
-        return cls(attackers, priors, side, 1 << (classes.bit_length() - 1) if classes else 0, loss)
+        return cls(attackers, side, 0 if sort else 1 << (classes.bit_length() - 1), loss)
 
     def bins_of(self, blocks: Sequence[Block]) -> tuple[slice, slice]:
         """Return half-open ranges of bins, to the east and to the north, that hold what some blocks own."""
-        across, along = (
-            slice(
-                min(owned.start for owned in side) // self.bin_side,
-                (max(owned.stop for owned in side) - 1) // self.bin_side + 1,
-            )
-            for side in ([b.owned_x for b in blocks], [b.owned_y for b in blocks])
-        )
-        return across, along
+        side, found = self.bin_side, []
+        for owned in ([block.owned_x for block in blocks], [block.owned_y for block in blocks]):
+            first, last = min(part.start for part in owned), max(part.stop for part in owned) - 1
+            found.append(slice(first // side, last // side + 1))
+        return found[0], found[1]
 
 
 @dataclass

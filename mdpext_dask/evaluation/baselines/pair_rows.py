@@ -248,20 +248,12 @@ def solve_pairs(
         while True:
             rounds += 1
             growth = np.exp(program.budget[triples.risen, triples.fallen])
-            solution = solve_program(
-                GridProgram(
-                    cost=np.ascontiguousarray(program.cost.T[:, None]) / scale,
-                    rows=PairRows((outputs, 1, records), triples, growth),
-                    # Columns are scaled by K, so that the uniform mechanism is z = 1.
-                    lower=np.array(program.min_probability * outputs),
-                    upper=np.array(float(outputs)),
-                    capped=False,
-                    start=np.ones((outputs, 1, records)),
-                    total=float(outputs),
-                ),
-                gap=_GAPS[stage],
-                watcher=check_time,
+            grid = GridProgram.over_mechanisms(
+                np.ascontiguousarray(program.cost.T[:, None]) / scale,
+                PairRows((outputs, 1, records), triples, growth),
+                program.min_probability * outputs,
             )
+            solution = solve_program(grid, gap=_GAPS[stage], watcher=check_time)
             iterations += solution.iterations
             rows = np.maximum(solution.z[:, 0].T / outputs, program.min_probability)
             last, missing = stage == len(_GAPS) - 1, program.uniform_share(rows) > _SHARE
