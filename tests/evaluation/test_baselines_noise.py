@@ -37,18 +37,6 @@ METHODS: tuple[Method, ...] = (exponential_mechanism, planar_laplace, em_remap, 
 # --- the exponential mechanism --------------------------------------------------------------------
 
 
-def test_the_exponential_mechanism_by_hand() -> None:
-    """Records (0, 0), (0, 3), (4, 0), (4, 3); outputs on the first and 5 km from it."""
-    grid = Grid(0.0, 0.0, 1, 1, 4.0, (1,))
-    problem = problem_of(np.array([[0.0, 0.0], [4.0, 3.0]]), 0.5, grid=grid)
-    rows = rows_of(exponential_mechanism, problem)
-    near, far = 1.0, math.exp(-0.5 * 5 / 2)
-    assert np.allclose(rows[0, 0], [near / (near + far), far / (near + far)], rtol=1e-9, atol=0)
-    corner = np.exp(-0.25 * np.array([4.0, 1.0]))  # (0, 4): 4 km from one, 4 and 1 km away from the other
-    corner[1] = math.exp(-0.25 * math.hypot(4, 1))
-    assert np.allclose(rows[0, 1], corner / corner.sum(), rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
@@ -59,14 +47,20 @@ def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> 
     assert np.allclose(rows_of(exponential_mechanism, problem), expected, rtol=1e-9, atol=0)
 
 
-def test_the_bound_is_all_but_reached_and_an_audit_notices_less() -> None:
-    """An unlikely output on one side of all records, likely ones on the other: the whole of ε is used."""
-    outputs = np.array([[-30.0, 0.0], [2.0, 0.0], [2.5, 0.0]])
-    problem = problem_of(outputs, 2.0)
-    rows = rows_of(exponential_mechanism, problem)
-    assert rows[..., 0].max() < 1e-12
+@pytest.mark.parametrize(
+    ("method", "outputs", "less"),
+    [
+        # An unlikely output on one side of all records, likely ones on the other.
+        (exponential_mechanism, [[-30.0, 0.0], [2.0, 0.0], [2.5, 0.0]], 2.0 * (1 - 1e-6)),
+        # Between records in line with a far cell, log ratios are all but ε d.
+        (planar_laplace, [[0.0, 0.0], [1.0, 1.0], [90.0, 0.5]], 1.9),
+    ],
+)
+def test_all_of_epsilon_is_used_and_no_more(method: Method, outputs: list[list[float]], less: float) -> None:
+    problem = problem_of(np.array(outputs), 2.0)
+    rows = rows_of(method, problem)
     assert holds(rows, problem)
-    assert not holds(rows, problem, epsilon=2.0 * (1 - 1e-6))
+    assert not holds(rows, problem, epsilon=less)
 
 
 def test_small_probabilities_are_kept_or_refused() -> None:
@@ -118,15 +112,6 @@ def test_every_triple_of_every_method_holds(
     assert holds(rows, problem)
     # A strip at a time: the same but for rounding.
     assert np.allclose(mechanism.rows(slice(2, 4)), rows[2:4], rtol=1e-10, atol=0)
-
-
-def test_laplace_uses_all_of_epsilon_and_no_more() -> None:
-    """Between records in line with a far cell, log ratios are all but ε d."""
-    outputs = np.array([[0.0, 0.0], [1.0, 1.0], [90.0, 0.5]])
-    problem = problem_of(outputs, 2.0)
-    rows = rows_of(planar_laplace, problem)
-    assert holds(rows, problem)
-    assert not holds(rows, problem, epsilon=1.9)
 
 
 @pytest.mark.parametrize(("p", "factor"), [(1, 1), (2, 1), (4, 2**-0.25), (math.inf, 2**-0.5)])

@@ -210,12 +210,9 @@ def test_bands_cover_every_distance(cell: float, east: int, north: int, output: 
 # --- files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "start"), [("travel", "m.png", b"\x89PNG"), ("region", "m.svg", b"<?xml")]
-)
-def test_a_map_is_drawn(stores: Stores, tmp_path: Path, kind: str, name: str, start: bytes) -> None:
-    evaluate(str(stores(kind)), picture=tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
+def test_a_map_is_drawn(stores: Stores, tmp_path: Path) -> None:
+    evaluate(str(stores("region")), picture=tmp_path / "m.svg")
+    assert (tmp_path / "m.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_large_map_shows_means() -> None:
@@ -273,6 +270,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     assert answer == evaluate(store)
     assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit) as caught:
         main(command)
     assert caught.value.code == 0

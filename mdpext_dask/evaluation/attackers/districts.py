@@ -50,19 +50,15 @@ def rectangles(grid: Grid) -> Districts:
 
     A record on a side between two belongs to the one to its upper right, as records do to source cells.
     """
-    parts, counts = [], []
+    parts = []
     for records, cells in zip(grid.shape, (grid.cells_x, grid.cells_y), strict=True):
-        count = min(_RECTANGLES, cells)
-        starts = np.array([part[0] for part in np.array_split(np.arange(cells), count)])
+        starts = [part[0] for part in np.array_split(np.arange(cells), min(_RECTANGLES, cells))]
         cell = np.minimum(np.arange(records) // grid.factor, cells - 1)
         parts.append(np.searchsorted(starts, cell, side="right") - 1)
-        counts.append(count)
-    label = parts[0][:, None] * counts[1] + parts[1][None, :]
-    names = tuple(
-        f"column {a + 1} of {counts[0]}, row {b + 1} of {counts[1]}"
-        for a in range(counts[0])
-        for b in range(counts[1])
-    )
+    across, along = (int(part[-1]) + 1 for part in parts)
+    label = parts[0][:, None] * along + parts[1]
+    places = np.ndindex(across, along)
+    names = tuple(f"column {a + 1} of {across}, row {b + 1} of {along}" for a, b in places)
     return Districts(names, label.astype(np.int32))
 
 

@@ -88,8 +88,6 @@ def draw_reports(
         If what is stored is damaged.
     """
     reports = np.zeros((len(victims), releases), dtype=np.int32)
-    if not victims:
-        return reports
     people = _People.concatenated(_with_prior(MechanismStore.open(url), group))
     sums = np.cumsum(people.prior)
     for row, (victim, at) in zip(reports, victims, strict=True):
@@ -150,18 +148,11 @@ class Posteriors:
     @classmethod
     def nothing(cls, victims: int, lengths: int) -> "Posteriors":
         """Return the sums over no records."""
-        shape = victims, lengths
-        return cls(
-            np.full(shape, -np.inf), np.zeros((*shape, 2)), np.zeros(shape), np.zeros((*shape, 2)),
-            np.zeros(shape),
-        )  # fmt: skip
+        none, nowhere = np.zeros((2, victims, lengths)), np.zeros((2, victims, lengths, 2))
+        return cls(np.full(none[0].shape, -np.inf), nowhere[0], none[0], nowhere[1], none[1])
 
-    def add(self, other: "Posteriors") -> None:
-        """Add sums over other records, which come after."""
-        self.add_to(slice(None), other)
-
-    def add_to(self, victims: slice, other: "Posteriors") -> None:
-        """Add sums over other records, of some people only."""
+    def add(self, other: "Posteriors", victims: slice = slice(None)) -> None:
+        """Add sums over other records, which come after; of some people only, if that is said."""
         peak = np.maximum(self.peak[victims], other.peak)
         later = other.peak > self.peak[victims]
         mine, theirs = _lowered(self.peak[victims], peak), _lowered(other.peak, peak)
@@ -226,16 +217,9 @@ def observe_blocks(
             peak = np.take_along_axis(logs, at[..., None], axis=2)[..., 0]
             logs -= peak[..., None]
             share = np.exp(logs)
-            part = Posteriors(
-                peak=peak,
-                peak_xy_km=slab.places_km[at],
-                mass=share.sum(axis=2),
-                centre_km=np.stack(
-                    [(share * slab.places_km[:, axis]).sum(axis=2) for axis in (0, 1)], axis=-1
-                ),
-                spread=(share * logs).sum(axis=2),
-            )
-            found.add_to(victims, part)
+            centre = np.stack([(share * axis).sum(axis=2) for axis in slab.places_km.T], axis=-1)
+            mass, spread = share.sum(axis=2), (share * logs).sum(axis=2)
+            found.add(Posteriors(peak, slab.places_km[at], mass, centre, spread), victims)
     return found
 
 

@@ -120,11 +120,8 @@ def solve_lattice(
     SolverError
         If it is not solved in time.
     """
-    program = PairProgram(
-        cost=cost,
-        budget=budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km)),
-        min_probability=problem.min_probability,
-    )
+    budget = budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km))
+    program = PairProgram(cost, budget, problem.min_probability)
     first = needed_directions(shape, problem.metric_p)
     first = first[np.abs(first).max(axis=1) <= _FIRST_STEPS]
     return solve_pairs(program, pairs_along(first, shape), seconds, what)
