@@ -18,8 +18,7 @@ from mdpext_dask.cli.main import main
 from mdpext_dask.cli.submit import follow
 from mdpext_dask.cli.submit.files import job_text
 from mdpext_dask.cli.submit.follow import JobState
-from mdpext_dask.cli.submit.slurm import SlurmJobs
-from mdpext_dask.cli.submit.slurm_scripts import Setting, array_scripts, run_cluster, run_scripts
+from mdpext_dask.cli.submit.slurm import ONE_JOB, SlurmJobs, array_scripts, run_scripts
 from mdpext_dask.compute.dask_settings import nested
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
@@ -69,8 +68,8 @@ def directives(script: str) -> list[str]:
 
 def test_shipped_scripts_are_those_of_the_demo() -> None:
     spec = load_job(PROJECT / "workflows" / "manhattan.toml")
-    setting = Setting(spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
-    written = {**run_scripts(setting), **array_scripts(setting, plan_job(spec)["blocks"], 1001)}
+    setting = (spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
+    written = {**run_scripts(*setting), **array_scripts(*setting, plan_job(spec)["blocks"], 1001)}
     assert {name: (SHIPPED / name).read_text() for name in written} == written
     assert {path.name for path in SHIPPED.iterdir()} == {*written, "jobqueue.yaml"}
     for name in written:
@@ -98,10 +97,10 @@ def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path)
     )
     spec = parse_job(job)
     path = tmp_path / "written.toml"
-    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
+    path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
     again = load_job(path)
     assert again.fingerprint() == spec.fingerprint()
-    assert again == spec.model_copy(update={"cluster": run_cluster()})
+    assert again == spec.model_copy(update={"cluster": ONE_JOB})
     assert tomllib.loads(path.read_text())["cluster"] == {"kind": "address", "address": "scheduler.json"}
 
 
@@ -124,14 +123,13 @@ def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
             "options": ["--exclusive", "--qos=low"],
         }
     )
-    setting = Setting(parse_job(job), "s3://bucket/it's.zarr", Path("/with space/python"))
-    (run,) = run_scripts(setting).values()
+    setting = (parse_job(job), "s3://bucket/it's.zarr", Path("/with space/python"))
+    (run,) = run_scripts(*setting).values()
     common = ["--mem-per-cpu=1536M", "--time=36:01:00", "--partition=long", "--account=city"]
     assert {*common, "--ntasks=13", "--cpus-per-task=1", "--job-name=small-run"} < {*directives(run)}
     # What the user says goes last, so that it counts.
     assert directives(run)[-2:] == ["--exclusive", "--qos=low"]
-    assert "srun --ntasks=12 " in run
-    assert "--memory-limit 1.5GiB" in run
+    assert {"count=12", "limit=1.5GiB"} < {*run.splitlines()}
     given = [line for line in run.splitlines() if line.startswith(("python=", "store="))]
     echo = subprocess.run(
         ["bash", "-c", "\n".join([*given, 'printf "%s\\n" "$python" "$store"'])],
@@ -140,7 +138,7 @@ def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
         check=True,
     )
     assert echo.stdout.splitlines() == ["/with space/python", "s3://bucket/it's.zarr"]
-    scripts = array_scripts(setting, 1000, 1001)
+    scripts = array_scripts(*setting, 1000, 1001)
     assert list(scripts) == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert all({*common} < {*directives(script)} for script in scripts.values())
     # One node has so many processors.
@@ -152,8 +150,8 @@ def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
     ("blocks", "workers", "most"), [(1, 4, 1001), (21, 2, 1001), (21, 3, 5), (900, 4096, 101), (7, 4, 1)]
 )
 def test_tasks_of_an_array_share_all_blocks(small_job: Job, blocks: int, workers: int, most: int) -> None:
-    setting = Setting(parse_job(small_job(cluster={"workers": workers})), "/a.zarr", Path("/bin/echo"))
-    script = array_scripts(setting, blocks, most)["partition.sbatch"]
+    spec = parse_job(small_job(cluster={"workers": workers}))
+    script = array_scripts(spec, "/a.zarr", Path("/bin/echo"), blocks, most)["partition.sbatch"]
     (array,) = [line for line in directives(script) if line.startswith("--array=")]
     last = int(array.removeprefix("--array=0-").partition("%")[0])
     assert last < most
@@ -335,19 +333,18 @@ def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- following --------------------------------------------------------------------------------------
 
 
-class Told:
-    """A job that goes through states as it is told; a step may also be something to do."""
+def followed(url: str, *steps: JobState | Exception | Callable[[], JobState]) -> list[Event]:
+    """Follow a job that is in these states one after the other; a step may also be something to do."""
+    left, events = list(steps), list[Event]()
 
-    name = "Test job 7"
-
-    def __init__(self, *steps: JobState | Exception | Callable[[], JobState]) -> None:
-        self._steps = list(steps)
-
-    def state(self) -> JobState:
-        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
-        if isinstance(step, BaseException):
+    def ask() -> JobState:
+        step = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(step, Exception):
             raise step
         return step if isinstance(step, JobState) else step()
+
+    follow.follow("Test job 7", ask, url, events.append)
+    return events
 
 
 @pytest.fixture
@@ -372,9 +369,8 @@ def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) ->
         build(spec, url)
         return DONE
 
-    events: list[Event] = []
     lost = ClusterError("no answer")
-    follow.follow(Told(PENDING, PENDING, RUNNING, lost, lost, begin, RUNNING, end), url, events.append)
+    events = followed(url, PENDING, PENDING, RUNNING, lost, lost, begin, RUNNING, end)
     stages = [event.stage for event in events if isinstance(event, StageFinished)]
     assert stages == ["queue", "seed", "extend", "audit"]
     notes = [event.text for event in events if isinstance(event, Note)]
@@ -396,7 +392,7 @@ def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) ->
 )
 def test_an_end_that_is_none(final: JobState, error: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(error, match=f"Test job 7 (has failed|is gone): {final.message}") as raised:
-        follow.follow(Told(RUNNING, final), str(tmp_path / "none.zarr"), lambda _: None)
+        followed(str(tmp_path / "none.zarr"), RUNNING, final)
     assert ("submit again" in str(raised.value)) == (error is IncompleteStoreError)
 
 
@@ -410,14 +406,14 @@ def complete(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> str:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("final", [DONE, JobState("gone"), JobState("failed", "cancelled")])
 def test_a_complete_store_is_the_end_whatever_is_said(final: JobState, complete: str) -> None:
-    follow.follow(Told(final), complete, lambda _: None)
+    followed(complete, final)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_complete_store_of_another_job_is_no_success(complete: str) -> None:
     final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
     with pytest.raises(SpecError, match="belongs to another job"):
-        follow.follow(Told(RUNNING, final), complete, lambda _: None)
+        followed(complete, RUNNING, final)
 
 
 @pytest.mark.usefixtures("quick")
@@ -426,17 +422,16 @@ def test_a_store_that_is_refused(complete: str, tmp_path: Path, small_job: Job) 
     init(parse_job(small_job()), url)
     MechanismStore.open(url, mode="r+").update(state="refused")
     with pytest.raises(GuaranteeViolation, match="does not hold"):
-        follow.follow(Told(JobState("gone")), url, lambda _: None)
+        followed(url, JobState("gone"))
     # Who ends a job says nothing about its guarantee.
     with pytest.raises(IncompleteStoreError):
-        follow.follow(Told(JobState("failed", "cancelled")), url, lambda _: None)
+        followed(url, JobState("failed", "cancelled"))
     assert complete
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:
-    events: list[Event] = []
-    follow.follow(Told(DONE), str(tmp_path / "elsewhere.zarr"), events.append)
+    events = followed(str(tmp_path / "elsewhere.zarr"), DONE)
     (note,) = [event.text for event in events if isinstance(event, Note)]
     assert "has ended well, but its store cannot be read from here" in note
 
@@ -447,7 +442,7 @@ def test_an_interrupt_ends_following(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(IncompleteStoreError, match="no longer followed; Test job 7 goes on"):
-        follow.follow(Told(RUNNING, interrupt), str(tmp_path / "none.zarr"), lambda _: None)
+        followed(str(tmp_path / "none.zarr"), RUNNING, interrupt)
 
 
 def test_a_job_of_a_loss_file_can_be_written(fixed_problem: Callable[[str], Path], tmp_path: Path) -> None:
@@ -455,5 +450,5 @@ def test_a_job_of_a_loss_file_can_be_written(fixed_problem: Callable[[str], Path
         PROJECT / "workflows" / "rome-20km-fixed.toml", [f"loss.file={fixed_problem('rome-20km')}"]
     )
     path = tmp_path / "written.toml"
-    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
+    path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
     assert load_job(path).fingerprint() == spec.fingerprint()

@@ -1,4 +1,4 @@
-"""Results as files: every answer as CSV, one table as Markdown and HTML."""
+"""Results on the terminal and as files: every answer as CSV, one table as Markdown and HTML."""
 
 import html
 import json
@@ -26,6 +26,16 @@ HEADER = (
     "method", "family", "loss, km", "to the default", "above the bound", "seconds", "ε audited, 1/km",
     "triples that break ε", "repetitions",
 )  # fmt: skip
+# Which of a row's cells fit on a terminal, under short names.
+_ON_SCREEN = {
+    0: "method",
+    2: "loss, km",
+    4: "over bound",
+    5: "seconds",
+    6: "ε audited",
+    7: "breaks ε",
+    8: "n",
+}
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
@@ -36,6 +46,29 @@ tr.default { font-weight: 600; }
 tr.broken td:first-child::after { content: " ✗"; }
 img { max-width: 100%; background: white; }
 """
+
+
+def show_tables(summaries: Sequence[CaseSummary], files: Sequence[Path]) -> None:
+    """Print the table of every case, and the names of the files."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for summary in summaries:
+        table = Table(title=Text(heading(summary)), title_justify="left", pad_edge=False)
+        for number, name in _ON_SCREEN.items():
+            table.add_column(name, justify="right" if number else "left")
+        for row in summary.rows:
+            style = "bold" if row["default"] else "dim" if row["violation_ratio"] else None
+            shown = cells(row)
+            table.add_row(*(shown[number] for number in _ON_SCREEN), style=style)
+        console.print(table)
+        console.print(bound_sentence(summary), markup=False)
+        for note in notes_on(summary):
+            console.print(f"- {note}", markup=False)
+        console.print()
+    console.print("Written: " + ", ".join(map(str, files)), markup=False)
 
 
 def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
