@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,16 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.reports.compare import attempt
 from mdpext_dask.reports.compare.answers import (
     BOUND,
-    Answers,
     Case,
     given_up,
     is_settled,
     read_answer,
     write_answer,
 )
-from mdpext_dask.reports.compare.children import in_child
 from mdpext_dask.reports.compare.methods import METHODS, OWN, chosen, own_method
 from mdpext_dask.reports.compare.protocol import cases_of, compare
-from mdpext_dask.reports.compare.screen import show_tables
 from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case
-from mdpext_dask.reports.compare.tables import as_json, bound_sentence, write_results
+from mdpext_dask.reports.compare.tables import as_json, bound_sentence, show_tables, write_results
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 # What programs outside read of every row.
@@ -45,77 +43,69 @@ ROW_KEYS = {
 }  # fmt: skip
 
 
-# --- processes with limits ------------------------------------------------------------------------
+# --- a process with limits ------------------------------------------------------------------------
 
-# Forked from a fresh interpreter with one thread, as the package does it.
-_FORK = """
-import json, sys, time
-from pathlib import Path
-from mdpext_dask.reports.compare.children import in_child
+# What stands in for the construction of a method, in a process that is otherwise the package's own.
+_CONSTRUCTIONS = r"""
+import os, runpy, signal, sys, time
 from mdpext_dask.errors import SolverError, StoreError
+from mdpext_dask.evaluation.baselines import em
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee
 
-def sleep(): time.sleep(60); return {{}}
-def fill(): return {{"n": len(bytearray(2 * 2**30))}}
-def complain(): raise SolverError("too large:\\n a million rows")
+def sleep(): time.sleep(60)
+def fill(): bytearray(2 * 2**30)
+def complain(): raise SolverError("too large:\n a million rows")
 def fail(): raise StoreError("disk full")
 def crash(): raise KeyError("what")
-def die(): import os, signal; os.kill(os.getpid(), signal.SIGSEGV)
+def die(): os.kill(os.getpid(), signal.SIGSEGV)
 def leave(): sys.exit(3)
-def answer(): return {{"value": 42}}
 
-outcome = in_child({work}, Path(sys.argv[1]), seconds={seconds}, memory_bytes={memory})
-print(json.dumps([outcome.values, outcome.reason, outcome.seconds, outcome.limited, outcome.passing]))
+def method(problem, seconds):
+    {work}()
+    return BaselineMechanism(None, Guarantee.NONE, "nothing", 1.0, 0.1)
+
+em.exponential_mechanism = method
+sys.argv[0] = "attempt"
+runpy.run_module("mdpext_dask.reports.compare.attempt", run_name="__main__")
 """
 
 
-def forked(folder: Path, work: str, seconds: float | None = None, memory: int | None = None) -> list[Any]:
-    code = _FORK.format(work=work, seconds=seconds, memory=memory)
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "answer.json")], capture_output=True, text=True, check=True
-    )
-    found: list[Any] = json.loads(ran.stdout)
-    return found
-
-
-def test_a_child_answers(tmp_path: Path) -> None:
-    values, reason, seconds, limited, _ = forked(tmp_path, "answer", seconds=30, memory=2**30)
-    assert (values, reason, limited) == ({"value": 42}, None, False)
-    assert seconds < 30
-
-
-def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    values, reason, seconds, limited, _ = forked(tmp_path, "sleep", seconds=0.3)
-    assert (values, reason, limited) == (None, "not finished within 0.3 s", True)
-    assert 0.3 <= seconds < 10
-
-
-def test_a_child_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
-    values, reason, _, limited, _ = forked(tmp_path, "fill", memory=2**29)
-    assert (values, reason, limited) == (None, "more than 0.5 GiB of memory are needed", True)
-
-
 @pytest.mark.parametrize(
-    ("work", "reason", "passing"),
+    ("work", "reason", "kind"),
     [
-        ("complain", "too large: a million rows", False),
-        ("fail", "disk full", True),
-        ("crash", "KeyError: 'what'", True),
-        ("die", f"ended by signal {int(signal.SIGSEGV)}", True),
-        ("leave", "SystemExit: 3", True),
+        ("sleep", "not finished within 1 s", "limited"),
+        ("fill", "more than 0.5 GiB of memory are needed", "limited"),
+        ("complain", "too large: a million rows", None),
+        ("fail", "disk full", "passing"),
+        ("crash", "KeyError: 'what'", "passing"),
+        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"),
+        ("leave", "SystemExit: 3", "passing"),
     ],
 )
-def test_a_child_that_fails_says_why_in_one_line(
-    tmp_path: Path, work: str, reason: str, passing: bool
+def test_a_method_that_fails_says_why_in_one_line(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, reason: str, kind: str | None
 ) -> None:
-    found = forked(tmp_path, work)
-    assert found[:2] == [None, reason]
-    assert found[4] == passing
+    program = tmp_path / "python"
+    code = tmp_path / "code.py"
+    code.write_text(_CONSTRUCTIONS.replace("{work}", work))
+    program.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{code}" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    path = tmp_path / "0.json"
+    job = spec.canonical()
+    attempt.attempt(attempt.Request("em", job, str(path), str(tmp_path), 1.0, 2**29, 0))
+    found = read_answer(path)
+    assert found is not None
+    assert (found["completed"], found["reason"]) == (False, reason)
+    assert {name for name in ("limited", "passing") if found[name]} == ({kind} if kind else set())
 
 
-def test_nothing_is_begun_for_a_parent_that_has_gone(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        in_child(dict, tmp_path / "answer.json", parent=os.getppid() + 1)
-    assert not (tmp_path / "answer.json").exists()
+def test_nothing_is_answered_for_a_parent_that_has_gone(spec: JobSpec, tmp_path: Path) -> None:
+    request = attempt.Request("em", spec.canonical(), str(tmp_path / "0.json"), str(tmp_path), 1.0, 2**29, 0)
+    (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
+    command = [sys.executable, "-m", attempt.__name__, str(tmp_path / "request.json"), str(os.getpid() + 1)]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not (tmp_path / "0.json").exists()
 
 
 # --- cases and methods ----------------------------------------------------------------------------
@@ -305,14 +295,13 @@ def answer(loss: float, **more: Any) -> dict[str, Any]:
 
 def summarised(spec: JobSpec, folder: Path, told: dict[str, list[dict[str, Any]]]) -> CaseSummary:
     (case,) = cases_of(spec, None, [name for name in told if name != BOUND])
-    answers = Answers(folder)
     for method, several in told.items():
         for repetition, one in enumerate(several):
-            write_answer(answers.path(case, method, repetition), one)
+            write_answer(case.answer_path(folder, method, repetition), one)
     facts: dict[str, object] = {
         "name": "small", "records": 9, "outputs": 8, "seeds": 4, "cell_km": 4.0, "epsilon_per_km": 1.0,
     }  # fmt: skip
-    return summarise_case(answers, case, facts, 3, with_bound=True)
+    return summarise_case(folder, case, facts, 3, with_bound=True)
 
 
 def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_path: Path) -> None:
@@ -517,8 +506,8 @@ def test_methods_get_one_thread_each(spec: JobSpec, tmp_path: Path, monkeypatch:
     used: list[int] = []
     monkeypatch.setattr(attempt, "create", lambda *_: None)
     monkeypatch.setattr(attempt, "complete", lambda _store, executor, _stages: used.append(executor.threads))
-    request = attempt.Request(spec.canonical(), {}, str(tmp_path), 60, 0, 2**30, 0)
-    attempt._construct("mlaet-a", spec, build_domain(spec), tmp_path, request)
+    request = attempt.Request("mlaet-a", spec.canonical(), "", str(tmp_path), 60, 2**30, 0)
+    attempt._construct(request, spec, build_domain(spec), tmp_path)
     assert used == [1]
 
 

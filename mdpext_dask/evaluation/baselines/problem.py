@@ -148,5 +148,18 @@ def strips(problem: Problem) -> list[slice]:
     return [slice(first, min(first + step, across)) for first in range(0, across, step)]
 
 
+def expected_loss(problem: Problem, rows: RowsOf) -> float:
+    """Return UL(M) = Σ_x π(x) Σ_y M(y|x) c(x, y) in km, with rows divided by their sums."""
+    total = 0.0
+    for strip in strips(problem):
+        prior = problem.prior[strip].ravel()
+        used = np.flatnonzero(prior)
+        if len(used):
+            part = rows(strip).reshape(-1, problem.outputs)[used]
+            loss = problem.loss.rows(problem.records_xy_km(strip)[used])
+            total += float(prior[used] @ ((part * loss).sum(axis=1) / part.sum(axis=1)))
+    return total
+
+
 # A method: from a problem, and how many seconds it may take, to a mechanism.
 Method = Callable[[Problem, float], BaselineMechanism]

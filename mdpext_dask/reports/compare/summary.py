@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.reports.compare.answers import BOUND, Answers, Case
+from mdpext_dask.reports.compare.answers import BOUND, Case, read_answer
 from mdpext_dask.reports.compare.methods import entry_of
 
 # Of a normal distribution: two-sided, 95 %.
@@ -37,14 +38,14 @@ class CaseSummary:
 
 
 def summarise_case(
-    answers: Answers, case: Case, facts: dict[str, object], repeats: int, *, with_bound: bool
+    answers: Path, case: Case, facts: dict[str, object], repeats: int, *, with_bound: bool
 ) -> CaseSummary:
     """Sum up all repetitions of a case.
 
     Parameters
     ----------
     answers
-        Where they are.
+        The folder of answers.
     case
         The case.
     facts
@@ -54,8 +55,8 @@ def summarise_case(
     with_bound
         Whether there is a lower bound.
     """
-    told = {name: list(answers.all_of(case, name, repeats)) for name in case.methods}
-    bounds = list(answers.all_of(case, BOUND, repeats)) if with_bound else []
+    told = {name: _answers(answers, case, name, repeats) for name in case.methods}
+    bounds = _answers(answers, case, BOUND, repeats) if with_bound else []
     by_repetition = {one["repetition"]: one["lower_bound_km"] for one in bounds if one["completed"]}
     default = {one["repetition"]: one["loss_km"] for one in told.get(case.default, []) if one["completed"]}
     rows = [
@@ -72,6 +73,12 @@ def summarise_case(
         {"case": case.name, "method": m, **one} for m, of in [(BOUND, bounds), *told.items()] for one in of
     ]
     return CaseSummary(case.name, {**facts, **_bound(bounds, by_repetition)}, rows, flat)
+
+
+def _answers(folder: Path, case: Case, method: str, repeats: int) -> list[dict[str, Any]]:
+    """Return the answers of all repetitions that are there, in order."""
+    found = ((r, read_answer(case.answer_path(folder, method, r))) for r in range(repeats))
+    return [{"repetition": repetition, **answer} for repetition, answer in found if answer is not None]
 
 
 def _bound(bounds: list[dict[str, Any]], certified: dict[int, float]) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def _row(
     done = [one for one in told if one["completed"]]
     failed = [one for one in told if not one["completed"]]
     losses = [one["loss_km"] for one in done]
-    audited = [_number(one["epsilon_audited"]) for one in done if one["epsilon_audited"] is not None]
+    audited = [float(one["epsilon_audited"]) for one in done if one["epsilon_audited"] is not None]
     ratios = [one["violation_ratio"] for one in done if one["violation_ratio"] is not None]
     # The bound is one for these outputs; what reports other places has no rows over them to audit.
     bounded = [one for one in done if one["repetition"] in bounds and one["epsilon_audited"] is not None]
@@ -145,7 +152,3 @@ def _worst_verdict(verdicts: Sequence[str]) -> str | None:
 def _standard_error(values: list[float]) -> float | None:
     """Return s / √n, which one value does not have."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-def _number(value: float | str) -> float:
-    return float(value)
