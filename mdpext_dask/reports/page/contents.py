@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import AuditReport, in_words, sentence
+from mdpext_dask.auditors.result import HOLDS, AuditReport, in_words, sentence
 from mdpext_dask.reports.page import maps, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
-from mdpext_dask.reports.page.rasters import ON_DARK, colour_table
-from mdpext_dask.reports.page.thinned import Table, Thinned, encoded
+from mdpext_dask.reports.page.thinned import Thinned, encoded, quantised
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -70,12 +69,11 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
         "metric_p": "∞" if math.isinf(p) else f"{p:g}",
         "epsilon_certified": report.epsilon,
         "share_used": report.epsilon / report.limit_per_km,
-        "promise": words.promise(facts),
-        "proof": words.proof(report, facts["distortion"]),
-        "limits": words.limits(facts),
         "factors": words.factors(facts["epsilon_per_km"], facts["quantisation_km"]),
         "certificate": {
             "outcome": sentence(report),
+            "holds": report.verdict == HOLDS,
+            "pairs": report.records * (report.records - 1) // 2,
             "limit_per_km": report.limit_per_km,
             "triples": report.triples_checked,
             "violations": report.violations,
@@ -107,12 +105,12 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     a, b = thinned.typical()
     row = thinned.rows[a, b]
     output = int(np.nan_to_num(row).argmax())
-    table = Table.of(thinned.rows)
+    codes, least_log, step_log = quantised(thinned.rows)
     xy = np.stack(np.meshgrid(thinned.x_km, thinned.y_km, indexing="ij"), axis=-1)
     projection = store.projection
     lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
     places = _places(store)
-    here = maps.Frame.place(frame, xy[a, b][None])[0].tolist()
+    here = frame.place(xy[a, b][None])[0].tolist()
     outputs_km = store.read_output_xy_km()
     radii = _radii_km(thinned)
     within = thinned.within(output, outputs_km[output], radii)
@@ -127,7 +125,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
         "thinned": {
             "step": thinned.step,
             "records": int(thinned.prior.size),
-            "error": table.relative_error,
+            "error": math.expm1(step_log / 2),
         },
         "typical": {
             "x": here[0],
@@ -163,9 +161,9 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "outputs": store.outputs,
             "typical": [a, b],
             "output": output,
-            "codes": encoded(table.codes),
-            "least_log": table.least_log,
-            "step_log": table.step_log,
+            "codes": encoded(codes),
+            "least_log": least_log,
+            "step_log": step_log,
             "prior": encoded(thinned.prior.astype(np.float32)),
             "inside": encoded(inside.astype(np.uint8)),
             "x": frame.place(np.stack([thinned.x_km, np.zeros(len(thinned.i))], axis=-1))[:, 0].tolist(),
@@ -176,7 +174,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "places": places,
             "outputs_km": np.round(outputs_km, 4).tolist(),
             "radii_km": radii,
-            "colours": encoded(colour_table(ON_DARK)),
+            "colours": encoded(maps.colour_table(maps.ON_DARK)),
             "largest": maps.LARGEST_DOT,
         },
     }

@@ -120,5 +120,9 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "bound4": lambda value: words.rounded_down(value, 4),
     "points": _points,
     "ordinal": words.ordinal,
+    "plain": lambda value: f"{value:g}",
+    "parts": lambda share: f"{words.rounded_up(1e6 * share, 2)} parts in a million",
+    "metres": lambda km: f"{words.rounded_up(1000 * km, 3)} m",
+    "factor": words.factor_in_words,
     "count": lambda number: f"{number:,}",
 }

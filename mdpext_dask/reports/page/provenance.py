@@ -5,6 +5,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from mdpext_dask.events import STAGES
+from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
 
@@ -20,11 +21,6 @@ _STAGE_NAMES = {
     "evaluate": "expected loss",
 }
 _LICENCES = {"Map data (c) OpenStreetMap contributors, ODbL 1.0": "https://www.openstreetmap.org/copyright"}
-# Of the sections of a job, as people write them.
-_ORDER = (
-    "job", "domain", "privacy", "outputs", "prior", "loss", "seed", "extension", "store", "cluster",
-    "compare",
-)  # fmt: skip
 
 
 def making_of(store: MechanismStore) -> dict[str, Any]:
@@ -102,8 +98,8 @@ def job_toml(job: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     import tomli_w
 
     lines = []
-    order = sorted(job, key=lambda section: _ORDER.index(section) if section in _ORDER else len(_ORDER))
-    shown = {section: _without_nulls(job[section]) for section in order}
+    known = [*JobSpec.model_fields, *job]
+    shown = {section: _without_nulls(job[section]) for section in sorted(job, key=known.index)}
     for section, keys in shown.items():
         for key, value in keys.items():
             if not isinstance(value, str) or not _is_absolute(value):

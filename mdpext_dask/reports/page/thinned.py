@@ -33,7 +33,7 @@ class Thinned:
     i, j
         Which fine columns and rows, shapes (n_x,) and (n_y,).
     rows
-        M, float64 of shape (n_x, n_y, K), normalised; not-a-number where a row cannot be used.
+        M, float64 of shape (n_x, n_y, K), normalised; NaN where a row cannot be used.
     prior
         Prior of the records that are nearest to each, float64 of shape (n_x, n_y).
     kept
@@ -55,7 +55,7 @@ class Thinned:
         Parameters
         ----------
         store
-            The store; rows that cannot be read are filled with not-a-number.
+            The store; rows that cannot be read are filled with NaN.
         """
         grid, outputs = store.grid, store.outputs
         step = step_for(grid.shape, outputs)
@@ -176,44 +176,27 @@ def _gathered_prior(
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Probabilities in a byte each, for looking at, never for sampling.
+def quantised(rows: NDArray[np.float64]) -> tuple[NDArray[np.uint8], float, float]:
+    """Return probabilities in a byte each, for looking at, never for sampling.
 
     Parameters
     ----------
-    codes
-        uint8 of the rows' shape: 0 where nothing is known, else 1 + the number of the step.
-    least_log, step_log
-        log probability of code 1, and of every further code.
+    rows
+        Probabilities, all positive or NaN.
+
+    Returns
+    -------
+    Codes, uint8 of the rows' shape: 0 for NaN, else 1 + the number of the step; the log probability of code
+    1; and the step from one code to the next.
     """
-
-    codes: NDArray[np.uint8]
-    least_log: float
-    step_log: float
-
-    @classmethod
-    def of(cls, rows: NDArray[np.float64]) -> "Table":
-        """Quantise the logarithms of probabilities, all positive or not-a-number."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(rows)
-        known = np.isfinite(logs)
-        if not known.any():
-            return cls(np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0)
-        least, most = float(logs[known].min()), float(logs[known].max())
-        step = max((most - least) / _LEVELS, 1e-9)
-        codes = np.where(known, 1 + np.rint((np.where(known, logs, least) - least) / step), 0)
-        return cls(codes.astype(np.uint8), least, step)
-
-    @property
-    def relative_error(self) -> float:
-        """By how much a probability is off at most, relative to it."""
-        return math.expm1(self.step_log / 2)
-
-    def probabilities(self) -> NDArray[np.float64]:
-        """Return what the codes stand for; not-a-number where nothing is known."""
-        values = np.exp(self.least_log + self.step_log * (self.codes.astype(np.float64) - 1))
-        return np.where(self.codes > 0, values, np.nan)
+    logs = np.log(rows)
+    known = np.isfinite(logs)
+    if not known.any():
+        return np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0
+    least, most = float(logs[known].min()), float(logs[known].max())
+    step = max((most - least) / _LEVELS, 1e-9)
+    codes = np.where(known, 1 + np.rint((np.where(known, logs, least) - least) / step), 0)
+    return codes.astype(np.uint8), least, step
 
 
 def encoded(values: NDArray[np.generic]) -> str:
@@ -223,7 +206,7 @@ def encoded(values: NDArray[np.generic]) -> str:
 
 
 def _distributions(stored: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return rows that add up to 1; not-a-number for those that the sampler would refuse."""
+    """Return rows that add up to 1; NaN for those that the sampler would refuse."""
     rows = stored.astype(np.float64)
     with np.errstate(invalid="ignore"):
         sound = (rows > 0).all(axis=1) & (rows <= 2).all(axis=1)
