@@ -6,17 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, observed, range_of, show
-from mdpext_dask.cli.options import (
-    Job,
-    Json,
-    NewStore,
-    Override,
-    Overwrite,
-    Progress,
-    Store,
-    Workers,
-    app,
-)
+from mdpext_dask.cli.options import Job, Json, NewStore, Override, Overwrite, Progress, Store, Workers, app
 from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError
 
 if TYPE_CHECKING:

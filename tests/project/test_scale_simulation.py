@@ -45,21 +45,14 @@ def test_two_workers_share_the_work() -> None:
     assert one / two == pytest.approx(2, rel=0.02)
 
 
-@given(
-    tasks=st.integers(1, 60),
-    each=st.floats(0, 10),
-    moved=st.floats(0, 1e9),
-    workers=st.integers(1, 80),
-)
+@given(tasks=st.integers(1, 60), each=st.floats(0, 10), moved=st.floats(0, 1e9), workers=st.integers(1, 80))
 def test_no_stage_is_faster_than_any_of_its_resources(
     tasks: int, each: float, moved: float, workers: int
 ) -> None:
     seconds = simulation.stage_seconds(tasks, each, moved, workers, ON)
     used = min(workers, tasks)
     least = max(
-        tasks * ON.dispatch,
-        tasks * moved / ON.store_bytes,
-        tasks * (each + moved / ON.worker_bytes) / used,
+        tasks * ON.dispatch, tasks * moved / ON.store_bytes, tasks * (each + moved / ON.worker_bytes) / used
     )
     work = tasks * (ON.dispatch + each + moved / ON.worker_bytes)
     assert least * (1 - 1e-9) <= seconds <= work * (1 + 1e-9)

@@ -22,14 +22,7 @@ from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, load_job, parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.reports.compare import attempt
-from mdpext_dask.reports.compare.answers import (
-    BOUND,
-    Case,
-    given_up,
-    is_settled,
-    read_answer,
-    write_answer,
-)
+from mdpext_dask.reports.compare.answers import BOUND, Case, given_up, is_settled, read_answer, write_answer
 from mdpext_dask.reports.compare.methods import METHODS, OWN, chosen, own_method
 from mdpext_dask.reports.compare.protocol import cases_of, compare
 from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case

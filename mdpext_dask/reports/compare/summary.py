@@ -96,11 +96,7 @@ def _bound(bounds: list[dict[str, Any]], certified: dict[int, float]) -> dict[st
 
 
 def _row(
-    name: str,
-    told: list[dict[str, Any]],
-    repeats: int,
-    bounds: dict[int, float],
-    default: dict[int, float],
+    name: str, told: list[dict[str, Any]], repeats: int, bounds: dict[int, float], default: dict[int, float]
 ) -> dict[str, Any]:
     entry = entry_of(name)
     done = [one for one in told if one["completed"]]
