@@ -1,7 +1,7 @@
 """Commands that make stores, and compare methods; heavy modules are imported inside them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -162,18 +162,12 @@ def compare(
 
     spec = _load(job, override)
     folder = Path(f"{spec.job.name}-compare") if output is None else output
+    options: dict[str, Any] = {
+        "cases": _names(cases), "methods": _names(methods), "repeats": repeats, "limit_seconds": limit,
+        "bound_seconds": bound_seconds, "workers": workers,
+    }  # fmt: skip
     with observed(progress) as observer:
-        summaries = compare_methods(
-            spec,
-            folder,
-            cases=_names(cases),
-            methods=_names(methods),
-            repeats=repeats,
-            limit_seconds=limit,
-            bound_seconds=bound_seconds,
-            workers=workers,
-            observer=observer,
-        )
+        summaries = compare_methods(spec, folder, **options, observer=observer)
     files = write_results(folder, summaries)
     if as_json:
         show(document(summaries), as_json)

@@ -65,13 +65,9 @@ def audit(
     from mdpext_dask.auditors.result import sentence, table
 
     options: dict[str, Any] = {
-        "pairs": pairs,
-        "seconds": seconds,
-        "design": design,
-        "random_seed": random_seed,
-        "confidence": confidence,
-        "stop_at_first": stop_at_first or None,
-    }
+        "pairs": pairs, "seconds": seconds, "design": design, "random_seed": random_seed,
+        "confidence": confidence, "stop_at_first": stop_at_first or None,
+    }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     with observed(progress) as observer:
         report = audit_subject(

@@ -18,6 +18,8 @@ import mdpext_dask
 from mdpext_dask.job.spec import JobSpec, fingerprint_of
 from mdpext_dask.reports.compare.methods import entry_of, with_settings
 
+# The case that is the job itself.
+ITSELF = "the job"
 # The row that is no method.
 BOUND = "lower-bound"
 # Sections of a job that only our own methods depend on.

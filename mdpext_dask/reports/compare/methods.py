@@ -10,13 +10,8 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.problem import Method
 from mdpext_dask.job.spec import JobSpec, parse_job
 
-NOISE, PROGRAM, INTERPOLATION, PUBLISHED, OURS = (
-    "predefined noise",
-    "linear program",
-    "interpolation",
-    "as published",
-    "ours",
-)
+NOISE, PROGRAM, INTERPOLATION = "predefined noise", "linear program", "interpolation"
+PUBLISHED, OURS = "as published", "ours"
 # The row of a job whose own settings are none of those below.
 OWN = "job"
 

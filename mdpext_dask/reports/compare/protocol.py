@@ -17,13 +17,12 @@ from mdpext_dask.job.spec import JobSpec, first_complaint, with_overrides
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.outputs import check_counts, output_count
-from mdpext_dask.reports.compare.answers import BOUND, Case, is_settled, read_answer
+from mdpext_dask.reports.compare.answers import BOUND, ITSELF, Case, is_settled, read_answer
 from mdpext_dask.reports.compare.attempt import Request, attempt
 from mdpext_dask.reports.compare.methods import OWN, chosen, own_method
 from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case
 
 ALL = "all"
-_ITSELF = "the job"
 _ANSWERS = "answers"
 # Share of the available memory that constructions may hold.
 _MEMORY_SHARE = 0.8
@@ -48,7 +47,7 @@ def cases_of(spec: JobSpec, names: Sequence[str] | None, methods: Sequence[str] 
     """
     named = spec.compare.methods if methods is None else methods
     wanted, known = chosen(named), spec.compare.cases
-    jobs = {_ITSELF: spec}
+    jobs = {ITSELF: spec}
     if names is not None:
         if not names:
             raise SpecError("--cases: names none")

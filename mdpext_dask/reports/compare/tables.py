@@ -3,13 +3,16 @@
 import html
 import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pandas as pd
 
 from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.files import rendered
+from mdpext_dask.reports.compare.answers import ITSELF
 from mdpext_dask.reports.compare.figure import comparison_of
 from mdpext_dask.reports.compare.summary import NORMAL_95, CaseSummary
 
@@ -28,24 +31,8 @@ HEADER = (
 )  # fmt: skip
 # Which of a row's cells fit on a terminal, under short names.
 _ON_SCREEN = {
-    0: "method",
-    2: "loss, km",
-    4: "over bound",
-    5: "seconds",
-    6: "ε audited",
-    7: "breaks ε",
-    8: "n",
-}
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; }
-th, td { border-bottom: 1px solid #8886; padding: .3rem .6rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-tr.default { font-weight: 600; }
-tr.broken td:first-child::after { content: " ✗"; }
-img { max-width: 100%; background: white; }
-"""
+    0: "method", 2: "loss, km", 4: "over bound", 5: "seconds", 6: "ε audited", 7: "breaks ε", 8: "n",
+}  # fmt: skip
 
 
 def show_tables(summaries: Sequence[CaseSummary], files: Sequence[Path]) -> None:
@@ -157,11 +144,8 @@ def heading(summary: CaseSummary) -> str:
         f"{problem['records']:,} records, {problem['outputs']} outputs, {problem['seeds']} seeds of "
         f"{problem['cell_km']:g} km, ε = {problem['epsilon_per_km']:g}/km"
     )
-    return (
-        f"{problem['name']}: {size}"
-        if summary.name == "the job"
-        else f"{problem['name']}, {summary.name}: {size}"
-    )
+    case = "" if summary.name == ITSELF else f", {summary.name}"
+    return f"{problem['name']}{case}: {size}"
 
 
 def bound_sentence(summary: CaseSummary) -> str:
@@ -220,9 +204,5 @@ def _page(summaries: Sequence[CaseSummary], picture: bool) -> str:
             f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table><ul>{notes}</ul>"
         )
     image = f'<img src="{PICTURE}" alt="Loss against the time that it took, by method">' if picture else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Methods compared</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Methods on equal terms</h1>"
-        f"<p>The same records, outputs, prior, loss and ε for every row. ± is 1.96 standard errors over "
-        f"repetitions with other outputs and tasks. ✗ breaks ε.</p>{image}{''.join(parts)}</body></html>"
-    )
+    page = resources.files(__package__).joinpath("results.html").read_text(encoding="utf-8")
+    return Template(page).substitute(image=image, tables="".join(parts))

@@ -57,16 +57,13 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
     hashes = attributes.get("chunk_hashes")
     stored = objects.get_json(store.objects, CERTIFICATE)
     stored = stored if isinstance(stored, Mapping) else {}
-    p = store.metric_p
     return {
         "name": str(attributes["job"]["job"].get("name", "mechanism")),
         "store_name": store_name(store),
-        "state": store.state,
         "verdict": words.headline(store.state, report),
         "records": store.grid.records,
         "records_inside": int(attributes.get("records_inside", store.grid.records)),
         **facts,
-        "metric_p": "∞" if math.isinf(p) else f"{p:g}",
         "epsilon_certified": report.epsilon,
         "share_used": report.epsilon / report.limit_per_km,
         "factors": words.factors(facts["epsilon_per_km"], facts["quantisation_km"]),
@@ -115,30 +112,20 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     radii = _radii_km(thinned)
     within = thinned.within(output, outputs_km[output], radii)
     order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()
-    inside = thinned.kept
     return {
         "base": maps.base_of(store, frame),
         "seeds": maps.seeds_path(store, frame),
         "seed_count": store.grid.seeds,
         "cell_km": store.grid.cell_km,
         "spacing_km": store.grid.spacing_km,
-        "thinned": {
-            "step": thinned.step,
-            "records": int(thinned.prior.size),
-            "error": math.expm1(step_log / 2),
-        },
+        "thinned": {"step": thinned.step, "records": thinned.prior.size, "error": math.expm1(step_log / 2)},
         "typical": {
             "x": here[0],
             "y": here[1],
             "place": place_in_words(xy[a, b], None if lonlat is None else lonlat[a, b]),
             "dots": maps.dots_of(row),
             "top": [
-                {
-                    "number": k,
-                    "place": places[k],
-                    "probability": float(row[k]),
-                    "share": float(row[k] / row[order[0]]),
-                }
+                {"number": k, "place": places[k], "probability": row[k], "share": row[k] / row[order[0]]}
                 for k in order
                 if math.isfinite(row[k])
             ],
@@ -148,8 +135,8 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "place": places[output],
             "field": maps.posterior_field(frame, thinned, output),
             "within": [
-                {"radius_km": radius, "probability": round(probability, 9)}
-                for radius, probability in zip(radii, within, strict=True)
+                {"radius_km": radius, "probability": round(share, 9)}
+                for radius, share in zip(radii, within, strict=True)
             ],
         },
         "prior_field": maps.prior_field(frame, thinned),
@@ -165,7 +152,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "least_log": least_log,
             "step_log": step_log,
             "prior": encoded(thinned.prior.astype(np.float32)),
-            "inside": encoded(inside.astype(np.uint8)),
+            "inside": encoded(thinned.kept.astype(np.uint8)),
             "x": frame.place(np.stack([thinned.x_km, np.zeros(len(thinned.i))], axis=-1))[:, 0].tolist(),
             "y": frame.place(np.stack([np.zeros(len(thinned.j)), thinned.y_km], axis=-1))[:, 1].tolist(),
             "x_km": np.round(thinned.x_km, 4).tolist(),

@@ -89,12 +89,8 @@ class Frame:
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
     """Return what all maps of a store share: roads, outputs, the region, whose data it is."""
-    outputs = store.read_output_xy_km()
+    outputs, projection, hidden, box = store.read_output_xy_km(), store.projection, ~store.kept, store.grid.box
     radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
-    projection = store.projection
-    hidden = ~store.kept
-    grid = store.grid
-    box = grid.box
     return {
         **frame.values(),
         "roads": _roads(store, frame),
