@@ -176,12 +176,12 @@ def test_in_pieces(folder: Path, inside: Inside) -> None:
 def test_overrides_and_workers(folder: Path) -> None:
     summary = answer(
         "run", "job.toml", "--set", "privacy.epsilon_per_km=0.5", "--set", "cluster.kind=local",
-        "--set", "domain.metric_p=inf", "--set", "privacy.budget=certified", "--set", "seed.refine_rounds=1",
+        "--set", "domain.metric_p=inf", "--set", "privacy.budget=half",
         "--workers", 1, "--store", "s.zarr", folder=folder,
     )  # fmt: skip
     assert summary["epsilon_per_km"] == 0.5
     assert summary["metric_p"] == "inf"
-    assert summary["budget"] == "certified"
+    assert summary["budget"] == "half"
 
 
 def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Inside) -> None:
@@ -335,7 +335,7 @@ def test_a_crash_is_told_from_a_failed_guarantee(
 def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
     """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
     # A seed in a moment, and then some seconds of blocks.
-    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    job = JOB.replace("refine = [2, 2]", "refine = [100]").replace("inline", kind)
     (folder / "job.toml").write_text(job)
     command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
     process = subprocess.Popen(

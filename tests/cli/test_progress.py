@@ -119,20 +119,15 @@ def test_tasks_that_take_longer_than_any_window_have_a_rate(clock: Clock) -> Non
     assert stage_of(forecast, "extend").rate == pytest.approx(1 / 180)
 
 
-def test_stages_of_an_earlier_run_are_not_waited_for(clock: Clock) -> None:
+def test_what_the_plan_says_and_what_nobody_can_know(clock: Clock) -> None:
     forecast = Forecast(clock)
-    tell(forecast, Planned({"domain": 5.0, "seed": 1000.0, "extend": 60.0, "audit": 10.0}))
+    tell(forecast, StageStarted("extend", 4), TaskDone("extend"), StageStarted("seed"))
+    assert (forecast.left(), stage_of(forecast, "seed").left) == (None, None)
+    assert stage_of(forecast, "extend").rate is None  # no time has passed
+    # Stages of an earlier run are not waited for.
+    tell(forecast := Forecast(clock), Planned({"domain": 5.0, "seed": 1000.0, "extend": 60.0, "audit": 10.0}))
     tell(forecast, StageStarted("extend", 10))
     assert forecast.left() == pytest.approx(70)
-
-
-def test_without_a_plan_nothing_is_said_of_the_whole_job(clock: Clock) -> None:
-    forecast = Forecast(clock)
-    tell(forecast, StageStarted("extend", 4), TaskDone("extend"))
-    assert forecast.left() is None
-    assert stage_of(forecast, "extend").rate is None  # no time has passed
-    tell(forecast, StageStarted("seed"))
-    assert stage_of(forecast, "seed").left is None
 
 
 def test_many_tasks_need_little_memory(clock: Clock) -> None:
