@@ -319,7 +319,7 @@ def test_a_shard_that_is_gone_costs_figures_but_not_the_report(store: Path, tmp_
     assert not said["holds"]
     assert said["epsilon_certified"] == "inf"
     assert "Does not hold" in found.texts["verdict"]
-    assert "Not worked out" in found.texts["loss"]
+    assert "Not computed" in found.texts["loss"]
     missing = ~np.isfinite(found.rows()).all(axis=-1)
     block = MechanismStore.open(str(store)).plan[1]
     expected = np.zeros_like(missing)

@@ -1,4 +1,4 @@
-"""What a report holds, as plain values: taken from a store and from what was found out about it."""
+"""The contents of a page as plain values, from a store and from what was found out about it."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def contents_of(store: MechanismStore, found: Findings, now: str) -> dict[str, A
     found
         What was found out about it.
     now
-        When, as text.
+        Date and time, as text.
     """
     return {
         "made": now,
@@ -86,9 +86,9 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
 
 
 def store_name(store: MechanismStore) -> str:
-    """Return what a store is called: of a local path only the last part.
+    """Return the name of a store: its URL, or the last part of a local path.
 
-    Reports are passed around, and folders say where somebody works.
+    Pages are passed around, and folders may be private.
     """
     return store.url if objects.is_remote(store.url) else PurePath(store.url).name
 
@@ -168,7 +168,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
 
 
 def _radii_km(thinned: Thinned) -> list[float]:
-    """Return distances to tell probabilities within: more than squares are wide, less than all of it."""
+    """Return distances that are larger than a square and smaller than the map, in km."""
     box, side = thinned.grid.box, thinned.step * thinned.grid.spacing_km
     most = math.hypot(box.width_km, box.height_km)
     return [radius for radius in _RADII_KM if 2 * side <= radius <= most]
@@ -184,7 +184,7 @@ def _places(store: MechanismStore) -> list[str]:
 
 
 def place_in_words(xy_km: NDArray[np.float64], lonlat: NDArray[np.float64] | None) -> str:
-    """Return a place as latitude and longitude to a tenth of a second or so, or in km."""
+    """Return a place as latitude and longitude to about a metre, or in km."""
     if lonlat is None:
         return f"x {xy_km[0]:.3f}, y {xy_km[1]:.3f} km"
     return f"{lonlat[1]:.5f}, {lonlat[0]:.5f}"

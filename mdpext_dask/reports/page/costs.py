@@ -19,7 +19,7 @@ from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE
 
-# Parts of the promise that ratios are counted in, and of a share that shades stand for.
+# Ratios are counted in tenths of the promise; shades stand for tenths of a share.
 _SHADES = 10
 _LEAST_SHARE = 5e-5
 _NORMAL_95 = 1.96
@@ -34,22 +34,22 @@ _LOSSES = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about a store for its report.
+    """What was found out about a store for its page.
 
     Parameters
     ----------
     certificate
         The certificate, computed anew.
     sampled
-        A sampled audit, for how much of the budget pairs use; None if rows cannot be compared.
+        A sampled audit, which shows how much of ε pairs use; None if rows cannot be compared.
     evaluation
-        What ``evaluate`` says; None if losses cannot be worked out.
+        The result of ``evaluate``; None if losses cannot be computed.
     unevaluated
         Why there is no evaluation.
     expected_km
         ℓ(x) of all records, in km; None without an evaluation, or of too many.
     others
-        What other mechanisms lose.
+        Losses of other mechanisms, as bars.
     """
 
     certificate: AuditReport
@@ -61,7 +61,7 @@ class Findings:
 
 
 def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
-    """Return what a report says of costs.
+    """Return losses, attackers and ratios.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
 def _bars(
     result: Mapping[str, Any], others: Sequence[dict[str, Any]], store: MechanismStore
 ) -> list[dict[str, Any]]:
-    """Return losses to set beside each other, in km, least first."""
+    """Return losses to compare, in km, the least first."""
     bars = [_bar("this mechanism", result["loss_km"], "own")]
     bars += others
     remapped = objects.get_json(store.objects, TABLE)
@@ -128,7 +128,7 @@ def _bands(bands: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ratios(sampled: AuditReport) -> dict[str, Any]:
-    """Return how much of ε pairs use, by distance: shares of triples in tenths of the promise, and beyond."""
+    """Return the share of triples in each tenth of the promise, and beyond it, by distance."""
     rows = []
     for stratum in sampled.details["strata"]:
         if not stratum["pairs_drawn"]:

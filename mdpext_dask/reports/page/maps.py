@@ -18,18 +18,18 @@ from mdpext_dask.problem.maps import averaged
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Perceptually uniform, in grey as well, and told apart in all common kinds of colour blindness; what is more
-# is further from what is around it.
+# Perceptually uniform, also in grey and with all common kinds of colour blindness; large values contrast most
+# with the page.
 ON_DARK, ON_LIGHT = "viridis", "viridis_r"
 _TABLE = 256
 # Of the picture of a road network, on its longer side; and how strong one node is, and many.
 _ROAD_PIXELS, _ROAD_ALPHA = 640, (0.6, 1.0)
 _GREY = 128
-# Of a map, in its own units: the longer side; and the largest dot.
+# In a map's own units: its longer side, and the radius of the largest dot.
 LONG_SIDE, LARGEST_DOT = 640.0, 24.0
-# Numbers along a side that a picture of a field shows; of more, neighbours are averaged.
+# Pixels along a side of a field; above, neighbours are averaged.
 _MOST_SHOWN = 320
-# What is above this quantile of what is shown has the last colour.
+# Values above this quantile have the last colour.
 _TOP_SHARE = 0.995
 _SCALE_SHARE = 0.3
 _LEGEND_STOPS = 9
@@ -59,11 +59,6 @@ class Frame:
         """Units of the picture in a km."""
         return LONG_SIDE / max(self.box.width_km, self.box.height_km)
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height."""
-        return self.box.width_km * self.scale, self.box.height_km * self.scale
-
     def place(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return where points of shape (n, 2), in km, are in the picture, to a tenth."""
         x = (xy_km[:, 0] - self.box.west_km) * self.scale
@@ -77,27 +72,24 @@ class Frame:
 
     def values(self) -> dict[str, Any]:
         """Return the size, and a scale bar of a round length."""
-        width, height = self.size
         length = _round_below(self.box.width_km * _SCALE_SHARE)
         return {
-            "width": round(width, 1),
-            "height": round(height, 1),
+            "width": round(self.box.width_km * self.scale, 1),
+            "height": round(self.box.height_km * self.scale, 1),
             "scale_km": length,
             "scale": round(length * self.scale, 1),
         }
 
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
-    """Return what all maps of a store share: roads, outputs, the region, whose data it is."""
-    outputs, projection, hidden, box = store.read_output_xy_km(), store.projection, ~store.kept, store.grid.box
+    """Return what all maps of a store share: roads, outputs, region, attribution."""
+    outputs, projection, hidden = store.read_output_xy_km(), store.projection, ~store.kept
+    box = store.grid.box
     radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
     return {
         **frame.values(),
         "roads": _roads(store, frame),
-        "outputs": [
-            {"x": x, "y": y, "number": number}
-            for number, (x, y) in enumerate(frame.place(np.nan_to_num(outputs)).tolist())
-        ],
+        "outputs": [{"x": x, "y": y} for x, y in frame.place(np.nan_to_num(outputs)).tolist()],
         "radius": round(radius, 1),
         "turned_deg": None if projection is None else round(projection.rotation_deg, 2),
         "cover": cover_png(hidden) if hidden.any() else None,
@@ -127,22 +119,22 @@ def field_of(
     least: float | None = None,
     most: float | None = None,
 ) -> dict[str, Any] | None:
-    """Return a field as a picture in a frame, with what a legend says; None if it holds no number.
+    """Return a field as a picture in a frame, with its legend; None if all of it is NaN.
 
     Parameters
     ----------
     frame
-        Where it lies.
+        The frame.
     values
-        float64 of shape (n_x, n_y); not-a-number where there is nothing.
+        float64 of shape (n_x, n_y); NaN where there is no value.
     corner_km
-        Where the first of them lies: its middle, in km.
+        Middle of the first value's square, in km.
     step_km
-        How far they are apart, in km.
+        Side of the squares, in km.
     power
-        Of the scale: colours stand for shares of the largest raised to it.
+        Colours are spaced by shares of the largest value raised to this power.
     least, most
-        What the first and the last colour stand for; default: the least, and nearly the largest.
+        Values of the first and the last colour; default: the least value, and the 99.5 % quantile.
     """
     present = values[np.isfinite(values)]
     if not present.size:
@@ -235,7 +227,7 @@ def dots_of(row: NDArray[np.float64]) -> list[dict[str, float]]:
     Parameters
     ----------
     row
-        M(·|x), float64 of shape (K,); not-a-number if it is not known.
+        M(·|x), float64 of shape (K,); NaN if it is not known.
     """
     known = np.nan_to_num(row)
     shares = known / max(float(known.max()), np.finfo(float).tiny)
@@ -267,7 +259,7 @@ def field_png(shares: NDArray[np.float64], colours: str) -> str:
     ----------
     shares
         float64 of shape (n_x, n_y), 0 for the first colour and 1 for the last, as are those beyond;
-        transparent where it is not a number.
+        transparent where it is NaN.
     colours
         Name of the colour map.
     """
