@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mdpext_dask.events import Observer
 
 STYLES = ("auto", "plain", "json", "none")
-_DUMB_TERMINALS = ("dumb", "unknown")
+_DUMB = ("dumb", "unknown")
 
 
 def keep_apart(output: "Path", as_json: bool) -> None:
@@ -143,7 +143,7 @@ def observed(style: str) -> Iterator["Observer"]:
         from mdpext_dask.events import silent
 
         yield silent
-    elif style == "auto" and _can_draw():
+    elif style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
         from mdpext_dask.cli.progress import RichBar
 
         with RichBar() as bar:
@@ -152,10 +152,6 @@ def observed(style: str) -> Iterator["Observer"]:
         from mdpext_dask.cli.progress import JsonLines, PlainLines
 
         yield JsonLines() if style == "json" else PlainLines()
-
-
-def _can_draw() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB_TERMINALS
 
 
 def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool) -> NoReturn:

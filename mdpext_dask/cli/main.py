@@ -65,7 +65,3 @@ def _call(given: list[str]) -> int:
     if code == _TYPER_INTERRUPTED:
         raise KeyboardInterrupt
     return code or 0
-
-
-if __name__ == "__main__":
-    main()

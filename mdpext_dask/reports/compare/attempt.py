@@ -50,6 +50,8 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 _ROWS, _STORE = "rows.npy", "mechanism.zarr"
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 _POLL_SECONDS = 1.0
+# All methods get one processor.
+_ALONE = InlineExecutor(threads=1)
 
 
 @dataclass(frozen=True)
@@ -209,17 +211,12 @@ def _limits(seconds: float, memory_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _alone() -> InlineExecutor:
-    """Return an executor with one thread: all methods get one processor."""
-    return InlineExecutor(threads=1)
-
-
 def _construct(request: Request, spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
     """Make a mechanism, as a store or as rows; return what it promises."""
     entry = entry_of(request.method)
     if entry.made_by is None:
         store = create(entry.job(spec), str(folder / _STORE), domain)
-        complete(store, _alone(), Stages(silent))
+        complete(store, _ALONE, Stages(silent))
         note = "certified over all pairs, from the stored bytes"
         return {"guarantee": Guarantee.EPSILON, "note": note, "facts": {}}
     problem = Problem.of_domain(spec, domain, request.random_seed)
@@ -258,7 +255,7 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
 
 def _judge(spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
     """Return the loss of what was made, and the result of a strict audit of every triple."""
-    stages, executor = Stages(silent), _alone()
+    stages, executor = Stages(silent), _ALONE
     problem = Problem.of_domain(spec, domain)
     if (folder / _STORE).exists():
         store = MechanismStore.open(str(folder / _STORE))
@@ -287,7 +284,7 @@ def _audited(report: AuditReport) -> dict[str, Any]:
 def _bound(spec: JobSpec, domain: Domain, folder: Path, seconds: float) -> dict[str, Any]:
     """Return the certified lower bound, and the value that a random part of the lattices suggests."""
     store = create(spec, str(folder / "problem.zarr"), domain)
-    found = lower_bound(store, _alone(), Stages(silent), BoundRequest(seconds))
+    found = lower_bound(store, _ALONE, Stages(silent), BoundRequest(seconds))
     return {
         "lower_bound_km": found.certified_km,
         "expected_km": max(found.lower_bound_km, found.certified_km),
