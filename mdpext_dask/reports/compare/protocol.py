@@ -156,7 +156,7 @@ def _repeats(case: Case, settings: CompareSection) -> int:
 
 
 def _facts(case: Case) -> dict[str, object]:
-    """Return the size of a case's problem; refuse what cannot be, before any long work."""
+    """Return the size of a case's problem; refuse an impossible one before any long work."""
     spec = case.spec
     try:
         geometry = build_geometry(spec)
@@ -180,7 +180,7 @@ def _facts(case: Case) -> dict[str, object]:
 
 
 def _prepared(folder: Path) -> Path:
-    """Make the folder, and try whether it can be written."""
+    """Make the folder, and check that it can be written."""
     folder = folder.absolute()
     try:
         if (folder / "zarr.json").exists():

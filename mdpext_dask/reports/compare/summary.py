@@ -1,4 +1,4 @@
-"""From answers to one row for every method."""
+"""Answers summarised to one row for every method."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True)
 class CaseSummary:
-    """What came of one case.
+    """Results of one case.
 
     Parameters
     ----------
     name
-        What it is called.
+        Name of the case.
     problem
-        Its size, and the lower bound, plain JSON values.
+        Size and lower bound, plain JSON values.
     rows
-        One for every method, by loss, with what did not end at the end; plain JSON values.
+        One for every method, plain JSON values, by loss; methods without a result come last.
     answers
-        All single answers: method, repetition, and what was told.
+        All single answers, with case, method and repetition.
     """
 
     name: str
@@ -40,7 +40,7 @@ class CaseSummary:
 def summarise_case(
     answers: Path, case: Case, facts: dict[str, object], repeats: int, *, with_bound: bool
 ) -> CaseSummary:
-    """Sum up all repetitions of a case.
+    """Summarise all repetitions of a case.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ def summarise_case(
     case
         The case.
     facts
-        What is to be told of its problem.
+        Size of its problem.
     repeats
-        How many repetitions there should be.
+        Number of repetitions there should be.
     with_bound
         Whether there is a lower bound.
     """
@@ -82,7 +82,7 @@ def _answers(folder: Path, case: Case, method: str, repeats: int) -> list[dict[s
 
 
 def _bound(bounds: list[dict[str, Any]], certified: dict[int, float]) -> dict[str, Any]:
-    """Return what is to be told of the lower bound: means over repetitions."""
+    """Return the lower bound: means over repetitions."""
     whole = [one for one in bounds if one["completed"]]
     reasons = [one["reason"] for one in bounds if not one["completed"]]
     return {
@@ -119,7 +119,7 @@ def _row(
         "loss_km": mean(losses) if losses else None,
         "loss_standard_error": spread,
         "seconds": mean(one["seconds"] for one in done) if done else None,
-        # The worst of all repetitions.
+        # The worst repetition counts.
         "epsilon_audited": json_number(max(audited)) if audited else None,
         "violation_ratio": max(ratios) if ratios else None,
         "verdict": _worst_verdict([one["verdict"] for one in done]),
@@ -141,10 +141,10 @@ def _reason(failed: list[dict[str, Any]], told: int, repeats: int) -> str | None
 
 
 def _worst_verdict(verdicts: Sequence[str]) -> str | None:
-    """Return the verdict of all, if it is one; else the first that is not that it holds."""
+    """Return the first verdict other than "holds", if there is one."""
     return next((verdict for verdict in verdicts if verdict != "holds"), "holds" if verdicts else None)
 
 
 def _standard_error(values: list[float]) -> float | None:
-    """Return s / √n, which one value does not have."""
+    """Return s / √n, or None for fewer than two values."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

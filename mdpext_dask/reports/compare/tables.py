@@ -17,9 +17,9 @@ from mdpext_dask.reports.compare.figure import comparison_of
 from mdpext_dask.reports.compare.summary import NORMAL_95, CaseSummary
 
 PICTURE = "utility-time.png"
-# Of a bound: it is no other.
+# Bounds that differ by less than this share are the same.
 _SAME = 1e-6
-# Of the single answers; what else a method tells is left to its file.
+# Columns of the single answers; everything else stays in the answer's file.
 _COLUMNS = (
     "case", "method", "repetition", "completed", "reason", "loss_km", "sampled_standard_error_km", "seconds",
     "epsilon_audited", "violation_ratio", "verdict", "guarantee", "audit_seconds", "lower_bound_km",
@@ -64,7 +64,7 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
     Parameters
     ----------
     folder
-        Where they go; files of before are replaced.
+        Where they go; existing files are replaced.
     summaries
         All cases.
 
@@ -90,7 +90,7 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
 
 
 def _draw(summaries: Sequence[CaseSummary], path: Path) -> bool:
-    """Draw the cases that have any loss; return whether there were some, and something to draw them with."""
+    """Draw the cases that have any loss; return whether there was one, and matplotlib to draw it."""
     drawn = [summary for summary in summaries if any(row["loss_km"] is not None for row in summary.rows)]
     if not drawn:
         return False
@@ -138,7 +138,7 @@ def with_error(value: float | None, standard_error: float | None) -> str:
 
 
 def heading(summary: CaseSummary) -> str:
-    """Return what the table of a case is about, in one line."""
+    """Return the heading of a case: its name and size."""
     problem = summary.problem
     size = (
         f"{problem['records']:,} records, {problem['outputs']} outputs, {problem['seeds']} seeds of "
@@ -149,7 +149,7 @@ def heading(summary: CaseSummary) -> str:
 
 
 def bound_sentence(summary: CaseSummary) -> str:
-    """Return what is known of the best possible, in one sentence."""
+    """Return the lower bound in one sentence."""
     problem = summary.problem
     if problem["lower_bound_km"] is None:
         why = problem["lower_bound_reason"]
@@ -181,7 +181,7 @@ def _markdown(summary: CaseSummary) -> str:
 
 
 def notes_on(summary: CaseSummary) -> list[str]:
-    """Return why rows are not complete, and what is to be known of those that were not found to keep ε."""
+    """Return why rows are incomplete, and the notes of methods that do not keep ε."""
     notes = [f"{row['title']}: {row['reason']}." for row in summary.rows if row["reason"]]
     kept = ("epsilon", "holds")
     apart = [row for row in summary.rows if row["note"] and (row["guarantee"], row["verdict"]) != kept]
