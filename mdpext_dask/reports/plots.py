@@ -1,8 +1,8 @@
 """Plots for notebooks: each function draws into matplotlib axes and returns them.
 
-`ax` are the axes to draw into; by default new ones are made. No other state of matplotlib changes. A mechanism
-is given as :class:`mdpext_dask.sampling.mechanism.Mechanism`, or by the path or URL of its store. The
-attribution of the data is written into the corner of a map, and must stay there.
+`ax` are the axes to draw into; by default new ones are made. No other state of matplotlib changes. A
+mechanism is given as :class:`mdpext_dask.sampling.mechanism.Mechanism`, or by the path or URL of its store.
+The attribution of the data is written into the corner of a map, and must stay there.
 
 A plot that is shown to others must not reveal a person's place: see :func:`plot_row`.
 """
