@@ -55,17 +55,9 @@ WORST = {"x", "x_prime", "output", "log_ratio", "bound"}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     path = tmp_path_factory.mktemp("auditing") / "s.zarr"
-    job = {
-        "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "outputs": {"count": 6},
-        "loss": {"kind": "euclidean"},
-        "cluster": {"kind": "inline"},
-        "store": {"block_cells": [1, 2]},
-    }
-    build(parse_job(job), str(path))
+    build(parse_job(small_job(outputs={"count": 6}, store={"block_cells": [1, 2]})), str(path))
     return path
 
 

@@ -71,7 +71,7 @@ MUTANTS = {
         "sizes of violations lost": "self.sizes[-1] «+→»= count",
         "another output named": "else slope, *records, «output→0»)",
         "another record named": "records = int(self._first.records[i]), int(self._second.records[j«→ - 1»])",
-        "positions named for records": "        records=records«[order]→»,\n",
+        "positions named for records": "records, xy_km, rows = records«[order]→», xy_km[order]",
         "the last tile left out": "for tile in range(len(self._first.tiles.starts) - «1→2»):",
         "neighbouring tiles left out": "different = wanted[0] «!=→+ 1 <» wanted[1]",
         "one pair of tiles left out": "for position in range(«→1, »len(some)):",

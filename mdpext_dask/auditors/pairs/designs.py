@@ -28,6 +28,8 @@ _GROWTH = 2
 # Of a stratum, in an audit: fewer say nothing.
 _LEAST_PAIRS = 16
 _INT64 = 2**63
+# Records of pairs: two arrays of numbers, each of shape (n,); which one is first means nothing.
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,7 @@ class Design(ABC):
     strata: tuple[Stratum, ...]
 
     @abstractmethod
-    def draw(
-        self, rng: np.random.Generator, stratum: int, n: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def draw(self, rng: np.random.Generator, stratum: int, n: int) -> Pairs:
         """Draw pairs of a stratum, independently, each with the same probability.
 
         Parameters
@@ -66,11 +66,6 @@ class Design(ABC):
             Which of `strata`.
         n
             How many.
-
-        Returns
-        -------
-        first, second
-            Record numbers, each of shape (n,); which one is first means nothing.
         """
 
     @property
@@ -138,13 +133,11 @@ class LatticeDesign(Design):
         first_km = distances_km(min(along), min(along) if len(along) == 2 else 0.0, p=p)
         return cls(shape, spacing_km, p, geometric_cuts(float(first_km), _diameter_km(shape, spacing_km, p)))
 
-    def draw(
-        self, rng: np.random.Generator, stratum: int, n: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def draw(self, rng: np.random.Generator, stratum: int, n: int) -> Pairs:
         """Draw pairs of a stratum; see :meth:`Design.draw`."""
         return self.pairs_at(stratum, uniform_below(rng, self.strata[stratum].pairs, n))
 
-    def pairs_at(self, stratum: int, ranks: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def pairs_at(self, stratum: int, ranks: NDArray[Any]) -> Pairs:
         """Return the pairs with these ranks, a one-to-one map of [0, pairs) to the stratum.
 
         Parameters
@@ -153,11 +146,6 @@ class LatticeDesign(Design):
             Which of `strata`.
         ranks
             Integers in [0, pairs), of shape (n,), int64 or Python ints.
-
-        Returns
-        -------
-        first, second
-            Record numbers, each of shape (n,).
         """
         shorter, longer = min(self._shape), max(self._shape)
         until = self._tables.until[:, stratum]

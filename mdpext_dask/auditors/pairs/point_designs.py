@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.pairs.designs import (
     Design,
+    Pairs,
     Stratum,
     distances_km,
     geometric_cuts,
@@ -132,13 +133,11 @@ class PointsDesign(Design):
         design._join_small_strata()
         return design
 
-    def draw(
-        self, rng: np.random.Generator, stratum: int, n: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def draw(self, rng: np.random.Generator, stratum: int, n: int) -> Pairs:
         """Draw pairs of a stratum; see :meth:`Design.draw`."""
         chosen = self.strata[stratum]
         if self._is_near(chosen):
-            return self.near_pairs_at(stratum, rng.integers(0, chosen.pairs, n))
+            return self._near_pairs_at(stratum, rng.integers(0, chosen.pairs, n))
         # Pairs at distance 0 belong to the first stratum, and rounding does not put any beyond the last one.
         low = chosen.lower_km if stratum > 0 else -np.inf
         high = chosen.upper_km if stratum < len(self.strata) - 1 else np.inf
@@ -157,23 +156,8 @@ class PointsDesign(Design):
         first, second = np.concatenate(found, axis=1)
         return first, second
 
-    def near_pairs_at(
-        self, stratum: int, ranks: NDArray[np.int64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the pairs with these ranks, a one-to-one map of [0, pairs) to a near stratum.
-
-        Parameters
-        ----------
-        stratum
-            Which of `strata`; a near one.
-        ranks
-            Integers in [0, pairs), int64 of shape (n,).
-
-        Returns
-        -------
-        first, second
-            Record numbers, each of shape (n,).
-        """
+    def _near_pairs_at(self, stratum: int, ranks: NDArray[np.int64]) -> Pairs:
+        """Return the pairs with these ranks, a one-to-one map of [0, pairs) to a near stratum."""
         tables = self._tables
         ranks = ranks + sum(nearer.pairs for nearer in self.strata[:stratum])
         entry = np.searchsorted(tables.until, ranks, side="right")
@@ -219,15 +203,9 @@ class PointsDesign(Design):
         pairs = np.where(
             first == second, sizes[first] * (sizes[first] - 1) // 2, sizes[first] * sizes[second]
         )
-        return _PointTables(
-            members=members,
-            starts=np.cumsum(sizes) - sizes,
-            sizes=sizes,
-            first=first,
-            second=second,
-            apart_km=np.concatenate([np.zeros(len(several)), apart]),
-            until=np.cumsum(pairs),
-        )
+        starts, until = np.cumsum(sizes) - sizes, np.cumsum(pairs)
+        apart = np.concatenate([np.zeros(len(several)), apart])
+        return _PointTables(members, starts, sizes, first, second, apart, until)
 
     def _count_within(self, edges_km: Sequence[float]) -> list[int]:
         """Return how many pairs of records lie within each of these distances, by looking at every one."""

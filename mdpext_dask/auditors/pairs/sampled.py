@@ -70,6 +70,17 @@ class StratumTally(Counts):
         self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
         self.findings += other.findings
 
+    def count_ratios(
+        self, differences: NDArray[np.float64], bounds: NDArray[np.float64], times: NDArray[np.intp]
+    ) -> None:
+        """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
+        bins = np.maximum(np.searchsorted(RATIO_EDGES, ratios, side="left") - 1, 0)
+        weights = np.broadcast_to(times[:, None], bins.shape)
+        counts = np.bincount(bins.ravel(), weights=weights.ravel(), minlength=len(RATIO_EDGES))
+        self.histogram = [mine + int(more) for mine, more in zip(self.histogram, counts, strict=True)]
+
 
 @lru_cache(maxsize=2)
 def design_of(source: Source, kind: str, p: float) -> Design:
@@ -208,7 +219,7 @@ def _compare(
     np.abs(differences, out=differences)
     dx, dy = (batch.xy_km[here] - batch.xy_km[there]).T.copy()
     apart = promise.apart_km(dx, dy)[:, None]
-    _fill_histogram(tally, differences, promise.epsilon_per_km * apart, times)
+    tally.count_ratios(differences, promise.epsilon_per_km * apart, times)
 
     pair, output = np.nonzero(may_break(differences, apart, batch.error, promise))
 
@@ -235,18 +246,3 @@ def _compare(
     worst = Triple(broken, float(slopes[position]), *records, int(output[position]))
     tally.worst = max(filter(None, (tally.worst, worst)))
     return tally
-
-
-def _fill_histogram(
-    tally: StratumTally,
-    differences: NDArray[np.float64],
-    bounds: NDArray[np.float64],
-    times: NDArray[np.intp],
-) -> None:
-    """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
-    bins = np.maximum(np.searchsorted(RATIO_EDGES, ratios, side="left") - 1, 0)
-    weights = np.broadcast_to(times[:, None], bins.shape)
-    counts = np.bincount(bins.ravel(), weights=weights.ravel(), minlength=len(RATIO_EDGES))
-    tally.histogram = [mine + int(more) for mine, more in zip(tally.histogram, counts, strict=True)]
