@@ -414,7 +414,7 @@ def _draw_pair(
 
 def _title(report: AuditReport, attribution: str) -> str:
     """Return the verdict, what was audited, how, and what it promises, in lines that fit the figure."""
-    # Pictures are passed around: of a local path, whose folders say where somebody works, only the name.
+    # Pictures are passed around: of a local path, whose folders say where its user works, only the name.
     name = report.subject if is_remote(report.subject) else PurePath(report.subject).name
     if len(name) > _SUBJECT_WIDTH:
         name = "…" + name[1 - _SUBJECT_WIDTH :]

@@ -26,7 +26,7 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Of pairs that are drawn, without a number or a time.
+# Pairs that are drawn, if neither a number nor a time is given.
 DEFAULT_PAIRS = 1_000_000
 # Batches between two looks at the clock, for each worker.
 _BATCHES_A_WAVE = 2
@@ -42,13 +42,13 @@ class Sampling:
     Parameters
     ----------
     pairs
-        How many; default: a million, or without end where `seconds` is given.
+        How many; default: a million, or no limit if `seconds` is given.
     seconds
-        After how many to stop.
+        When to stop.
     design
         ``"stratified"`` by distance, or ``"uniform"`` over all pairs.
     random_seed
-        What draws follow from; default: a new one, which the report names.
+        Seed of the draws; default: a random one, which the result names.
     confidence
         Of the interval, in (0, 1).
     stop_at_first
@@ -57,7 +57,7 @@ class Sampling:
     Raises
     ------
     SpecError
-        If one of them cannot be.
+        If a value is out of range.
     """
 
     pairs: int | None = None
@@ -172,7 +172,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
     subject
         What is audited.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
     """
     started = time.perf_counter()
     source, store, promise = subject.source, subject.store, subject.promise
@@ -263,7 +263,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     sampling
         How pairs are drawn.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
     """
     started = time.perf_counter()
     source, promise = subject.source, subject.promise
@@ -375,7 +375,7 @@ def check_boundary(
     blocks
         Half-open range of blocks; default: all.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
 
     Raises
     ------

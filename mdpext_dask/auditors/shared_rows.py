@@ -51,7 +51,7 @@ class SharedRows:
     block
         Index of the block.
     rows_checked
-        Records on its outline; each is compared once with the row that is stored, whoever owns it.
+        Records on its outline; each is compared once with the row that is stored, in this block or another.
     mismatches
         What differs, in the order of the records; none if all of it agrees.
     """
@@ -62,7 +62,7 @@ class SharedRows:
 
 
 def check_shared_rows(url: str, index: int) -> SharedRows:
-    """Extend a block anew and compare its sides with the store; a task.
+    """Extend a block anew and compare its sides with the store; a work item.
 
     What cannot be read of rows and receipts (shards that are gone or cannot be decoded, receipts that are
     gone, damaged or of another seed) is a mismatch of every record it should say something of. Where the seed

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# After the first stratum: at most so many, each at least twice as wide as all before.
+# Strata after the first one, at most; each is at least twice as wide as all before.
 _FURTHER_STRATA = 11
 _GROWTH = 2
 # Of a stratum, in an audit: fewer say nothing.

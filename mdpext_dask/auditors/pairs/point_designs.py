@@ -29,7 +29,7 @@ from mdpext_dask.errors import SpecError
 _LISTED_PAIRS = 1_000_000
 # Pairs of the first stratum for each place: on a lattice, its neighbours along both axes.
 _NEIGHBOURS = 2
-# Far pairs of so many records are counted one by one, in a few seconds.
+# Records up to which far pairs are counted one by one, in a few seconds.
 _COUNTED_RECORDS = 10_000
 # Share of all pairs that a far stratum needs if there are several, so that rejection is quick.
 _LEAST_SHARE = 1 / 50

@@ -1,8 +1,8 @@
 """Pairs of records drawn at random: an estimate of how many triples break a promise, with its error.
 
-Each task draws a batch of pairs from every stratum of a design, reads the rows it needs chunk by chunk, and
-compares them for all outputs. The share of outputs that break the promise for one pair is a number in [0, 1];
-its mean over all pairs is the violation ratio.
+Each work item draws a batch of pairs from every stratum of a design, reads the rows it needs chunk by chunk,
+and compares them for all outputs. The share of outputs that break the promise for one pair is a number in
+[0, 1]; its mean over all pairs is the violation ratio.
 """
 
 import math
@@ -25,7 +25,7 @@ from mdpext_dask.store.blocks import FLOAT64
 UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
 # |log ratio| / bound of triples; what is beyond the last edge breaks the promise, or nearly.
 RATIO_EDGES = tuple((np.arange(21) / 20).tolist())
-# Of what a task holds of the pairs that it compares together, and pairs of a task at most.
+# Bytes of the pairs that a work item compares together, and its pairs, at most.
 _BATCH_BYTES = 32 * 2**20
 _BATCH_PAIRS = 100_000
 # Tables of pairs and outputs that are held at once, small ones where there are many strata; and numbers of a
@@ -94,12 +94,12 @@ def design_of(source: Source, kind: str, p: float) -> Design:
 
 
 def batch_pairs(outputs: int) -> int:
-    """Return how many pairs a task draws at most; see :func:`peak_bytes`."""
+    """Return how many pairs a work item draws at most; see :func:`peak_bytes`."""
     return min(max(_BATCH_BYTES // (2 * outputs * FLOAT64), 1), _BATCH_PAIRS)
 
 
 def peak_bytes(source: Source, kind: str, pairs: int) -> int:
-    """Return the predicted peak of what a task allocates, in bytes.
+    """Return the predicted peak of what a work item allocates, in bytes.
 
     Rows of both records of every pair as they are read, ℓ, and two tables of the pairs; and for records on no
     lattice the design: their points, and for strata a search tree and lists of near pairs.
@@ -111,7 +111,7 @@ def peak_bytes(source: Source, kind: str, pairs: int) -> int:
     kind
         One of :data:`DESIGNS`.
     pairs
-        How many pairs the task draws.
+        How many pairs it draws.
     """
     rows = min(2 * pairs, source.records) * source.outputs * (source.item_bytes + FLOAT64)
     tables = pairs * (_TABLES[kind] * source.outputs * FLOAT64 + (_PAIR_BYTES if kind == UNIFORM else 0))
@@ -138,7 +138,7 @@ def sample_batch(
     kind
         One of :data:`DESIGNS`.
     seed, batch
-        What the draws follow from: the same whoever does the batch, and when.
+        Seeds of the draws, which depend on nothing else.
     pairs
         How many to draw.
     """
