@@ -137,7 +137,7 @@ MUTANTS = {
         "sign kept to the north": "np.abs(np.subtract(row[1:], row[:-1], out=between)«, out=between)→)»",
         "smaller of two sides": "np.«maximum→minimum»(north[0], north[1], out=along_y)",
         "smaller side to the east": "np.«maximum→minimum»(east[:-1], east[1:], out=along_x)",
-        "p instead of its dual": "q = «dual_exponent(metric_p)→metric_p»\n    outputs",
+        "p instead of its dual": "q = «dual_exponent(metric_p)→metric_p»\n    shortest",
         "the first strip left out": "range(«0→width if width < len(step_y) else 0», len(step_y), width)",
         "violations counted twice": "violations += «→2 * »int((rank > sure_limit).sum())",
         "another cell named": "largest, place = peak, Place(i, j« + start→», output)",
