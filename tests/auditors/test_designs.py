@@ -127,10 +127,7 @@ def test_the_first_stratum_of_a_lattice_holds_its_neighbours(p: float, h: float)
     [
         ((5, 4), (0.1, 0.1)),
         ((4, 7), (1, 0.3)),
-        ((1, 9), (2, 2)),
-        ((9, 1), (2, 2)),
-        ((1, 2), (1, 1)),
-        ((2, 1), (1, 1)),
+        *((shape, (2, 2)) for shape in [(1, 9), (9, 1), (1, 2), (2, 1)]),
     ],
 )
 def test_draws_from_a_lattice_are_uniform(

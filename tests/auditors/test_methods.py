@@ -276,7 +276,8 @@ def rough(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Me
     shape, step = (20, 20), 0.5
     points = np.stack(np.meshgrid(*(np.arange(n) * step for n in shape), indexing="ij"), -1).reshape(-1, 2)
     if request.param == "lattice":
-        designs = {kind: getattr(LatticeDesign, kind)(shape, (step, step), 2.0) for kind in sampled.DESIGNS}
+        lattice = shape, (step, step), 2.0
+        designs = {"uniform": LatticeDesign(*lattice), "stratified": LatticeDesign.stratified(*lattice)}
         monkeypatch.setattr(sampled, "design_of", lambda _source, kind, _p: designs[kind])
     if request.param == "points":
         points = rng.uniform(0, 10, size=points.shape)
