@@ -148,13 +148,13 @@ def pairs_of(records: int) -> int:
 def peak_bytes(source: Source) -> int:
     """Return the predicted peak of what a work item allocates, in bytes.
 
-    Parts that are kept: rows as they are read, and ℓ. One that is being read: its rows twice, ℓ while it is
-    put in order. Bounds of pairs of tiles, and tables of a pair of tiles.
+    Parts that are kept: rows as they are read, and ℓ. One that is being read: its rows, and ℓ while it is put
+    in order. Bounds of pairs of tiles, and tables of a pair of tiles.
     """
     entries = source.largest_part * source.outputs
     part = entries * (source.item_bytes + FLOAT64)
     kept = min(max(_KEPT_BYTES, 2 * part), source.parts * part)
-    reading = entries * (2 * source.item_bytes + 3 * FLOAT64)
+    reading = entries * (source.item_bytes + 3 * FLOAT64)
     tiles = math.ceil(source.largest_part / TILE)
     bounds = _BOUNDS * FLOAT64 * min(tiles**2 * source.outputs // 2, BOUNDS_AT_ONCE)
     numbers = _NUMBERS * FLOAT64 * (source.largest_part + tiles**2)
