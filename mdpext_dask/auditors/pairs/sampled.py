@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
-from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, allocate
-from mdpext_dask.auditors.pairs.point_designs import PointsDesign
+from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, PointsDesign, allocate
 from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
 from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, Source, StoreSource
 from mdpext_dask.store.blocks import FLOAT64
