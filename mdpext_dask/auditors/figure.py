@@ -227,11 +227,11 @@ def _distance_ticks(edges_km: NDArray[np.float64]) -> list[float]:
     ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
         ticks = [low]
-        for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-            for tick in (step * 10.0**decade for step in steps):
-                apart = math.log(tick / ticks[-1]) / math.log(high / low)
-                if low < tick <= high and apart >= _CLOSEST_TICKS:
-                    ticks.append(tick)
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for tick in (step * 10.0**decade for decade in decades for step in steps):
+            apart = math.log(tick / ticks[-1]) / math.log(high / low)
+            if low < tick <= high and apart >= _CLOSEST_TICKS:
+                ticks.append(tick)
         if len(ticks) <= 10:
             break
     return ticks
@@ -373,10 +373,8 @@ def _draw_blocks(axes: "Axes", report: AuditReport, x: NDArray[np.float64], y: N
     label = f"certified ε / limit of {report.limit_per_km:.7g} per km"
     bar = colour_bar(axes, mesh, label, extend="max" if above.any() else "neither")
     bar.ax.axhline(1, color="black", linewidth=2.5)
-    for chosen, name, hatch in (
-        (above, "block above the limit", "/"),
-        (~finite, "block with infinite ε", "xx"),
-    ):
+    marked = {"block above the limit": (above, "/"), "block with infinite ε": (~finite, "xx")}
+    for name, (chosen, hatch) in marked.items():
         if chosen.any():
             patches = [
                 Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])

@@ -112,16 +112,16 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
     violations = sum(part.cells.violations for part in found)
     findings = merged(finding for part in found for finding in part.findings)
     steepest = _steepest_of_cell(subject, worst.place)
-    if worst.epsilon <= promise.kept_per_km and not violations:
-        verdict = verdict_on_rows(findings) or result.HOLDS
+    proved = worst.epsilon <= promise.kept_per_km and not violations
+    if not proved and subject.breaks(steepest):
+        verdict = result.VIOLATED
     else:
-        verdict = (
-            result.VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or result.NOT_PROVED
-        )
+        verdict = verdict_on_rows(findings) or (result.HOLDS if proved else result.NOT_PROVED)
     by_block: list[Any] = [json_number(part.cells.epsilon) for part in found]
     if store is not None:  # as rows from west to east, each from south to north
         along = store.plan.blocks_shape[1]
         by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
+    at_fault = [part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km]
     across, along = source.lattice_shape
     return subject.report(
         result.CERTIFICATE,
@@ -137,9 +137,7 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         recomputed=sum(part.cells.recomputed for part in found),
         worst=subject.describe(steepest),
         findings=findings,
-        blocks_at_fault=tuple(
-            part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km
-        ),
+        blocks_at_fault=tuple(at_fault),
     )
 
 
@@ -300,6 +298,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
             result.NOT_PROVED if total.undecided else result.NO_VIOLATION_FOUND
         )
     worst = subject.describe(total.worst)
+    in_a_batch = min(total.pairs, sampled.batch_pairs(source.outputs))
     details = {
         "pairs": total.pairs,
         "design": sampling.design,
@@ -326,9 +325,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
             }
             for stratum, tally, mean in zip(design.strata, strata, means, strict=True)
         ],
-        "peak_bytes_per_task": sampled.peak_bytes(
-            source, sampling.design, min(total.pairs, sampled.batch_pairs(source.outputs))
-        ),
+        "peak_bytes_per_task": sampled.peak_bytes(source, sampling.design, in_a_batch),
     }
     return subject.report(
         result.SAMPLED,

@@ -48,15 +48,12 @@ class SharedRows:
 
     Parameters
     ----------
-    block
-        Index of the block.
     rows_checked
         Records on its outline; each is compared once with the row that is stored, in this block or another.
     mismatches
         What differs, in the order of the records; none if all of it agrees.
     """
 
-    block: int
     rows_checked: int
     mismatches: tuple[RowMismatch, ...]
 
@@ -117,7 +114,7 @@ def check_shared_rows(url: str, index: int) -> SharedRows:
                 if said[position : position + 1] != expected[position : position + 1]
             }
     rows_checked = sum(rows.shape[0] * rows.shape[1] for _, _, rows in outline)
-    return SharedRows(index, rows_checked, tuple(sorted(mismatches)))
+    return SharedRows(rows_checked, tuple(sorted(mismatches)))
 
 
 def _outline(block: Block) -> list[tuple[slice, slice]]:

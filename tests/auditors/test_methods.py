@@ -43,6 +43,7 @@ from tests.support.known_answers import (
     float_below,
     four_on_a_line,
     good_copy,
+    how_sampled,
     make_store,
     planted_afar,
     planted_beside,
@@ -206,13 +207,13 @@ def test_bounds_of_parts_that_are_attained() -> None:
             check_ties(four_on_a_line(), tuple(range(6)))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @methods
 def test_a_row_of_zeros_is_refused_and_an_impossible_output_is_named(method: str, dtype: Any) -> None:
     points = np.array([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
     rows = np.full((4, 2), 0.5, dtype=dtype)
     rows[2] = 0, 1
-    how = {"pairs": 500, "random_seed": 0} if method == "sampled" else {}
+    how = how_sampled(method, 500)
     report = ask(Mechanism(rows, points), method, 1.0, **how)
     assert report.verdict == "violated"
     assert [finding.kind for finding in report.findings] == ["entries that are zero"]
@@ -242,8 +243,7 @@ def test_what_differs_in_one_place_keeps_no_epsilon(method: str, tolerance: floa
     rows = np.array([[1e-6, 1 - 1e-6], [math.nextafter(1e-6, 1), 1 - 1e-6], [1e-6, 1 - 1e-6]])
     assert math.log(rows[0, 0]) == math.log(rows[1, 0])
     mechanism = Mechanism(rows, np.array([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]))
-    how = {"pairs": 50, "random_seed": 0} if method == "sampled" else {}
-    report = ask(mechanism, method, 1.0, tolerance, **how)
+    report = ask(mechanism, method, 1.0, tolerance, **how_sampled(method, 50))
     assert report.epsilon == math.inf
     assert {report.worst["record"], report.worst["record_prime"]} == {0, 1}
     assert (report.violations > 0) == (not tolerance)
@@ -256,8 +256,7 @@ def test_rows_in_one_place_that_differ_in_their_totals_only_are_alike(method: st
     row = np.array([0.8715994, 0.1284006], dtype=np.float32)
     rows = np.stack([row, 2 * row, row])
     mechanism = Mechanism(rows, np.array([(1.0, 1.0), (1.0, 1.0), (1.0, 2.0)]))
-    how = {"pairs": 50, "random_seed": 0} if method == "sampled" else {}
-    report = ask(mechanism, method, 1.0, **how)
+    report = ask(mechanism, method, 1.0, **how_sampled(method, 50))
     assert report.violations == 0
     assert report.epsilon < 1e-10
 

@@ -249,6 +249,11 @@ def ask(mechanism: Mechanism, method: str, epsilon: float, tolerance: float = 0.
         return methods.sample_pairs(subject, methods.Sampling(**how), *at_work)
 
 
+def how_sampled(method: str, pairs: int) -> dict[str, int]:
+    """Return what to ask a method with: how pairs are drawn, if they are."""
+    return {"pairs": pairs, "random_seed": 1} if method == "sampled" else {}
+
+
 def records_of(worst: dict[str, Any]) -> frozenset[int]:
     return frozenset((worst["record"], worst["record_prime"]))
 
@@ -698,22 +703,18 @@ def few_bits(rows: Array) -> dict[str, NDArray[Any]]:
 
 
 def check_copy(rows: NDArray[Any], points: NDArray[np.float64], epsilon: float, method: str) -> None:
-    report = _ask_of_copy(Mechanism(rows, points), method, epsilon)
+    report = ask(Mechanism(rows, points), method, epsilon, **how_sampled(method, 3000))
     assert report.verdict == "violated"
     assert report.violations > 0
     assert report.epsilon > 1.5 * epsilon
 
 
 def check_good_copy(mechanism: Mechanism, epsilon: float, method: str) -> None:
-    report = _ask_of_copy(mechanism, method, epsilon)
+    report = ask(mechanism, method, epsilon, **how_sampled(method, 3000))
     assert report.verdict == ("no violation found" if method == "sampled" else "holds")
     assert report.violations == 0
     assert report.epsilon <= epsilon
 
-
-def _ask_of_copy(mechanism: Mechanism, method: str, epsilon: float) -> Any:
-    how = {"pairs": 3000, "random_seed": 1} if method == "sampled" else {}
-    return ask(mechanism, method, epsilon, **how)
 
 
 METHODS = ("exhaustive", "certificate", "sampled")
