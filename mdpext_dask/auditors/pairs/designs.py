@@ -366,7 +366,7 @@ class _PointTables:
     apart_km
         Their distances, ascending.
     until
-        Pairs of records up to and with each, int64.
+        Pairs of records before each of them, and all, int64 of shape (pairs of places + 1,).
     """
 
     members: NDArray[np.int64]
@@ -468,8 +468,8 @@ class PointsDesign(Design):
         """Return the pairs with these ranks, a one-to-one map of [0, pairs) to a near stratum."""
         tables = self._tables
         ranks = ranks + sum(nearer.pairs for nearer in self.strata[:stratum])
-        entry = np.searchsorted(tables.until, ranks, side="right")
-        rest = ranks - np.where(entry > 0, tables.until[entry - 1], 0)
+        entry = np.searchsorted(tables.until, ranks, side="right") - 1
+        rest = ranks - tables.until[entry]
         one, other = tables.first[entry], tables.second[entry]
         size = tables.sizes[one]
         # Within a place, pairs of different records only: those with an offset of at least 1.
@@ -499,7 +499,7 @@ class PointsDesign(Design):
         if not self._near_km:
             return []
         entries = np.searchsorted(self._tables.apart_km, self._near_km, side="right")
-        return [int(self._tables.until[entry - 1]) if entry else 0 for entry in entries]
+        return [int(pairs) for pairs in self._tables.until[entries]]
 
     @cached_property
     def _tables(self) -> _PointTables:
@@ -511,19 +511,17 @@ class PointsDesign(Design):
         pairs = np.where(
             first == second, sizes[first] * (sizes[first] - 1) // 2, sizes[first] * sizes[second]
         )
-        starts, until = np.cumsum(sizes) - sizes, np.cumsum(pairs)
+        starts, until = np.cumsum(sizes) - sizes, np.concatenate([[0], np.cumsum(pairs)])
         apart = np.concatenate([np.zeros(len(several)), apart])
         return _PointTables(members, starts, sizes, first, second, apart, until)
 
     def _count_within(self, edges_km: Sequence[float]) -> list[int]:
         """Return how many pairs of records lie within each of these distances, by looking at every one."""
-        counts = [0] * len(edges_km)
-        if edges_km:
-            for i, point in enumerate(self._points[:-1]):
-                apart = distances_km(*(self._points[i + 1 :] - point).T, p=self._p)
-                for k, edge in enumerate(edges_km):
-                    counts[k] += int(np.count_nonzero(apart <= edge))
-        return counts
+        counts = np.zeros(len(edges_km), dtype=np.int64)
+        for i, point in enumerate(self._points[:-1] if edges_km else ()):
+            apart = distances_km(*(self._points[i + 1 :] - point).T, p=self._p)
+            counts += np.count_nonzero(apart[:, None] <= np.array(edges_km), axis=0)
+        return [int(count) for count in counts]
 
 
 def _near_pairs(
