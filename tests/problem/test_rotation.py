@@ -241,7 +241,7 @@ def test_a_turned_store_keeps_its_promise_on_the_ground(turned: Path) -> None:
     exact = audited_epsilon(rows, grid.x_km(), grid.y_km(), 2.0)
     assert exact <= store.attributes["epsilon_certified"] <= store.planar_limit()
     # Pair by pair, by the distance on the ground.
-    lonlat = projection.to_degrees(all_records(store))
+    lonlat = projection.to_degrees(all_records(store.grid))
     logs = np.log(rows.reshape(len(lonlat), -1).astype(float))
     a, b = np.triu_indices(len(lonlat), 1)
     ground = np.asarray(Geod(ellps="WGS84").inv(*lonlat[a].T, *lonlat[b].T)[2]) / 1000
@@ -258,7 +258,7 @@ def test_outputs_and_places_are_where_they_should_be(turned: Path) -> None:
     store = MechanismStore.open(str(turned))
     assert store.projection is not None
     row = mechanism.row(lon=-73.98, lat=40.75)
-    lonlat = store.projection.to_degrees(xy := all_records(store))
+    lonlat = store.projection.to_degrees(xy := all_records(store.grid))
     here = np.broadcast_to([[-73.98, 40.75]], lonlat.shape)
     nearest = int(np.argmin(Geod(ellps="WGS84").inv(*lonlat.T, *here.T)[2]))
     assert (float(row.x), float(row.y)) == tuple(xy[nearest])

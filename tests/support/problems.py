@@ -12,6 +12,7 @@ import pytest
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
@@ -39,10 +40,9 @@ def all_rows(store: MechanismStore) -> np.ndarray:
     return rows_of(store, *(slice(0, n) for n in store.grid.shape))
 
 
-def all_records(store: MechanismStore) -> np.ndarray:
+def all_records(grid: Grid) -> np.ndarray:
     """Return the records' places in the order of their flat indices, of shape (N, 2), in km."""
-    x, y = store.grid.x_km(), store.grid.y_km()
-    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.stack(np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
 
 
 def road_folder(folder: Path, nodes: Iterable[tuple[Any, ...]], streets: Iterable[tuple[Any, ...]]) -> str:
