@@ -174,7 +174,8 @@ def test_box_is_closed_to_a_millimetre() -> None:
 @given(grid=_grids, relative=st.lists(_places, min_size=1, max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tuple[float, float]]) -> None:
-    places = np.array([_place(grid, r) for r in relative])
+    some_records = all_records(grid)[:: 1 + grid.records // 50]
+    places = np.concatenate([[_place(grid, r) for r in relative], some_records])
     found = np.linalg.norm(_record_xy(grid, places) - places, axis=1)
     distances = np.linalg.norm(places[:, None] - all_records(grid)[None], axis=-1)
     np.testing.assert_allclose(found, distances.min(axis=1), rtol=1e-12, atol=1e-12)
@@ -191,13 +192,6 @@ def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]
         assert inside.tolist() == [beyond <= 0]
 
 
-@given(grid=_grids)
-@settings(max_examples=20, deadline=None)
-def test_every_record_is_its_own_nearest(grid: Grid) -> None:
-    i, j, _ = grid.nearest_records(all_records(grid))
-    np.testing.assert_array_equal(i * grid.shape[1] + j, np.arange(grid.records))
-
-
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @given(grid=_grids, one=_places, other=_places)
 @settings(max_examples=50, deadline=None)
@@ -211,14 +205,6 @@ def test_moving_to_records_adds_at_most_twice_the_largest_rounding(
         rho = np.linalg.norm([lattice.spacing_km / 2] * 2, ord=p)
         moved = np.linalg.norm(records[0] - records[1], ord=p)
         assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 2 * rho + 1e-9
-
-
-def test_places_outside_go_to_the_border_by_hand() -> None:
-    grid = Grid(0.0, 0.0, 1, 1, 2.0, (2,))
-    places = np.array([(-5, 0.9), (-5, -5), (9, 9), (1.4, 7), (1.6, 1.6), (2.0, 0.0)])
-    i, j, inside = grid.nearest_records(places)
-    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(0, 1), (0, 0), (2, 2), (1, 2), (2, 2), (2, 0)]
-    assert inside.tolist() == [False, False, False, False, True, True]
 
 
 def test_records_on_the_border_are_inside() -> None:
