@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.job.spec import parse_job
@@ -15,19 +14,14 @@ from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
+from tests.support import refusals
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 
 
 def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = MdpextError) -> str:
-    """Return the message of the error that an action ends in: one line, in which all parts are found."""
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    for part in parts:
-        assert part in message, message
-    return message
+    """Return what an action is refused with; see :func:`tests.support.refusals.refusal`."""
+    return refusals.refusal(action, *parts, kind=kind)
 
 
 def road_geometry(job: dict[str, dict[str, Any]]) -> RoadGeometry:
