@@ -54,7 +54,7 @@ def draw_loss(axes: "Axes", store: MechanismStore, spread: Spread) -> int:
         axes, store.grid, values, "expected loss of the record (km)", step=step,
         vmin=lowest, vmax=max(top, lowest), extend="max" if present.max() > top else "neither",
     )  # fmt: skip
-    draw_outputs(axes, store.read_output_xy_km())
+    draw_outputs(axes, store.output_xy_km())
     frame(axes, around_records(store.grid))
     return step
 

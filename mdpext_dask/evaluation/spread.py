@@ -67,7 +67,7 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
     """
     store = MechanismStore.open(url)
     block = store.plan[index]
-    outputs = store.read_output_xy_km()
+    outputs = store.output_xy_km()
     edges = band_edges_km(store.grid, outputs)
     loss_km, distance_km, records, bands = 0.0, 0.0, 0, np.zeros((2, len(edges) - 1))
     by_record, by_report = Tally(), Tally()
@@ -177,7 +177,7 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
     StoreError
         If the sum is not finite.
     """
-    edges = band_edges_km(store.grid, store.read_output_xy_km())
+    edges = band_edges_km(store.grid, store.output_xy_km())
     losses, distance_km, records = [], 0.0, 0
     bands = np.zeros((2, len(edges) - 1))
     by_record, by_report = Tally(), Tally()

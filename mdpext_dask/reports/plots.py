@@ -82,7 +82,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_nodes(axes, store)
     _draw_source_cells(axes, store)
     _draw_prior(axes, store, alpha=0.8)
-    draw_outputs(axes, store.read_output_xy_km())
+    draw_outputs(axes, store.output_xy_km())
     grid = store.grid
     title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
     return _finished(axes, store, title)

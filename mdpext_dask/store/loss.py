@@ -69,7 +69,7 @@ def read_loss(store: MechanismStore) -> Loss:
     if kind == "table":
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":
-        return EuclideanLoss(store.read_output_xy_km())
+        return EuclideanLoss(store.output_xy_km())
     return TravelLoss(
         node_xy_km=store.read("problem/node_xy"),
         task_distance_km=store.read("problem/task_distance"),
@@ -86,7 +86,7 @@ def is_problem_of(store: MechanismStore) -> bool:
     try:
         loss = read_loss(store)
         tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else schema.loss_tables(loss)
-        outputs = store.read_output_xy_km()
+        outputs = store.output_xy_km()
         first, place = (outputs, store.array("prior")), (store.grid, store.projection)
         found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
         if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest

@@ -339,7 +339,7 @@ class MechanismStore:
         # Described once, when the store is created; behind a URL, every look at the description is a request.
         return self._array(schema.PROBABILITY)
 
-    def read_output_xy_km(self) -> NDArray[np.float64]:
+    def output_xy_km(self) -> NDArray[np.float64]:
         """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
         return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
 

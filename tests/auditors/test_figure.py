@@ -180,7 +180,7 @@ def test_a_store_that_holds(store: str, draw: Callable[..., Picture]) -> None:
     corners = artist(picture.map, "blocks").get_coordinates()
     np.testing.assert_allclose(corners[0, :, 0], [*(x[::8]), *([] if len(x) % 8 == 1 else [x[-1]])])
     np.testing.assert_allclose(corners[:, 0, 1], [*(y[::8]), *([] if len(y) % 8 == 1 else [y[-1]])])
-    outputs = opened.read_output_xy_km()
+    outputs = opened.output_xy_km()
     np.testing.assert_allclose(artist(picture.map, "outputs").get_offsets(), outputs)
     # A holding store breaks nothing anywhere.
     assert not artist(picture.ratios, "beyond").get_array().filled(0).any()

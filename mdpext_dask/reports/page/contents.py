@@ -108,7 +108,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
     places = _places(store)
     here = frame.place(xy[a, b][None])[0].tolist()
-    outputs_km = store.read_output_xy_km()
+    outputs_km = store.output_xy_km()
     radii = _radii_km(thinned)
     within = thinned.within(output, outputs_km[output], radii)
     order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()

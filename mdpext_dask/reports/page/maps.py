@@ -83,7 +83,7 @@ class Frame:
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
     """Return what all maps of a store share: roads, outputs, region, attribution."""
-    outputs, projection, hidden = store.read_output_xy_km(), store.projection, ~store.kept
+    outputs, projection, hidden = store.output_xy_km(), store.projection, ~store.kept
     box = store.grid.box
     radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
     return {
