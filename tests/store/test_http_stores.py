@@ -16,7 +16,6 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
     GuaranteeViolation,
@@ -34,6 +33,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
+from tests.support.commands import mdpext
 
 pytest.importorskip("aiohttp")
 
@@ -63,13 +63,6 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     """Yield the URL of the finished store on a server that may know ranges and indexes, and hide absence."""
     with servers.static_server(folder, *request.param) as server:
         yield f"{server}/small.zarr"
-
-
-def mdpext(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def test_a_finished_store_is_read_over_http(
