@@ -94,15 +94,11 @@ def test_every_kind_of_range_is_what_it_is_in_a_file(url: str, folder: Path) -> 
     local = objects.open_objects(str(folder / "small.zarr"), read_only=True)
     key, prototype = "probability/c/0/0/0", default_buffer_prototype()
     length = len(objects.get_bytes(local, key) or b"")
+    ranges = (0, 1), (3, length // 2), (length - 1, length), (0, length)
     requests = [
-        RangeByteRequest(0, 1),
-        RangeByteRequest(3, length // 2),
-        RangeByteRequest(length - 1, length),
-        RangeByteRequest(0, length),
-        OffsetByteRequest(0),
-        OffsetByteRequest(5),
-        SuffixByteRequest(7),
-        SuffixByteRequest(length),
+        *(RangeByteRequest(first, end) for first, end in ranges),
+        *(OffsetByteRequest(offset) for offset in (0, 5)),
+        *(SuffixByteRequest(count) for count in (7, length)),
     ]
     found, expected = (
         sync(store.get_partial_values(prototype, [(key, part) for part in requests]))
