@@ -196,7 +196,7 @@ class MechanismStore:
         document = objects.get_json(self.objects, ROOT_KEY)
         if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
             raise StoreError(
-                f"{self.url}: {ROOT_KEY} is gone or damaged; has somebody deleted or replaced this store?"
+                f"{self.url}: {ROOT_KEY} is gone or damaged; was this store deleted or replaced?"
             )
         document["attributes"].update(attributes)
         objects.put_json(self.objects, ROOT_KEY, document)
