@@ -18,7 +18,6 @@ from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
-from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.job.sections import ClusterSection

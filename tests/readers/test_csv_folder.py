@@ -183,7 +183,7 @@ def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path
         ([*_NODES, "4.5,12,42"], _EDGES, ["nodes.csv.gz: line 5: id '4.5'"]),
         ([*_NODES, "40,291000,4640000"], _EDGES, ["291000", "degrees"]),
         ([*_NODES, "40,12,-90.5"], _EDGES, ["-90.5", "degrees"]),
-        (_NODES, [*_EDGES, "30,20,-1,0"], ["edges.csv.gz: line 4: -1", "negative"]),
+        (_NODES, [*_EDGES, "30,20,-1,0"], ["edges.csv.gz: line 4: length_m '-1' is negative"]),
         (_NODES, [*_EDGES, "30,20,nan,0"], ["edges.csv.gz: line 4: length_m 'nan'"]),
         (_NODES, [*_EDGES, "30,20,inf,0"], ["edges.csv.gz: line 4: length_m 'inf'"]),
         (_NODES, [*_EDGES, "30,20,,0"], ["edges.csv.gz: line 4: length_m ''"]),

@@ -42,7 +42,7 @@ ROW_KEYS = {
 _CONSTRUCTIONS = r"""
 import os, runpy, signal, sys, time
 from mdpext_dask.errors import SolverError, StoreError
-from mdpext_dask.evaluation.baselines import em
+from mdpext_dask.evaluation.baselines import noise
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee
 
 def sleep(): time.sleep(60)
@@ -57,7 +57,7 @@ def method(problem, seconds):
     {work}()
     return BaselineMechanism(None, Guarantee.NONE, "nothing", 1.0, 0.1)
 
-em.exponential_mechanism = method
+noise.exponential_mechanism = method
 sys.argv[0] = "attempt"
 runpy.run_module("mdpext_dask.reports.compare.attempt", run_name="__main__")
 """

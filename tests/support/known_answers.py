@@ -716,7 +716,6 @@ def check_good_copy(mechanism: Mechanism, epsilon: float, method: str) -> None:
     assert report.epsilon <= epsilon
 
 
-
 METHODS = ("exhaustive", "certificate", "sampled")
 
 
