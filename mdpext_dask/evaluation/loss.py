@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.loss import loss_columns
+from mdpext_dask.store.loss import LossColumn, loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
@@ -49,7 +49,7 @@ def remap_costs_block(url: str, index: int) -> NDArray[np.float64]:
     costs = np.zeros((store.outputs, store.outputs))
     for line in lines_of(store, store.plan[index]):
         # Not a product of matrices, which libraries share out among threads in ways of their own.
-        costs += np.einsum("xk,xl->kl", line.joint, line.loss_km)
+        costs += np.einsum("xk,xl->kl", line.joint, line.column.loss_km)
     return costs
 
 
@@ -59,26 +59,14 @@ class Line:
 
     Parameters
     ----------
-    i
-        Which column, from the block's first.
-    used
-        Which of its n records, of shape (n,).
-    records_km
-        Where they are, float64 of shape (n, 2), in km.
-    prior
-        π, float64 of shape (n,).
+    column
+        Where they are, their prior and their losses.
     rows
         M as stored, float64 of shape (n, K): rows sum to 1 but for rounding.
-    loss_km
-        c of every output, float64 of shape (n, K), in km.
     """
 
-    i: int
-    used: NDArray[np.intp]
-    records_km: NDArray[np.float64]
-    prior: NDArray[np.float64]
+    column: LossColumn
     rows: NDArray[np.float64]
-    loss_km: NDArray[np.float64]
 
     @cached_property
     def _totals(self) -> NDArray[np.float64]:
@@ -87,16 +75,16 @@ class Line:
     @cached_property
     def expected_km(self) -> NDArray[np.float64]:
         """ℓ(x) = Σ_y M(y|x) c(x, y), float64 of shape (n,), in km."""
-        return np.asarray((self.rows * self.loss_km).sum(axis=1) / self._totals)
+        return np.asarray((self.rows * self.column.loss_km).sum(axis=1) / self._totals)
 
     @property
     def joint(self) -> NDArray[np.float64]:
         """π(x) M(y|x), float64 of shape (n, K)."""
-        return np.asarray(self.rows * (self.prior / self._totals)[:, None])
+        return np.asarray(self.rows * (self.column.prior / self._totals)[:, None])
 
     def part_km(self) -> float:
         """Return the part of UL(M) of these records, in km."""
-        return float((self.prior * self.expected_km).sum())
+        return float((self.column.prior * self.expected_km).sum())
 
 
 def lines_of(
@@ -121,10 +109,7 @@ def lines_of(
     for column in loss_columns(store, block.owned_x, block.owned_y, prior):
         if probability is None:
             probability = rows_of(store, block.owned_x, block.owned_y)
-        rows = probability[column.i, column.used].astype(np.float64)
-        yield Line(
-            column.i, column.used, column.records_km, prior[column.i, column.used], rows, column.loss_km
-        )
+        yield Line(column, probability[column.i, column.used].astype(np.float64))
 
 
 def finite(loss_km: float, store: MechanismStore) -> float:

@@ -73,19 +73,20 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
     by_record, by_report = Tally(), Tally()
     expected = np.full(block.owned_shape, np.nan) if keep_records else None
     for line in lines_of(store, block):
+        column = line.column
         # A NaN has no bin.
         loss_km += finite(line.part_km(), store)
-        records += len(line.used)
-        apart = cdist(line.records_km, outputs)
-        weights, losses, distances = line.joint.ravel(), line.loss_km.ravel(), apart.ravel()
+        records += len(column.used)
+        apart = cdist(column.records_km, outputs)
+        weights, losses, distances = line.joint.ravel(), column.loss_km.ravel(), apart.ravel()
         distance_km += finite(float(weights @ distances), store)
         band = np.searchsorted(edges[1:-1], distances, side="right")
         for total, weight in zip(bands, (weights, weights * losses), strict=True):
             total += np.bincount(band, weight, len(total))
-        by_record.add(line.expected_km, line.prior)
+        by_record.add(line.expected_km, column.prior)
         by_report.add(losses, weights)
         if expected is not None:
-            expected[line.i, line.used] = line.expected_km
+            expected[column.i, column.used] = line.expected_km
     return BlockSpread(loss_km, distance_km, records, bands, by_record.bins(), by_report.bins(), expected)
 
 

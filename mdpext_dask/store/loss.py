@@ -113,6 +113,8 @@ class LossColumn(NamedTuple):
         Which of its n records, of shape (n,).
     records_km
         Where they are, float64 of shape (n, 2), in km.
+    prior
+        π, float64 of shape (n,).
     loss_km
         c of every output, float64 of shape (n, K), in km.
     """
@@ -120,6 +122,7 @@ class LossColumn(NamedTuple):
     i: int
     used: NDArray[np.intp]
     records_km: NDArray[np.float64]
+    prior: NDArray[np.float64]
     loss_km: NDArray[np.float64]
 
 
@@ -149,4 +152,4 @@ def loss_columns(
     for i in np.flatnonzero(prior.any(axis=1)).tolist():
         used = np.flatnonzero(prior[i])
         records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        yield LossColumn(i, used, records, loss.rows(records))
+        yield LossColumn(i, used, records, prior[i, used], loss.rows(records))

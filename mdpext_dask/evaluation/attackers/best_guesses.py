@@ -146,28 +146,20 @@ def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Arra
     return total
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What the records of some blocks add to the errors of guesses.
+def judge_blocks(
+    url: str, group: tuple[int, ...], guesses: Guesses, keep_records: bool
+) -> tuple[Array, float, list[Array]]:
+    """Return what the records that some blocks own add to the errors of guesses.
 
-    Parameters
-    ----------
+    Returns
+    -------
     error_km
         Σ_x π(x) Σ_y M(y|x) ‖x − g_y‖, by attacker, float64 of shape (A,), in km.
     alone_km
         Σ_x π(x) ‖x − g‖ for the guess without a report, in km.
     expected_km
         Σ_y M(y|x) ‖x − g_y‖ of the informed attacker, by block float64 of the shape of the owned records, in
-        km; not-a-number without a prior. Empty if nobody asks.
-    """
-
-    error_km: Array
-    alone_km: float
-    expected_km: tuple[Array, ...]
-
-
-def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_records: bool) -> Judged:
-    """Return what the records that some blocks own add.
+        km; NaN without a prior. Empty unless `keep_records`.
 
     Raises
     ------
@@ -190,8 +182,9 @@ def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_record
             error += (prior[:, None] * of_record).sum(axis=0)
             alone += float((prior * cdist(places, guesses.alone_km[None])[:, 0]).sum())
             of_block[column.i - block.owned_x.start, column.j - block.owned_y.start] = of_record[:, 0]
-        expected.append(of_block)
-    return Judged(error, alone, tuple(expected) if keep_records else ())
+        if keep_records:
+            expected.append(of_block)
+    return error, alone, expected
 
 
 def judged(passes: Passes, guesses: Guesses, keep: bool) -> tuple[Array, float, Array | None]:
@@ -200,10 +193,10 @@ def judged(passes: Passes, guesses: Guesses, keep: bool) -> tuple[Array, float, 
     errors, alone = np.zeros(len(guesses.places_km)), 0.0
     expected = np.full(store.grid.shape, np.nan) if keep else None
     parts = passes.each("errors", judge_blocks, ((group, guesses, keep) for group in passes.groups))
-    for group, part in zip(passes.groups, parts, strict=True):
-        errors += part.error_km
-        alone += part.alone_km
+    for group, (error_km, alone_km, of_blocks) in zip(passes.groups, parts, strict=True):
+        errors += error_km
+        alone += alone_km
         if expected is not None:
-            for index, of_block in zip(group, part.expected_km, strict=True):
+            for index, of_block in zip(group, of_blocks, strict=True):
                 expected[store.plan[index].owned_x, store.plan[index].owned_y] = of_block
     return errors, alone, expected

@@ -19,7 +19,6 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Priors that beliefs are mixed from: π, all records alike, and a file's.
 TRUTH, UNIFORM, FILE = 0, 1, 2
-RELEASES, VICTIMS = 100, 200
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class AttackRequest:
 
     districts: Path | None = None
     attacker_prior: Path | None = None
-    releases: int = RELEASES
-    victims: int = VICTIMS
+    releases: int = 100
+    victims: int = 200
     random_seed: int = 0
 
 

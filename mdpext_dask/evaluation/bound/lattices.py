@@ -72,8 +72,8 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
     if not ((prior >= 0) & np.isfinite(prior)).all():
         raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
     cost = np.zeros((*prior.shape, store.outputs))
-    for i, used, _, losses in loss_columns(store, east, north, prior):
-        cost[i, used] = losses * prior[i, used, None]
+    for column in loss_columns(store, east, north, prior):
+        cost[column.i, column.used] = column.loss_km * column.prior[:, None]
     kept = store.grid.vertices_of(store.kept)[east, north]
     return Lattice(store.grid.x_km()[east], store.grid.y_km()[north], cost, kept)
 
@@ -113,8 +113,8 @@ def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
     block = store.plan[index]
     total = np.zeros([min(stride, side) for side in store.grid.shape])
     prior = store.read("prior", block.owned_x, block.owned_y)
-    for i, used, _, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
-        least = losses.min(axis=1) * prior[i, used]
+    for i, used, _, mass, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
+        least = losses.min(axis=1) * mass
         residue = (block.owned_y.start + used) % stride
         total[(block.owned_x.start + i) % stride] += np.bincount(residue, least, minlength=total.shape[1])
     # Sums of this many numbers, none negative.

@@ -158,8 +158,8 @@ def write_costs(url: str, index: int, costs: LatticeArray) -> None:
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y)
     values = np.zeros((*prior.shape, store.outputs))
-    for i, used, _, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
-        values[i, used] = prior[i, used, None] * losses
+    for column in loss_columns(store, block.owned_x, block.owned_y, prior):
+        values[column.i, column.used] = column.prior[:, None] * column.loss_km
     owned = Box(block.owned_x.start, block.owned_x.stop, block.owned_y.start, block.owned_y.stop)
     costs.write(store, owned, values)
 
