@@ -48,7 +48,7 @@ def evaluate(
         File for a map of the expected loss of every record (``.png``, ``.pdf`` or ``.svg``).
     records
         File for the expected loss of every record, ``.npz``: `x_km`, `y_km`, and on their lattice `loss_km`,
-        not-a-number where there is no prior, and `prior`.
+        NaN where there is no prior, and `prior`.
     bound
         What to spend on the lower bound; by default what :class:`BoundRequest` says.
     attacks
@@ -56,7 +56,7 @@ def evaluate(
     workers
         Number of local processes, instead of the job's.
     observer
-        Is told of progress.
+        Gets the events of progress.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def evaluate(
       with at most a thousandth of the loss for a resolution;
     - `distance_km`: how far from the record a report is expected to be, ‖x − y‖₂ in the plane;
     - `by_distance`: by bands of that distance, the least included: probability, and mean loss given the band;
-    - `records_with_prior`: how many records that is about. Others are nobody's, and not worked out;
+    - `records_with_prior`: how many records have a prior; the others are skipped;
     - `lower_bound_km` and what belongs to it, `gap` = loss / bound − 1: see :func:`bound_facts`;
     - `adversary`: what attackers learn, see
       :func:`mdpext_dask.evaluation.attackers.measure.measure_attacks`; None for no attacks.

@@ -60,7 +60,7 @@ def draw_loss(axes: "Axes", store: MechanismStore, spread: Spread) -> int:
 
 
 def _title(store: MechanismStore, spread: Spread, step: int, width: int) -> str:
-    # Pictures are passed around: of a local path, whose folders say where somebody works, only the name.
+    # Pictures are passed around, and folders may be private: of a local path only the name is shown.
     name = store.url if is_remote(store.url) else PurePath(store.url).name
     if len(name) > _NAME_WIDTH:
         name = "…" + name[1 - _NAME_WIDTH :]

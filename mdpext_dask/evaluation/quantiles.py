@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 # Shares that quantiles are given for.
 SHARES = ("0", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "1")
-# Bins of a tally: every power of two is cut into so many, whatever is tallied, so any two tallies add up.
+# Bins of a tally: every power of two is cut into this many, so any two tallies add up.
 BINS_PER_OCTAVE = 1024
 _SHIFT = 52 - int(math.log2(BINS_PER_OCTAVE))
 # What is below the first is in one bin with 0; what is above the last, in one with infinity.

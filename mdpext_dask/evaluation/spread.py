@@ -1,8 +1,8 @@
 """How the loss of a mechanism is spread: over records, over reports, over distances; block by block.
 
 A task reads the rows that its block owns once and answers with sums, with tallies in the bins that hold
-anything, and, if asked, with one number for every record. Records without a prior are nobody's, so nothing is
-worked out for them.
+anything, and, if asked, with one number for every record. Records without a prior are skipped; their loss is
+NaN.
 """
 
 import math
@@ -44,8 +44,7 @@ class BlockSpread:
     by_report
         Probabilities π(x) M(y|x) of the losses c(x, y).
     expected_km
-        ℓ(x), float64 of the shape of the owned records, in km; not-a-number without a prior. None if nobody
-        asks.
+        ℓ(x), float64 of the shape of the owned records, in km; NaN without a prior. None unless asked for.
     """
 
     loss_km: float
@@ -139,7 +138,7 @@ class Spread:
     by_record, by_report
         Tallies of ℓ(x), and of c(x, y).
     expected_km
-        ℓ(x), float64 of the grid's shape, in km; not-a-number without a prior. None if nobody asked.
+        ℓ(x), float64 of the grid's shape, in km; NaN without a prior. None unless asked for.
     """
 
     loss_km: float
@@ -169,7 +168,7 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
         The store.
     parts
         What :func:`spread_block` answers, in the order of the blocks, so that sums are always the same to
-        the last bit; each is let go of as soon as it is added.
+        the last bit; each is dropped as soon as it is added.
     keep_records
         Whether they hold the losses of records.
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 Row = tuple[str, str]
-# Bands with less than this share of reports are told together.
+# Bands with less than this share of reports are summed up in one row.
 _LEAST_SHARE = 5e-4
 # Of a normal distribution: two-sided, 95 %.
 _NORMAL_95 = 1.96
-# Districts that are told in full; of more, the extremes.
-_MOST_TOLD = 16
+# Districts that are listed in full; of more, the extremes.
+_MOST_LISTED = 16
 
 
 def table(result: dict[str, Any]) -> list[Row]:
@@ -150,12 +150,12 @@ def _where(found: dict[str, Any]) -> list[Row]:
         degrees = "" if worst["lon"] is None else f" (lon {worst['lon']:.5f}, lat {worst['lat']:.5f})"
         place = f"x {worst['x_km']:.3f}, y {worst['y_km']:.3f} km{degrees}"
         rows.append(("worst record", f"loses {worst['loss_km']:.4g} km, at {place}"))
-    told = [district for district in found["districts"] or [] if district["loss_km"] is not None]
-    if len(told) > _MOST_TOLD:
-        rows.append(("districts", f"{len(told)}; those where most and where least is lost:"))
-        by_loss = sorted(told, key=lambda district: -district["loss_km"])
-        told = [*by_loss[: _MOST_TOLD // 2], *by_loss[-_MOST_TOLD // 2 :]]
-    for district in told:
+    listed = [district for district in found["districts"] or [] if district["loss_km"] is not None]
+    if len(listed) > _MOST_LISTED:
+        rows.append(("districts", f"{len(listed)}; those where most and where least is lost:"))
+        by_loss = sorted(listed, key=lambda district: -district["loss_km"])
+        listed = [*by_loss[: _MOST_LISTED // 2], *by_loss[-_MOST_LISTED // 2 :]]
+    for district in listed:
         text = (
             f"{district['probability']:.1%} of people; lose {district['loss_km']:.4g} km, 95 % of them at "
             f"most {district['loss_quantiles_km']['0.95']:.4g}; attacker off by "

@@ -65,7 +65,7 @@ def best_guesses(grid: Grid, plan: TallyPlan, tally: Tally) -> Guesses:
             found = _median(grid, plan, attacker.mixed(bins[:, :, k].swapaxes(0, 1)))
             places[a, k], lower[a, k] = found.guess_km, found.lower_km
     alone = _median(grid, plan, bins[:, TRUTH].sum(axis=1))
-    # Masses are sums of so many products.
+    # Masses are sums of that many products.
     rounding = 4 * (grid.records + outputs) * np.finfo(float).eps
     return Guesses(places, lower * (1 - rounding), alone.guess_km, alone.lower_km * (1 - rounding))
 
@@ -73,7 +73,7 @@ def best_guesses(grid: Grid, plan: TallyPlan, tally: Tally) -> Guesses:
 def _median(grid: Grid, plan: TallyPlan, bins: Array) -> Median:
     """Return the best guess for masses and moments of shape (1 or 3, bins east, bins north)."""
     at = np.nonzero(bins[0])
-    if not len(at[0]):  # nobody: any guess is as good
+    if not len(at[0]):  # no mass: any guess is as good
         return Median(np.zeros(2), 0.0, 0.0)
     mass = bins[0][at]
     if plan.bin_side == 1:

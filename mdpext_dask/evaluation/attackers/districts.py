@@ -19,7 +19,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
 OPTION = "--districts"
-# Rectangles along a side, where nobody says which districts there are.
+# Rectangles along a side, without a file of districts.
 _RECTANGLES = 4
 # Properties that a polygon's name is looked for in, in this order.
 _NAMES = ("name", "NAME", "Name", "id", "ID")
@@ -209,13 +209,13 @@ def by_district(districts: Districts, prior: Array, loss_km: Array, error_km: Ar
         π, float64 of the grid's shape.
     loss_km, error_km
         Expected loss of every record, and expected distance to the attacker's guess, float64 of the same
-        shape, in km; not-a-number where π is 0.
+        shape, in km; NaN where π is 0.
 
     Returns
     -------
-    For every district, and for what is in none if anybody is there: `name`, `records` with a prior,
-    `probability`, and given that somebody is there: `loss_km`, `loss_quantiles_km`, `inference_error_km`;
-    null where nobody is. Quantiles of 0 and 1 are those of the best and of the worst record.
+    For every district, and for the records in none if they have a prior: `name`, `records` with a prior,
+    `probability`, and conditional on it `loss_km`, `loss_quantiles_km` and `inference_error_km`, null where
+    the probability is 0. Quantiles of 0 and 1 are those of the best and of the worst record.
     """
     used = np.isfinite(loss_km) & (prior > 0)
     label, weight = districts.label[used], prior[used]

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 _MOST_STEPS = 60
 # Steps at most where each reads all records.
 _MOST_PASSES = 8
-# Relative: what is gained beyond is less than anybody can see.
+# Relative duality gap at which to stop.
 _GOOD_GAP = 1e-7
 _EPS = sys.float_info.epsilon
 
@@ -123,7 +123,7 @@ def lower_bound(slope: Array, total: Array | float, terms: int) -> Array:
     terms
         How many numbers were added up for each.
     """
-    # Every sum has terms of no more than W, or than f; each is off by a few roundings of so many terms.
+    # Every sum has terms of no more than W, or than f; each is off by a few roundings of that many terms.
     rounding = 8 * (terms + 8) * _EPS
     share = least_subgradient(slope) / total + rounding
     return np.asarray(np.maximum(slope[..., COST] * (1 - rounding) * (1 - 2 * share), 0.0))

@@ -22,7 +22,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import best_remap
 
 Array = NDArray[np.float64]
-# Ranks of so many records times outputs are found by sorting; a task sorts so many of them, 16 MB.
+# Up to this many records times outputs, ranks are found by sorting; and how many a task sorts, 16 MB.
 MOST_SORTED, _SORTED_AT_ONCE = 2**24, 2**21
 
 
@@ -74,14 +74,14 @@ def losses_of_guesses(tally: Tally) -> dict[str, float]:
 
 
 def misled_loss_km(tally: Tally, costs_km: Array) -> float:
-    """Return the loss under π of the remap that is best for what somebody believes that it costs, in km.
+    """Return the loss under π of the remap that is best under another belief, in km.
 
     Parameters
     ----------
     tally
         With `costs`.
     costs_km
-        Σ_x p(x) M(y|x) c(x, y') under his belief p, float64 of shape (K, K), in km.
+        Σ_x p(x) M(y|x) c(x, y') under that belief p, float64 of shape (K, K), in km.
     """
     table = best_remap(costs_km)
     return float(tally.costs[TRUTH][np.arange(len(table)), table].sum())

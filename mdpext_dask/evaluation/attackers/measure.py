@@ -25,7 +25,7 @@ from mdpext_dask.evaluation.attackers.leakage import (
     misled_loss_km,
 )
 from mdpext_dask.evaluation.attackers.passes import Passes
-from mdpext_dask.evaluation.attackers.repeated_releases import releases_told
+from mdpext_dask.evaluation.attackers.repeated_releases import measure_releases
 from mdpext_dask.evaluation.attackers.requests import (
     AttackRequest,
     PointPrior,
@@ -37,7 +37,7 @@ from mdpext_dask.evaluation.spread import Spread
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
-# Of fewer people, a mean has no error that could be told.
+# A standard error needs at least this many people.
 _LEAST_DRAWN = 2
 # Records that the client holds a few numbers of: some 40 bytes each.
 MOST_RECORDS = 2**24
@@ -56,7 +56,7 @@ class Attack:
     districts
         Parts of the city; None where there are too many records to hold them.
     points
-        What somebody believes, if there is a file.
+        The prior of the attacker's file, if there is one.
     """
 
     request: AttackRequest
@@ -158,7 +158,7 @@ def measure_attacks(
     ]
     if attack.points is not None:
         found["beliefs"][-1]["points_left_out"] = attack.points.outside
-    found["releases"] = releases_told(passes, attack.request, group_prior, records, found, missing)
+    found["releases"] = measure_releases(passes, attack.request, group_prior, records, found, missing)
     found["districts"] = None
     if attack.districts is None or error_km is None or spread.expected_km is None:
         missing["districts"] = f"more than {MOST_RECORDS} records"

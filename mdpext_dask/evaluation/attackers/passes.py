@@ -25,7 +25,7 @@ class Passes:
     Parameters
     ----------
     store, executor, stages
-        The store, where tasks run, and who is told of their stages.
+        The store, where tasks run, and the stages that they belong to.
     """
 
     store: MechanismStore

@@ -42,7 +42,7 @@ _MOST_KEPT = 2**24
 # Good enough next to the error of the draw.
 _GOOD_GAP = 2e-3
 _STEPS = (1, 2, 3, 5)
-# Records whose posteriors are worked out together, and numbers of posteriors at once: they fit into a cache.
+# Records whose posteriors are computed together, and numbers of posteriors at once: they fit into a cache.
 _SLAB, _AT_ONCE = 4096, 2**15
 # An own stream for every person, so that draws do not depend on which blocks go together.
 _STREAM_VICTIMS, _STREAM_REPORTS = 11, 12
@@ -210,9 +210,9 @@ def observe_blocks(
         If what is stored is damaged.
     """
     found = Posteriors.nothing(len(reports), len(lengths))
-    everybody = np.full(len(reports), len(lengths))
+    all_lengths = np.full(len(reports), len(lengths))
     for slab in _slabs(MechanismStore.open(url), group):
-        for victims, logs in _log_posteriors(slab, reports, lengths, everybody):
+        for victims, logs in _log_posteriors(slab, reports, lengths, all_lengths):
             at = logs.argmax(axis=2)
             peak = np.take_along_axis(logs, at[..., None], axis=2)[..., 0]
             logs -= peak[..., None]
@@ -317,7 +317,7 @@ def _log_posteriors(
 # --- the curve ------------------------------------------------------------------------------------
 
 
-def releases_told(
+def measure_releases(
     passes: Passes,
     request: AttackRequest,
     group_prior: Array,
@@ -361,7 +361,7 @@ def victims_for(request: AttackRequest, records: int) -> int:
 def release_curve(
     passes: Passes, request: AttackRequest, group_prior: Array, victims: int
 ) -> list[dict[str, Any]]:
-    """Return what is told by n independent releases of one record, for some n.
+    """Return what n independent releases of one record give away, for some n.
 
     Every mean is over `victims` people drawn from the prior, with a half-width from Student's t: the interval
     is that of a normal approximation, of the draw of people and reports alone.

@@ -30,7 +30,7 @@ class AttackRequest:
     districts
         File with polygons to measure one by one; by default there are rectangles of source cells.
     attacker_prior
-        File with points that somebody believes people are at: CSV, Parquet or GeoJSON.
+        File of points for the prior that another attacker believes in: CSV, Parquet or GeoJSON.
     releases
         The longest sequence of independent releases to look at; 0 for none.
     victims
@@ -68,7 +68,7 @@ class Attacker:
 
 
 def attackers_of(priors: int) -> tuple[Attacker, ...]:
-    """Return all attackers, the informed one first, where there are so many priors to mix: 2, or 3."""
+    """Return all attackers, the informed one first, for 2 or 3 priors to mix."""
     known = [
         Attacker("informed", (1.0, 0.0, 0.0)),
         Attacker("half uniform", (0.5, 0.5, 0.0)),

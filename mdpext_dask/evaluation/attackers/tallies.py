@@ -107,14 +107,14 @@ class Tally:
     alone
         max π: the likeliest record without a report.
     costs
-        Σ p M c, of shape (P, K, K), in km; empty if nobody asks.
+        Σ p M c, of shape (P, K, K), in km; empty unless asked for.
     worst_km, worst_record
         The largest expected loss of a record with π > 0, in km, and the first such record; -1 for none.
     bins
         Mass, and mass times x and y as seen from the corner of the grid, in km, of shape
         (3, bins east, bins north, P, K); mass alone where bins are single records.
     by_class
-        Records with π > 0, and their π M, by output and class: (2, K, classes); empty if nobody asks.
+        Records with π > 0, and their π M, by output and class: (2, K, classes); empty unless asked for.
     first_class
         Where these classes begin.
     """
@@ -191,7 +191,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Column:
-    """Records of one lattice column of a block that somebody believes anybody is at.
+    """Records of one lattice column of a block that have a prior in any belief.
 
     Parameters
     ----------

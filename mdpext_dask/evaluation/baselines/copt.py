@@ -44,7 +44,7 @@ _MOST_FREE, _MOST_RECORDS = 4_000, 500
 _MOST_ENTRIES = 50_000_000
 # log Y stays within this.
 _LARGEST_WEIGHT = 10.0
-# Free records of an output are compared with so many of their nearest at first.
+# Free records of an output are first compared with this many of their nearest.
 _NEAR = 12
 _ROUNDS = 30
 # Broken by less, in log units, is left to the repair.

@@ -29,7 +29,7 @@ from mdpext_dask.evaluation.baselines.pair_rows import (
 )
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 
-# Directions that a program starts with: steps of at most so many records along an axis.
+# Directions that a program starts with: steps of at most this many records along an axis.
 _FIRST_STEPS = 2
 
 

@@ -30,7 +30,7 @@ _GAPS, _LARGEST_GAP = (1e-2, 1e-4, 1e-6), 1e-3
 # come those that are about to break, in log units: few, and they save rounds.
 _SHARE, _NEARLY = 2e-7, 0.02
 _ROUNDS = 50
-# Budgets are made smaller by so much, relative to them: distances are good to a few units in the last place.
+# Budgets are made smaller by this share: distances are good to a few units in the last place.
 _BUDGET_ROUNDING = 1e-14
 # Numbers that are compared at once.
 _AT_ONCE = 2_000_000

@@ -12,8 +12,8 @@ most.
 What is taken differently, because here every record needs a row and anchors are known when rows are compared:
 
 - Users are drawn as the prior says until the server's program is as large as it may be, and a record's anchor
-  is the nearest of all of them, not of its own user's only. Where so many of the artifact's 50 users do not
-  fit, because records lie dense, all probabilities but that of a user's own record are scaled down.
+  is the nearest of all of them, not of its own user's only. Where the artifact's 50 users do not
+  all fit, because records lie dense, all probabilities but that of a user's own record are scaled down.
 - The probability δ is over the records that have two given anchors, all equally likely: a budget is ε times
   the distance that all but a share δ of the pairs of their records have at least. That is ε d(anchors) − ξ
   with the least margin ξ. So of all pairs of records a share δ at most breaks the bound, and that can be
@@ -47,7 +47,7 @@ _RANGE, _LAMBDA = 1 / 30, 0.5
 # neighbouring anchors have neighbouring records, that leaves no more than ε h between them.
 _DELTA = 0.05
 _MOST_ANCHORS, _LEAST_USERS = 400, 50
-# Records of an anchor that margins are worked out with, at most.
+# Records of an anchor that margins are computed with, at most.
 _RECORDS_OF_ANCHOR = 24
 # Two ways as long as each other, but for rounding.
 _TIE = 1e-9

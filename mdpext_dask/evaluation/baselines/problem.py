@@ -137,7 +137,7 @@ class BaselineMechanism:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-# Rows are gone through so many numbers at a time.
+# Numbers of rows that are held at a time.
 _STRIP_ELEMENTS = 500_000
 
 

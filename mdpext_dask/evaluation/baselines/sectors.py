@@ -85,7 +85,7 @@ def voronoi_cells(output_xy_km: Array, epsilon_per_km: float, extent_km: float) 
     Raises
     ------
     SolverError
-        If outputs are too close to each other for their cells to be told apart.
+        If outputs are too close to each other for their cells to differ.
     """
     count = len(output_xy_km)
     places, first = np.unique(output_xy_km, axis=0, return_index=True)

@@ -23,7 +23,7 @@ from mdpext_dask.seed.solve import one_blas_thread
 
 Array = NDArray[np.float64]
 
-# Relative duality gap to aim for: what a bound gives away.
+# Relative duality gap to aim for: what a bound may miss of the optimum.
 GAP = 1e-4
 # Floor δ' of the program that is solved, over 1 / K; what it adds to the optimum is taken off again.
 _FLOOR = 1e-8

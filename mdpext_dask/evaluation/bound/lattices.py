@@ -51,7 +51,7 @@ def offsets_of(stride: int, shape: tuple[int, int]) -> list[Offset]:
 
 
 def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
-    """Return one lattice of a store's records; prior and losses of no other record are worked out.
+    """Return one lattice of a store's records; of no other record are prior and losses computed.
 
     Parameters
     ----------

@@ -34,11 +34,11 @@ from mdpext_dask.events import TaskDone
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 SECONDS = 60.0
-# A part must have so many offsets for a standard error: one to tell the size of a bound by, two more.
+# Offsets that a standard error needs: a pilot and two more.
 LEAST_PART = 3
 # How many lattices a part should have where the stride is chosen.
 _GOOD_PART = 16
-# Lattices that share a task take at least so long together, and leave each worker so many tasks.
+# Seconds that the lattices of a task take together at least, and tasks left for each worker.
 _TASK_SECONDS, _TASKS_EACH = 1.0, 4
 # What threads of one program are good for, next to programs side by side.
 _THREADS_USE = 0.8
@@ -143,7 +143,7 @@ def bound_facts(
     if request.seconds == 0 and request.stride is None:
         return dict.fromkeys(_FACTS)
     found = lower_bound(store, executor, stages, request)
-    # The loss adds up so many numbers, none negative, in sums of sums.
+    # The loss is a sum of this many numbers, none negative.
     rounding = (store.grid.records + store.outputs) * sys.float_info.epsilon
     if loss_km * (1 + rounding) < found.certified_km:
         raise GuaranteeViolation(
@@ -178,7 +178,7 @@ def lower_bound(
     executor
         Where programs are solved.
     stages
-        Is told of the stage ``"bound"``.
+        The run's stages; this one is ``"bound"``.
     request
         What to spend.
 
@@ -329,7 +329,7 @@ def _one_by_one(offsets: int, executor: Executor) -> bool:
 
 
 def _needs(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[float, int]:
-    """Return about how many seconds the programs of so many offsets take, and how many bytes at once."""
+    """Return about how many seconds the programs of `count` offsets take, and how many bytes at once."""
     size = store.outputs, store.metric_p
     shapes = list(shapes_of(store.grid.shape, stride))
     largest, total = shapes[0][0], sum(many for _, many in shapes)
