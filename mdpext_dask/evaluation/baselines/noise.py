@@ -22,7 +22,7 @@ from mdpext_dask.evaluation.baselines.problem import (
     Method,
     Problem,
     RowsOf,
-    strips,
+    weighted_strips,
 )
 from mdpext_dask.evaluation.baselines.sectors import Cells, masses, voronoi_cells
 from mdpext_dask.problem.loss import TravelLoss
@@ -156,8 +156,7 @@ def continuous_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
 
     It reports from all nodes of the network, a far larger set than the outputs of the other methods, so the
     comparison is not on equal terms. Its expected loss Σ_x π(x) E[c(x, node)] is estimated with
-    draws from a seeded generator: this is an evaluation, and nothing that is drawn is ever released. The
-    radius of the noise has the density ε² r e^{−ε r}, a Gamma distribution of shape 2.
+    draws from a seeded generator: this is an evaluation, and nothing that is drawn is ever released.
 
     Parameters
     ----------
@@ -174,20 +173,12 @@ def continuous_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
     loss = problem.loss
     if not isinstance(loss, TravelLoss):
         raise SolverError("continuous planar Laplace: only a travel-distance loss knows of road nodes")
-    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
     generator = np.random.default_rng(problem.random_seed)
-    x, y = problem.grid.x_km(), problem.grid.y_km()
-    prior = problem.prior.ravel() / problem.prior.sum()
     started, losses = time.perf_counter(), []
     for _ in range(_DRAWS // _DRAWS_AT_ONCE):
         if time.perf_counter() - started > seconds:
             break
-        i, j = np.divmod(generator.choice(prior.size, _DRAWS_AT_ONCE, p=prior), len(y))
-        radius = generator.gamma(2.0, 1 / epsilon, _DRAWS_AT_ONCE)
-        angle = generator.uniform(0, 2 * np.pi, _DRAWS_AT_ONCE)
-        places = np.stack([x[i], y[j]], axis=-1)
-        noisy = places + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-        losses.append(loss.between(places, noisy))
+        losses.append(loss.between(*noisy_places(problem, generator, _DRAWS_AT_ONCE)))
     if not losses:
         raise SolverError(f"continuous planar Laplace: no draws within {seconds:g} s")
     drawn = np.concatenate(losses)
@@ -199,6 +190,20 @@ def continuous_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
         sampled_standard_error=float(drawn.std(ddof=1) / math.sqrt(len(drawn))),
         facts={"draws": len(drawn), "places_reported": len(loss.node_xy_km)},
     )
+
+
+def noisy_places(problem: Problem, generator: np.random.Generator, count: int) -> tuple[Array, Array]:
+    """Return records drawn by the prior, and planar Laplace noise around them: shape (count, 2), in km.
+
+    The radius of the noise has the density ε² r e^{−ε r}, a Gamma distribution of shape 2.
+    """
+    x, y = problem.grid.x_km(), problem.grid.y_km()
+    prior = problem.prior.ravel() / problem.prior.sum()
+    i, j = np.divmod(generator.choice(prior.size, count, p=prior), len(y))
+    radius = generator.gamma(2.0, 1 / euclidean_epsilon(problem.epsilon_per_km, problem.metric_p), count)
+    angle = generator.uniform(0, 2 * np.pi, count)
+    places = np.stack([x[i], y[j]], axis=-1)
+    return places, places + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
 
 
 def _checked_masses(cells: Cells, epsilon: float, xy_km: Array, most: float) -> Array:
@@ -335,14 +340,8 @@ def _remap_costs(problem: Problem, rows: RowsOf, deadline: float) -> Array:
         If the deadline passes.
     """
     costs = np.zeros((problem.outputs, problem.outputs))
-    for east in strips(problem):
-        prior = problem.prior[east].ravel()
-        used = np.flatnonzero(prior)
-        if not len(used):
-            continue
+    for prior, probability, loss in weighted_strips(problem, rows):
         if time.perf_counter() > deadline:
             raise SolverError("remap: not all records could be gone through in time")
-        probability: Array = rows(east).reshape(-1, problem.outputs)[used]
-        loss = problem.loss.rows(problem.records_xy_km(east)[used])
-        costs += (probability * prior[used, None]).T @ loss
+        costs += (probability * prior[:, None]).T @ loss
     return costs

@@ -3,7 +3,7 @@
 All methods get the same records, outputs, prior, loss and ε; differences between them are then theirs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -148,16 +148,21 @@ def strips(problem: Problem) -> list[slice]:
     return [slice(first, min(first + step, across)) for first in range(0, across, step)]
 
 
+def weighted_strips(problem: Problem, rows: RowsOf) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield the records with a prior strip by strip: π, M and c, float64 of shape (n,), (n, K) and (n, K)."""
+    for east in strips(problem):
+        prior = problem.prior[east].ravel()
+        used = np.flatnonzero(prior)
+        if len(used):
+            records = problem.records_xy_km(east)[used]
+            yield prior[used], rows(east).reshape(-1, problem.outputs)[used], problem.loss.rows(records)
+
+
 def expected_loss(problem: Problem, rows: RowsOf) -> float:
     """Return UL(M) = Σ_x π(x) Σ_y M(y|x) c(x, y) in km, with rows divided by their sums."""
     total = 0.0
-    for strip in strips(problem):
-        prior = problem.prior[strip].ravel()
-        used = np.flatnonzero(prior)
-        if len(used):
-            part = rows(strip).reshape(-1, problem.outputs)[used]
-            loss = problem.loss.rows(problem.records_xy_km(strip)[used])
-            total += float(prior[used] @ ((part * loss).sum(axis=1) / part.sum(axis=1)))
+    for prior, part, loss in weighted_strips(problem, rows):
+        total += float(prior @ ((part * loss).sum(axis=1) / part.sum(axis=1)))
     return total
 
 

@@ -11,7 +11,7 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon, exponential_mechanism
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, noisy_places
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
@@ -187,21 +187,13 @@ def laplace_loss(problem: Problem, random_seed: int = 0) -> tuple[float, float]:
     """Return UL of planar Laplace noise that is reported at the nearest output, and its standard error.
 
     Both are in km, and estimated from draws of a seeded generator: this is an evaluation, and nothing that is
-    drawn is ever released. The radius of the noise has the density ε² r e^{−ε r}, a Gamma distribution of
-    shape 2 (Andrés, Bordenabe, Chatzikokolakis & Palamidessi, CCS 2013).
+    drawn is ever released (Andrés, Bordenabe, Chatzikokolakis & Palamidessi, CCS 2013).
     """
-    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
     generator = np.random.default_rng(random_seed)
-    x, y = problem.grid.x_km(), problem.grid.y_km()
-    prior = problem.prior.ravel() / problem.prior.sum()
     nearest = KDTree(problem.output_xy_km)
     losses = []
     for _ in range(_DRAWS // _DRAWS_AT_ONCE):
-        i, j = np.divmod(generator.choice(prior.size, _DRAWS_AT_ONCE, p=prior), len(y))
-        radius = generator.gamma(2.0, 1 / epsilon, _DRAWS_AT_ONCE)
-        angle = generator.uniform(0, 2 * np.pi, _DRAWS_AT_ONCE)
-        places = np.stack([x[i], y[j]], axis=-1)
-        noisy = places + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        places, noisy = noisy_places(problem, generator, _DRAWS_AT_ONCE)
         reported = nearest.query(noisy)[1]
         losses.append(problem.loss.rows(places)[np.arange(_DRAWS_AT_ONCE), reported])
     drawn = np.concatenate(losses)
