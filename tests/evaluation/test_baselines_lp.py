@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import copt, pair_rows, panda
@@ -20,7 +19,7 @@ from mdpext_dask.evaluation.baselines.panda import panda_exponential, panda_logi
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Method, Problem
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss
-from tests.support.baseline_checks import expected_loss, holds, rows_of
+from tests.support.baseline_checks import expected_loss, holds, least_loss, rows_of
 
 Array = NDArray[np.float64]
 PS = (1.0, 1.5, 2.0, math.inf)
@@ -63,35 +62,15 @@ def loss_of(problem: Problem, rows: Array) -> float:
     return float((costs(problem) * rows).sum())
 
 
-def dense_optimum(problem: Problem) -> float:
-    """Solve the same program with all rows of all pairs by something else."""
-    xy = problem.records_xy_km(slice(None))
-    distance = problem.distances_km(xy, xy)
-    n, k = len(xy), problem.outputs
-    rows = []
-    for i, j in itertools.permutations(range(n), 2):
-        row = np.zeros(n)
-        row[[i, j]] = 1.0, -math.exp(problem.epsilon_per_km * distance[i, j])
-        rows.append(np.kron(row, np.eye(k)))
-    found = linprog(
-        costs(problem).ravel(),
-        A_ub=np.concatenate(rows),
-        b_ub=np.zeros(k * len(rows)),
-        A_eq=np.kron(np.eye(n), np.ones(k)),
-        b_eq=np.ones(n),
-        bounds=(problem.min_probability, 1),
-    )
-    assert found.status == 0
-    return float(found.fun)
-
-
 @pytest.mark.parametrize("p", PS)
 @pytest.mark.parametrize(("cells", "seed"), [((2, 2), 1), ((2, 3), 2)])
 def test_the_full_program_is_the_dense_one(p: float, cells: tuple[int, int], seed: int) -> None:
     problem = make(cells, p=p, seed=seed, random_loss=True)
     mechanism = full_lp(problem, 60)
     rows = all_rows(problem, mechanism)
-    optimum = dense_optimum(problem)
+    xy = problem.records_xy_km(slice(None))
+    budget = problem.epsilon_per_km * problem.distances_km(xy, xy)
+    optimum = least_loss(costs(problem), budget, problem.min_probability)
     assert loss_of(problem, rows) == pytest.approx(optimum, rel=2e-6)
     assert mechanism.facts["lower_bound_km"] <= optimum * (1 + 1e-9)
     assert mechanism.facts["gap"] < 1e-5

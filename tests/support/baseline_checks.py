@@ -2,6 +2,8 @@
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.optimize import linprog
 
 from mdpext_dask import audit
 from mdpext_dask.evaluation.baselines.problem import Method, Problem
@@ -46,3 +48,37 @@ def expected_loss(problem: Problem, rows: Floats) -> float:
     """Return Σ_x π(x) Σ_y M(y|x) c(x, y) in km."""
     costs = problem.loss.rows(problem.records_xy_km(slice(None))).reshape(rows.shape)
     return float((problem.prior[..., None] * rows * costs).sum())
+
+
+def least_loss(cost: Floats, budget: Floats, floor: float = 0.0) -> float | None:
+    """Return the least Σ C_ik z_ik of rows with z_ik ≤ exp(b_ij) z_jk, by another solver.
+
+    Parameters
+    ----------
+    cost
+        C, float64 of shape (N, K), not all zero.
+    budget
+        b, float64 of shape (N, N); infinite where nothing is promised.
+    floor
+        Least probability.
+
+    Returns
+    -------
+    None where the solver fails.
+    """
+    records, outputs = cost.shape
+    risen, fallen = np.nonzero(np.isfinite(budget) & ~np.eye(records, dtype=bool))
+    at = np.tile(np.arange(len(risen)), 2), np.concatenate([risen, fallen])
+    values = np.concatenate([np.ones(len(risen)), -np.exp(budget[risen, fallen])])
+    pairs = sparse.csr_array((values, at), shape=(len(risen), records))
+    scale = cost.max()
+    solved = linprog(
+        cost.ravel() / scale,
+        A_ub=sparse.kron(pairs, sparse.eye_array(outputs)) if len(risen) else None,
+        b_ub=np.zeros(len(risen) * outputs) if len(risen) else None,
+        A_eq=sparse.kron(sparse.eye_array(records), np.ones((1, outputs))),
+        b_eq=np.ones(records),
+        bounds=(floor, 1),
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    return float(solved.fun * scale) if solved.status == 0 else None
