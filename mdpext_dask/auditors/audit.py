@@ -151,7 +151,7 @@ def audit(
                 few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)
                 drawn = sample_pairs(found, few, executor, stages)
         if own and not _leave(store, report):
-            observer(Note(f"{store.url} cannot be written: the report is not left there"))
+            observer(Note(f"{store.url} cannot be written: the audit result is not stored there"))
         # Last: a picture that cannot be written must not cost the result.
         if picture is not None:
             draw_audit(report, drawn, found, picture)
