@@ -90,7 +90,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pictu
     return run
 
 
-def cloud(n: int, side: tuple[float, ...] = (8, 5)) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def cloud(n: int, side: tuple[float, float] = (8, 5)) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return rows of slopes up to 0.9/km, and their points."""
     rng = np.random.default_rng(n)
     points, places = rng.uniform(size=(n, 2)) * side, rng.uniform(size=(3, 2)) * side
@@ -280,7 +280,7 @@ def test_a_lattice(draw: Callable[..., Picture], method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [(8, 0), (0, 1e-3), (100.0, 1.0)])
 def test_two_records_make_one_band(draw: Callable[..., Picture], side: tuple[float, float]) -> None:
-    picture = of_cloud(draw, 2, *side)
+    picture = of_cloud(draw, 2, side)
     check(picture, axes=3)
     assert artist(picture.ratios, "kept").get_array().shape == (20, 1)
 
