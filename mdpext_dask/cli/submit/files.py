@@ -92,11 +92,6 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
     return [str(folder / name) for name in texts]
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Record in the folder what was submitted."""
-    write_files(folder, {RECORD_FILE: json.dumps(record, indent=2, sort_keys=True) + "\n"})
-
-
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the record of the last submission from this folder, if there is one."""
     try:

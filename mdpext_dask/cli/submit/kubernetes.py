@@ -166,17 +166,6 @@ class KubernetesJob:
         found = self.ask("get", "daskjob", self.resource, "--ignore-not-found", "--output", "json")
         return _parsed(found) if found.strip() else None
 
-    def forget(self) -> None:
-        """Delete a job that has ended; before that its pods, whose names the next job needs.
-
-        Raises
-        ------
-        ClusterError
-            If Kubernetes does not answer.
-        """
-        options = ("--ignore-not-found", "--wait", "--cascade=foreground")
-        self.ask("delete", "daskjob", self.resource, *options, seconds=_DELETE_SECONDS)
-
     def ask(self, *arguments: str, seconds: float = _ANSWER_SECONDS) -> str:
         """Return the answer of ``kubectl`` in the job's namespace.
 
@@ -209,7 +198,9 @@ def _hand_over(job: KubernetesJob, digest: str, apply: Sequence[str], observer: 
     if there is not None:
         status = (there.get("status") or {}).get("jobStatus")
         if status in _ENDED:
-            job.forget()
+            # Applied again as it is, it would not start; its pods go first, the next job needs their names.
+            options = ("--ignore-not-found", "--wait", "--cascade=foreground")
+            job.ask("delete", "daskjob", job.resource, *options, seconds=_DELETE_SECONDS)
         elif there["metadata"].get("annotations", {}).get(DIGEST_ANNOTATION) == digest:
             observer(Note(f"{job.name} is there already, and goes on"))
             return

@@ -5,6 +5,7 @@ is submitted again, or queued again by Slurm. ``deploy/slurm`` has the scripts o
 jobs for longer than ``scontrol``, but needs a database that many clusters do not have.
 """
 
+import json
 import math
 import re
 import shlex
@@ -101,7 +102,7 @@ def submit(
             f"--to slurm: there is no sbatch here; {folder} has what to submit from a machine that has it"
         )
     document |= {"jobs": _submit_all(folder, list(scripts)), "state": "submitted"}
-    files.write_record(folder, document)
+    files.write_files(folder, {files.RECORD_FILE: json.dumps(document, indent=2, sort_keys=True) + "\n"})
     jobs = SlurmJobs(tuple(document["jobs"]), folder)
     observer(Note(f"submitted {jobs.name}; mdpext status {shlex.quote(store_url)} says how far it is"))
     if detach:

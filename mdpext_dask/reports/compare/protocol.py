@@ -110,7 +110,11 @@ def compare(
         If the workers are lost.
     """
     given = {"repeats": repeats, "limit_seconds": limit_seconds, "bound_seconds": bound_seconds}
-    settings = _settings(spec.compare, {key: value for key, value in given.items() if value is not None})
+    changes = {key: value for key, value in given.items() if value is not None}
+    try:
+        settings = CompareSection.model_validate({**spec.compare.model_dump(), **changes})
+    except ValidationError as error:
+        raise SpecError(f"compare: {first_complaint(error, CompareSection)}") from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
     facts = []
     with stages.stage("problem", len(found)):
@@ -142,13 +146,6 @@ def compare(
         summarise_case(answers, case, fact, _repeats(case, settings), with_bound=settings.bound_seconds > 0)
         for case, fact in zip(found, facts, strict=True)
     ]
-
-
-def _settings(section: CompareSection, given: dict[str, float]) -> CompareSection:
-    try:
-        return CompareSection.model_validate({**section.model_dump(), **given})
-    except ValidationError as error:
-        raise SpecError(f"compare: {first_complaint(error, CompareSection)}") from None
 
 
 def _repeats(case: Case, settings: CompareSection) -> int:
