@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.cli.options import app
 from mdpext_dask.files import scratch_in
+from tests.support.inside import Outcome, run_inside
 
 JOB = """
 [job]
@@ -62,12 +62,6 @@ def is_gone(group: int) -> bool:
     return False
 
 
-class Outcome(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 Inside = Callable[..., Outcome]
 
 
@@ -86,14 +80,11 @@ def shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Inside:
-    """Run a command in this process: ten times as fast, for the many that only fail."""
+    """Return a function that runs a command in a folder and in this process."""
 
     def call(*arguments: object, folder: Path) -> Outcome:
         monkeypatch.chdir(folder)
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return Outcome(int(stop.value.code or 0), out, err)
+        return run_inside(capfd, *arguments)
 
     return call
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.cli.submit import follow
 from mdpext_dask.cli.submit.files import job_text
 from mdpext_dask.cli.submit.follow import JobState
@@ -33,6 +33,7 @@ from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.inside import run_inside
 from tests.support.processes import write_toml
 from tests.support.submissions import notes_of, program
 
@@ -51,12 +52,7 @@ def submit(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["submit", "job.toml", *map(str, arguments)])
-        return (int(ended.value.code or 0), *capfd.readouterr())
-
-    return call
+    return partial(run_inside, capfd, "submit", "job.toml")
 
 
 def directives(script: str) -> list[str]:

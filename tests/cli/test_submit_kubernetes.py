@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.cli.submit import follow as following
 from mdpext_dask.cli.submit.kubernetes import _overlap
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError
 from mdpext_dask.job.spec import JobSpec, parse_job
+from tests.support.inside import run_inside
 from tests.support.submissions import program, to_kubernetes
 
 STUB = Path(__file__).parents[1] / "support" / "stub_kubectl.py"
@@ -91,16 +91,13 @@ def test_the_command_prints_what_would_be_done(
     monkeypatch.chdir(tmp_path)
     job = Path(__file__).resolve().parents[2] / "workflows" / "manhattan.toml"
     arguments = ["submit", str(job), "--to", "kubernetes", "--dry-run", "--store", STORE]
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--set", "cluster.image=registry/image"])
-    assert ended.value.code == 0
+    done = run_inside(capsys, *arguments, "--set", "cluster.image=registry/image")
     file = tmp_path / "manhattan-kubernetes" / "job.yaml"
-    assert capsys.readouterr().out == f"kubectl apply --filename {shlex.quote(str(file))}\n"
+    assert (done.returncode, done.stdout) == (0, f"kubectl apply --filename {shlex.quote(str(file))}\n")
     file.unlink()
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: cluster.image")
+    refused = run_inside(capsys, *arguments)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: cluster.image")
     assert not file.exists()
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.cli.submit.slurm import SlurmJobs
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_GUARANTEE, EXIT_INCOMPLETE
@@ -21,6 +20,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support import slurm_cluster
+from tests.support.inside import Capture, Outcome, run_inside
 from tests.support.processes import wait_until, write_toml
 from tests.support.slurm_cluster import Slurm
 from tests.support.slurm_operators import FREE, HELD_BY, OPEN, setting
@@ -108,12 +108,8 @@ def outputs() -> str:
     return "".join(file.read_text() for file in Path().glob("*-slurm/*[0-9].out"))
 
 
-def inside(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Submit within this process; return exit code and what was printed."""
-    with pytest.raises(SystemExit) as ended:
-        main(["submit", "job.toml", "--to", "slurm", *map(str, arguments)])
-    out, err = capfd.readouterr()
-    return int(ended.value.code or 0), out, err
+def inside(capfd: Capture, *arguments: object) -> Outcome:
+    return run_inside(capfd, "submit", "job.toml", "--to", "slurm", *arguments)
 
 
 # --- on a real Slurm --------------------------------------------------------------------------------

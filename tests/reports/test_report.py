@@ -10,6 +10,7 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
@@ -37,6 +37,7 @@ from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support import pages
+from tests.support.inside import run_inside
 from tests.support.loss_files import job as loss_job
 from tests.support.loss_files import write as write_loss_file
 from tests.support.pages import Page
@@ -277,14 +278,7 @@ def test_contrast_is_enough_in_light_and_in_dark() -> None:
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs ``mdpext report`` in a folder of its own: exit code, output, error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["report", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+    return partial(run_inside, capfd, "report")
 
 
 def test_on_the_command_line(store: Path, tmp_path: Path, command: Command) -> None:
