@@ -59,7 +59,7 @@ class Section(BaseModel):
 
 
 class JobSection(Section):
-    """``[job]``: what the job is called.
+    """``[job]``: the name of the job.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ class DomainSection(Section):
         West, south, east, north in degrees, west > east across the antimeridian; default: the box of the
         region, or else of the network's nodes.
     region
-        Polygons that matter: a GeoJSON file, a shapefile or a GeoPackage, ``"place"`` for the outline of
-        `place`, or ``"place:NAME"`` for that of another one; default: all of the box.
+        Polygons that hold the records: a GeoJSON file, a shapefile or a GeoPackage, ``"place"`` for the
+        outline of `place`, or ``"place:NAME"`` for that of another one; default: all of the box.
     rotation_deg
         How far the grid is turned, counter-clockwise, in degrees; ``"auto"``: as far as the rectangle of
         least area around the region, or else around the road nodes.
@@ -141,7 +141,7 @@ class DomainSection(Section):
 
 
 class PrivacySection(Section):
-    """``[privacy]``: the promise.
+    """``[privacy]``: the guarantee.
 
     Parameters
     ----------
@@ -149,9 +149,9 @@ class PrivacySection(Section):
         ε in 1/km, for distance on the ground; without a place on Earth, in the plane.
     budget
         How much of ε the seed may use: ``"half"`` as published; ``"bound"`` as much as a closed formula
-        allows; ``"certified"`` all that the certificate leaves, found by solving again.
+        allows; ``"certified"`` as much as the certificate allows, found by solving repeatedly.
     min_probability
-        Of every output at every seed, at least.
+        Least probability of every output at every seed.
     """
 
     epsilon_per_km: Positive
@@ -169,15 +169,15 @@ class OutputsSection(Section):
         corners of the source cells; ``"prior"``: `count` centres of a k-means of the prior; ``"file"``: the
         points of `file`. Road nodes are those in the box or the region.
     count
-        How many.
+        Number of outputs.
     random_seed
-        Of what is drawn, and of where k-means begins.
+        Seed of the draw, and of the start of k-means.
     file
         Points in CSV, Parquet or GeoJSON; see :mod:`mdpext_dask.readers.point_files`.
     outside
-        What becomes of points of the file outside the grid: ``"error"`` or ``"drop"``.
+        What to do with points of the file outside the grid: ``"error"`` or ``"drop"``.
     limit
-        How many there may be of all road nodes; default: 2000.
+        Largest number of outputs with ``"all-road-nodes"``; default: 2000.
     """
 
     choose: Literal["road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = "road-nodes"
@@ -214,8 +214,8 @@ class PriorSection(Section):
     Parameters
     ----------
     kind
-        ``"road-nodes"``: how many road nodes are nearest to each; ``"uniform"``: all alike; ``"file"`` and
-        ``"raster"``: what `file` says.
+        ``"road-nodes"``: proportional to the number of road nodes nearest to it; ``"uniform"``; ``"file"``
+        and ``"raster"``: read from `file`.
     file
         Points, or a GeoTIFF; or ``builtin:manhattan-trips``.
     """
@@ -231,7 +231,7 @@ class PriorSection(Section):
 
 
 class LossSection(Section):
-    """``[loss]``: what a wrong report costs, in km.
+    """``[loss]``: the loss of a report, in km.
 
     Parameters
     ----------
@@ -241,11 +241,11 @@ class LossSection(Section):
     file
         An ``.npz`` with the table, its grid, outputs and prior; see :mod:`mdpext_dask.problem.loss_file`.
     tasks
-        How many road nodes are drawn as places to travel to.
+        Number of tasks: road nodes that are drawn as destinations.
     tasks_file
-        Points to travel to instead, with weights if wanted.
+        Points to use as tasks instead, with optional weights.
     random_seed
-        Of the tasks that are drawn.
+        Seed of the draw of tasks.
     directed
         Whether travel follows one-way streets.
     """
@@ -274,12 +274,12 @@ class SeedSection(Section):
     Parameters
     ----------
     solver
-        ``"auto"``: the structured method, and HiGHS where that falls short. Refining always uses the
+        ``"auto"``: the structured method, and HiGHS where that does not converge. Refining always uses the
         structured method.
     refine_rounds
-        Rounds of refining after the search for certified budgets, at most; 0 for none.
+        Largest number of refinement rounds after the search for certified budgets; 0 for none.
     refine_seconds
-        No further round begins after so much time, the first one always does. With it the bytes of the store
+        Time after which no further round begins; the first one always does. With it, the bytes of the store
         depend on the speed of the machine.
     """
 
@@ -294,14 +294,14 @@ class ExtensionSection(Section):
     Parameters
     ----------
     method
-        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of one's own as
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of your own as
         ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"auto"``: cell programs where seeds are
         so coarse that interpolating between them loses more than planar noise does, else log-convex.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
         Log-convex extension is the same either way.
     sweeps
-        Of cell programs: how many passes over the finest level; a coarser one gets twice as many as the next.
+        Passes of the cell programs over the finest level; each coarser level gets twice as many.
     """
 
     method: str = FITTING
@@ -329,27 +329,28 @@ class StoreSection(Section):
     Parameters
     ----------
     block_cells
-        Source cells to the east and to the north that are one task and one shard; default: chosen.
+        Source cells to the east and to the north in one block, that is one work item and one shard; default:
+        chosen from the size of the job.
     """
 
     block_cells: Annotated[tuple[AtLeastOne, AtLeastOne] | None, _LIST] = None
 
 
 class CompareSection(Section):
-    """``[compare]``: how methods are compared; it decides nothing about a store.
+    """``[compare]``: how methods are compared; it does not affect the store.
 
     Parameters
     ----------
     methods
-        Which; default: all.
+        Methods to compare; default: all.
     repeats
-        How often, with new outputs and tasks each time.
+        Number of repetitions, each with new outputs and tasks.
     limit_seconds
-        What one construction may take.
+        Time limit of one construction.
     bound_seconds
-        What the lower bound of one problem may take; 0 for none.
+        Time limit of the lower bound of one problem; 0 for no bound.
     cases
-        Problems besides the job's own, by name: what to set in the job, as ``section.key=value``.
+        Further problems by name: overrides of the job, as ``section.key=value``.
     """
 
     methods: Annotated[tuple[str, ...] | None, _LIST] = None
@@ -360,23 +361,23 @@ class CompareSection(Section):
 
 
 class ClusterSection(Section):
-    """``[cluster]``: where the tasks run.
+    """``[cluster]``: where the work items run.
 
     Parameters
     ----------
     kind
         ``"local"``: processes here; ``"inline"``: this process; ``"address"``: an existing Dask scheduler;
-        ``"slurm"`` or ``"kubernetes"``: workers that are asked for from there.
+        ``"slurm"`` or ``"kubernetes"``: workers that are started there.
     workers
-        How many.
+        Number of workers.
     address
-        Of the scheduler: ``"tcp://host:port"``, or the scheduler file (``.json``) that it has written.
+        Address of the scheduler, ``"tcp://host:port"``, or the scheduler file (``.json``) that it wrote.
     memory_gib
-        What a worker may use, in GiB; default: its share of the machine, or what the cluster gives.
+        Memory of a worker, in GiB; default: its share of the machine, or the default of the cluster.
     queue, account
-        Slurm's partition, and who is charged.
+        Slurm's partition and account.
     walltime_hours
-        How long a Slurm job may take.
+        Time limit of a Slurm job.
     options
         Further options of ``sbatch``, each as ``"--name=value"``.
     image, namespace, volume_claim

@@ -127,7 +127,7 @@ class JobSpec(Section):
     def replace(self, **sections: Mapping[str, Any] | Section) -> "JobSpec":
         """Return another job in which some keys have other values; what is not named stays.
 
-        What the job has chosen for itself, it chooses again; a choice that makes other keys meaningless, such
+        Keys that were chosen automatically are chosen again; a choice that makes other keys meaningless, such
         as `roads` instead of `place`, drops them, as ``--set`` does.
 
         Parameters
@@ -204,9 +204,9 @@ class JobSpec(Section):
             coarse = self.privacy.epsilon_per_km * (self.domain.cell_km or 0.0) >= COARSE_SEEDS
             method = CELL_PROGRAMS if open_ and coarse else LOG_CONVEX
             extension = self.extension.model_copy(update={"method": method})
-            # Nobody has asked for it by name, so another job made from this one may choose again.
+            # Not set by the user, so another job made from this one chooses again.
             extension.model_fields_set.discard("method")
-            # Frozen for everybody else: the job is still being read.
+            # The job is frozen only after it has been validated.
             object.__setattr__(self, "extension", extension)
         return self
 
@@ -223,7 +223,7 @@ class JobSpec(Section):
     def identity(self) -> dict[str, Any]:
         """Return what decides the bytes of the store: input files by content, no paths of theirs.
 
-        A place that is downloaded, and built-in data, enter by name; a store says what it was made with.
+        Downloaded places and built-in data enter by name; the store records the digests of downloads.
 
         Raises
         ------
@@ -337,7 +337,7 @@ def parse_job(document: Mapping[str, Any], source: str = "job") -> JobSpec:
 def with_overrides(spec: JobSpec, overrides: Iterable[str]) -> JobSpec:
     """Return a job with ``section.key=value`` overrides; paths in them are taken from the working folder.
 
-    What the job has chosen for itself, it chooses again.
+    Keys that were chosen automatically are chosen again.
 
     Raises
     ------
@@ -483,7 +483,7 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
         What the document was validated as; its keys are proposed for one that is not known.
     """
     entries = error.errors(include_url=False)
-    # An unknown key is usually the cause of the missing one that is reported beside it.
+    # An unknown key is usually a misspelt one, which is then also reported as missing.
     first = next((e for e in entries if e["type"] == "extra_forbidden"), entries[0])
     location = tuple(map(str, first["loc"]))
     where = ".".join(location)

@@ -1,10 +1,9 @@
 """A prior from a GeoTIFF of population: how much of it falls to each record.
 
-The value of a pixel is how many people live in it, as in WorldPop and GHSL. It is spread evenly over the
-pixel: over points on a lattice inside it, several for each record, each of which gives its share to the
-record that is nearest. So nothing is lost or made up, pixels that are larger than the spacing of the
-records leave no holes, and those that are smaller add up. Only the part of the raster around the grid is
-read.
+The value of a pixel is the number of people in it, as in WorldPop and GHSL. It is spread evenly over a
+lattice of points inside the pixel, several for each record, and each adds its share to the nearest record. So
+mass is kept, pixels larger than the spacing of the records leave no holes, and smaller ones add up. (GDAL's
+resampling by sums loses about 1 % of the mass.) Only the part of the raster around the grid is read.
 """
 
 import math
@@ -23,22 +22,22 @@ from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.optional_libraries import import_optional
 
-# Points of a pixel along the spacing of the records, at best and at least: with so many, the shares of two
-# records in the same pixel differ by rounding up one more or less.
+# Most and fewest points of a pixel along the spacing of the records. Shares of two records in the same pixel
+# differ by at most one point along each axis.
 _BEST, _LEAST = 8, 2
-# More points than this are not made, and so many at a time; as many pixels are read at a time.
+# Most points in all; most points, and most pixels, at a time.
 _MOST_POINTS = 1 << 26
 _AT_ONCE = 1 << 20
-# Along each side of the grid: where its outline is looked up in the raster, and the size of its pixels.
+# Samples along each side of the grid: of its outline in the raster, and of the size of pixels.
 _OUTLINE, _SAMPLES = 257, 9
-# Between these places pixels may be a little larger.
+# Margin for pixels that are larger between the samples.
 _MORE = 1.05
-# Pixels around the outline that are read as well, as it is curved.
+# Pixels to read beyond the sampled outline, which is curved.
 _MARGIN = 2
-# Of a pixel, by which a raster may miss the border of the grid by rounding.
+# Share of a pixel by which a raster may miss the border of the grid through rounding.
 _EDGE = 1e-6
 _POLES = ((0.0, 90.0), (0.0, -90.0))
-# GDAL looks for more in files beside it, which are no part of a job's identity: only the file itself counts.
+# GDAL also reads files beside it, which are no part of a job's identity: only the file itself counts.
 _ALONE = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_PAM_ENABLED": "NO"}
 # Rows from, to, and columns from, to; the ends exclusive.
 Window = tuple[int, int, int, int]
@@ -49,16 +48,16 @@ _DEGREES = "OGC:CRS84"
 
 @dataclass(frozen=True)
 class Population:
-    """What a raster says of a grid.
+    """The population of a grid.
 
     Parameters
     ----------
     mass
-        Of every record, float64 of shape ``grid.shape``, ≥ 0, not all zero.
+        Population of every record, float64 of shape ``grid.shape``, ≥ 0, not all zero.
     outside
-        What lies outside, in pixels at the border of the grid.
+        Population outside the grid in pixels at its border.
     covered
-        Whether the raster reaches around the whole grid.
+        Whether the raster covers the whole grid.
     """
 
     mass: NDArray[np.float64]
@@ -86,7 +85,7 @@ def read_population(path: Path, grid: Grid, projection: Projection) -> Populatio
         raise DataError(f"{path}: {'is no file' if path.exists() else 'no such file'}")
     try:
         with warnings.catch_warnings(), rasterio.Env(**_ALONE):
-            # That a raster has no place on Earth is found out below.
+            # Rasters without a place on Earth are refused below.
             warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
             with rasterio.open(path, driver="GTiff") as dataset:
                 return _Raster(path, dataset, grid, projection).population()
@@ -95,7 +94,7 @@ def read_population(path: Path, grid: Grid, projection: Projection) -> Populatio
 
 
 class _Raster:
-    """An open raster beside a grid."""
+    """An open raster and the grid that its population is counted on."""
 
     def __init__(self, path: Path, dataset: Any, grid: Grid, projection: Projection) -> None:
         from pyproj import CRS, Transformer
@@ -112,7 +111,7 @@ class _Raster:
             crs = CRS.from_wkt(dataset.crs.to_wkt())
         except CRSError as error:
             raise DataError(f"{path}: has a crs that is not known: {first_line(error)}") from None
-        # How far it is once round the Earth in the units of the raster, where it goes round at all.
+        # A full turn of longitude in the units of the raster; None for projected systems.
         self._turn = 2 * math.pi / crs.axis_info[0].unit_conversion_factor if crs.is_geographic else None
         self._to_raster = Transformer.from_crs(_DEGREES, crs, always_xy=True)
         self._to_degrees = Transformer.from_crs(crs, _DEGREES, always_xy=True)
@@ -135,9 +134,9 @@ class _Raster:
     def _shares(
         self, window: Window, parts: tuple[int, int], reach: float
     ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Yield places in the plane, float64 of shape (n, 2), in km, and how many people each stands for.
+        """Yield points in the plane, float64 of shape (n, 2), in km, and the population of each.
 
-        Pixels that do not come within `reach` of the grid, by their centres, are left out.
+        Pixels whose centres are farther than `reach` from the grid are skipped.
         """
         box, points = self._grid.box, math.prod(parts)
         near = Box(box.west_km - reach, box.south_km - reach, box.east_km + reach, box.north_km + reach)
@@ -155,12 +154,12 @@ class _Raster:
                 yield xy.reshape(-1, 2), np.repeat(value.ravel()[part[kept]] / points, points)
 
     def _windows(self) -> tuple[list[Window], bool]:
-        """Return what is to be read, none of it twice, and whether all of the grid is there.
+        """Return disjoint windows to read, and whether they cover the grid.
 
-        The map from the plane to the raster is one to one and continuous, so what lies inside the grid lies
-        inside the outline of it; but at a seam, where a raster ends on one side of the Earth and goes on at
-        its other end. So degrees are looked up as they are, a turn to the east and a turn to the west, for
-        rasters that count from -180 as from 0. In other systems, rows that a seam cuts are read whole.
+        The map from the plane to the raster is one to one and continuous, so the grid lies inside its own
+        outline, except at a seam, where a raster ends and continues at its other end. So degrees are looked
+        up as they are, a turn to the east and a turn to the west: rasters may count from -180 or from 0. In
+        other systems, rows that a seam cuts are read whole.
         """
         box, height, width = self._grid.box, self._dataset.height, self._dataset.width
         along = np.linspace(0, 1, _OUTLINE)
@@ -186,7 +185,7 @@ class _Raster:
         return windows, bool(covered.all())
 
     def _pole(self, lon: float, lat: float) -> NDArray[np.float64]:
-        """Return where a pole that is in the grid is in the raster's system; in degrees, both of its ends."""
+        """Return a pole in the raster's system, if it is in the grid; in degrees, both ends of its row."""
         place = self._projection.to_plane(np.array([[lon, lat]]))
         if not self._grid.box.contains(place)[0]:
             return np.empty((0, 2))
@@ -196,7 +195,7 @@ class _Raster:
         )
 
     def _strips(self, window: Window) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Yield parts of the window of not too many pixels: rows and columns."""
+        """Yield rows and columns of parts of the window, of at most 2^20 pixels each."""
         top, bottom, left, right = window
         width = min(right - left, _AT_ONCE)
         height = max(1, _AT_ONCE // width)
@@ -221,9 +220,9 @@ class _Raster:
         return value
 
     def _in_crs(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return where places in the plane are in the system of the raster, float64 of shape (n, 2).
+        """Project places in the plane to the system of the raster, float64 of shape (n, 2).
 
-        Degrees are at most half a turn from the middle of the grid.
+        Longitudes are at most half a turn from the middle of the grid.
         """
         box = self._grid.box
         middle = np.array([[(box.west_km + box.east_km) / 2, (box.south_km + box.north_km) / 2]])
@@ -248,7 +247,7 @@ class _Raster:
         places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
         row, column = (np.floor(place).astype(np.intp) for place in self._pixels_at(self._in_crs(places)))
         corner = self._corners(row, column)
-        # At a seam, pixels may reach over the end of the Earth.
+        # At a seam, pixels may reach beyond the edge of the map.
         corner = corner[(np.abs(corner) < _NOWHERE_KM).all(axis=(1, 2, 3))]
         if not len(corner):
             raise DataError(f"{self._path}: its pixels are too large to be places on Earth")
@@ -256,9 +255,9 @@ class _Raster:
         return float(np.hypot(*down.T).max()), float(np.hypot(*across.T).max())
 
     def _parts(self, down_km: float, across_km: float) -> tuple[int, int]:
-        """Return in how many parts a pixel of such sides is cut along its columns and its rows."""
+        """Return the numbers of points in a pixel of such sides, along its columns and along its rows."""
         box, spacing, reach = self._grid.box, self._grid.spacing_km, math.hypot(down_km, across_km)
-        # As if pixels that reach over the border were all there.
+        # Pixels that reach over the border are counted whole.
         steps = np.abs(np.array(self._dataset.transform[:6]))[[0, 1, 3, 4]]
         if down_km * across_km == 0 or (self._turn is not None and max(steps) > self._turn / 8):
             raise DataError(f"{self._path}: its pixels are too large to be places on Earth")
@@ -282,17 +281,17 @@ class _Raster:
         """Return places of the raster, counted in pixels, in the plane, float64 of shape (n, 2)."""
         east, north = _moved(self._dataset.transform, column, row)
         xy = self._projection.to_plane(np.stack(self._to_degrees.transform(east, north), axis=-1))
-        # Next to the edge of a map of the world there may be none; that is not in the grid.
+        # Near the edge of a map of the world there may be no such place; it is not in the grid.
         xy[~np.isfinite(xy).all(axis=-1)] = _NOWHERE_KM
         return xy
 
     def _points(
         self, centre_km: NDArray[np.float64], corner: NDArray[np.float64] | None, parts: tuple[int, int]
     ) -> NDArray[np.float64]:
-        """Return places in pixels, float64 of shape (pixels, points, 2), in km.
+        """Return the points in pixels, float64 of shape (pixels, points, 2), in km.
 
-        Between the corners of a pixel they are interpolated, which is wrong by about its side squared over
-        eight radii of the Earth: 2 cm for 1 km.
+        They are interpolated between the corners, with an error of about the side squared over eight radii of
+        the Earth: 2 cm for 1 km.
         """
         if corner is None:
             return centre_km[:, None]
@@ -302,19 +301,19 @@ class _Raster:
 
 
 def _jumps(side: NDArray[np.float64]) -> bool:
-    """Whether one of the small steps along a side of the grid, of shape (n, 2), is most of the way."""
+    """Whether one step along a sampled side of the grid, of shape (n, 2), is more than half of its extent."""
     steps, whole = np.abs(np.diff(side, axis=0)), np.ptp(side, axis=0)
     return bool((steps.max(axis=0) > whole.max() / 2).any())
 
 
 def _clipped(place: NDArray[np.float64], size: int) -> tuple[int, int]:
-    """Return the first and the last pixel around places, the last one exclusive, of those that there are."""
+    """Return the range of existing pixels around places, its end exclusive."""
     first, last = math.floor(place.min()) - _MARGIN, math.ceil(place.max()) + _MARGIN
     return max(first, 0), min(last, size)
 
 
 def _with(windows: list[Window], new: Window) -> list[Window]:
-    """Return windows with another one; those that overlap become one."""
+    """Return windows with another one added; overlapping windows are merged."""
     apart = []
     for old in windows:
         if new[0] < old[1] and old[0] < new[1] and new[2] < old[3] and old[2] < new[3]:
@@ -327,6 +326,6 @@ def _with(windows: list[Window], new: Window) -> list[Window]:
 def _moved(
     transform: Any, x: NDArray[Any], y: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places under an affine map, whose versions do not agree on how that is written."""
+    """Apply an affine map; versions of its library differ in the operator for this."""
     a, b, c, d, e, f = transform[:6]
     return a * x + b * y + c, d * x + e * y + f

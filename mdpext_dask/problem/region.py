@@ -1,12 +1,11 @@
 """A region: polygons of a file or of a place, and the source cells that meet them.
 
-A region says which records are kept. It does not change what is certified: the seed program and the
+A region selects the records that are kept. It does not change what is certified: the seed program and the
 certificate cover the whole rectangle around it, which is convex (PROOF.md, section 2).
 
-Sides of polygons are straight in longitude and latitude, as GeoJSON has it (RFC 7946); they are cut into
-short pieces before they are projected, so that they are in the right place in the plane as well. Polygons
-across the antimeridian are cut there, as RFC 7946 (section 3.1.9) wants it; here the parts are put together
-again, with longitudes that go on beyond 180.
+Sides of polygons are straight in longitude and latitude, as in GeoJSON (RFC 7946); they are cut into short
+pieces before they are projected, so that they are at the right place in the plane. RFC 7946 (section 3.1.9)
+requires polygons to be cut at the antimeridian; their parts are joined here, with longitudes beyond 180.
 """
 
 import json
@@ -29,20 +28,20 @@ from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, e
 from mdpext_dask.readers.roads.downloads import outline_of_place
 from mdpext_dask.readers.vector_files import POLYGON_SUFFIXES, read_polygons
 
-# About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
+# About a kilometre: a straight piece in degrees and one in the plane then differ by centimetres.
 _PIECE_DEGREES = 0.01
 _ROUNDING = 1e-9
-# A ring comes back to its first place.
+# A ring ends at its first position.
 _LEAST_POSITIONS = 4
-# How files of before RFC 7946 say that their coordinates are degrees after all.
+# The crs member of files older than RFC 7946 whose coordinates are degrees on WGS 84.
 _DEGREES_CRS = ("CRS84", "4326")
-# Objects that hold others, and where.
+# Objects that hold others, and their key.
 _MEMBERS = {"FeatureCollection": "features", "GeometryCollection": "geometries"}
 
 
 @dataclass(frozen=True)
 class Region:
-    """One or more polygons, with holes or without.
+    """One or more polygons, with or without holes.
 
     Parameters
     ----------
@@ -75,7 +74,7 @@ class Region:
         import shapely
 
         west, south, east, north = box[0], box[1], east_of(box[0], box[2]), box[3]
-        # Both may go on beyond 180 degrees, or only one of them.
+        # Longitudes of one or both may exceed 180 degrees.
         turns = [shapely.box(west + turn, south, east + turn, north) for turn in (0.0, FULL_TURN, -FULL_TURN)]
         reached = [turn for turn in turns if shapely.box(*self.shape.bounds).intersects(turn)] or turns[:1]
         part = shapely.intersection(self.shape, shapely.union_all(reached) if reached[1:] else reached[0])
@@ -123,7 +122,7 @@ class Region:
         return box
 
     def cells(self, grid: Grid, projection: Projection) -> NDArray[np.bool_]:
-        """Return which source cells meet the region, be it in a single point of their sides.
+        """Return which source cells meet the region, even in a single point of their sides.
 
         Returns
         -------
@@ -136,7 +135,7 @@ class Region:
         x = grid.west_km + np.arange(grid.cells_x + 1) * grid.cell_km
         y = grid.south_km + np.arange(grid.cells_y + 1) * grid.cell_km
         kept = np.zeros((grid.cells_x, grid.cells_y), dtype=bool)
-        # Squares of cells, halved again and again where the border passes: most cells are never looked at.
+        # A quadtree: squares of cells are split where the border passes, so most cells are not tested alone.
         side = 1 << (max(kept.shape) - 1).bit_length()
         west, south = np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
         while side:
@@ -226,7 +225,7 @@ def _region(name: str, polygons: list[Any], skipped: int) -> Region:
 
 
 def _joined(polygons: list[Any]) -> Any:
-    """Return one geometry of polygons in degrees, those beyond the antimeridian put where it goes on."""
+    """Return the union of polygons in degrees; beyond the antimeridian, 360 is added to their longitudes."""
     import shapely
 
     if polygons:
@@ -243,7 +242,7 @@ def _joined(polygons: list[Any]) -> Any:
 
 
 class _Reader:
-    """Takes polygons out of a GeoJSON document, and says what is wrong with it."""
+    """Reads polygons from a GeoJSON document; errors name what is wrong with it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -258,7 +257,7 @@ class _Reader:
             raise self._bad("has a crs of its own; coordinates must be degrees on WGS 84")
 
     def polygons(self, entry: Any) -> Iterator[list[Any]]:
-        """Yield the rings of every polygon under a GeoJSON object, those without any left out."""
+        """Yield the rings of every polygon under a GeoJSON object; polygons without rings are skipped."""
         kind = entry.get("type") if isinstance(entry, dict) else None
         if kind is not None and not isinstance(kind, str):
             raise self._bad(f"not a GeoJSON file: a type must be a name, got {json.dumps(kind)[:40]}")
@@ -303,7 +302,7 @@ class _Reader:
                 f"a ring is not closed: it begins at {list(places[0])} and ends at {list(places[-1])}"
             )
         for (lon, _), (to, _) in pairwise(places):
-            # Of what goes all the way round, sides may lie along the poles.
+            # Sides of a polygon all around the Earth may lie along the poles.
             if abs(to - lon) > HALF_TURN and abs(lon) + abs(to) < FULL_TURN:
                 raise self._bad(
                     f"a side goes from longitude {lon:g} to {to:g}, more than half-way round the Earth; "

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyproj import Geod
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.errors import DataError, SpecError
@@ -32,20 +31,15 @@ from tests.support.problems import (
     JobMaker,
     all_records,
     all_rows,
+    ground_km,
     point_file,
     polygon_file,
     refusal,
     road_geometry,
 )  # fmt: skip
 
-_GEOD = Geod(ellps="WGS84")
 # PROJ takes a place within 1e-10 radians of the centre for the centre itself.
 _SNAP_KM = 2e-6
-
-
-def _ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    one, other = np.broadcast_arrays(one, other)
-    return np.asarray(_GEOD.inv(one[..., 0], one[..., 1], other[..., 0], other[..., 1])[2]) / 1000
 
 
 # --- distances ------------------------------------------------------------------------------------
@@ -70,14 +64,14 @@ def test_planar_distance_is_ground_distance_but_for_the_charged_distortion(
     places = np.stack([wrapped(lon + (u - 0.5) * size[0]), south + v * size[1]], axis=-1)
     xy = plane.to_plane(places)
     distortion = plane.distortion(max(float(np.hypot(*xy.T).max()), 0.1))
-    planar, ground = float(np.linalg.norm(xy[0] - xy[1])), float(_ground_km(places[0], places[1]))
+    planar, ground = float(np.linalg.norm(xy[0] - xy[1])), float(ground_km(places[0], places[1]))
     assert planar <= (1 + distortion) * ground + _SNAP_KM
     # Azimuthal equidistant: along the radius true, across it longer, never shorter on a sphere; nearly here.
     assert planar >= (1 - distortion) * ground - _SNAP_KM
     # And back, in [-180, 180].
     back = plane.to_degrees(xy)
     assert np.all(np.abs(back[:, 0]) <= 180)
-    assert np.all(_ground_km(back, places) <= _SNAP_KM)
+    assert np.all(ground_km(back, places) <= _SNAP_KM)
 
 
 @pytest.mark.parametrize("lat", [-75.0, 0.0, 60.0, 75.0])
@@ -118,7 +112,7 @@ def _assert_promise_holds_on_the_ground(store: MechanismStore) -> float:
     lonlat = store.projection.to_degrees(all_records(store.grid))
     assert np.all(np.abs(lonlat[:, 0]) <= 180)
     one, other = np.triu_indices(len(lonlat), 1)
-    ground = _ground_km(lonlat[one], lonlat[other])
+    ground = ground_km(lonlat[one], lonlat[other])
     ratio = np.abs(logs[one] - logs[other]).max(axis=1)
     epsilon = float(store.attributes["epsilon_per_km"])
     # A part in a billion for the rounding of logarithms here; what was certified is exact.
@@ -152,7 +146,7 @@ def test_whole_job_keeps_its_promise_on_the_ground(built: Callable[[str], str], 
     mechanism = open_mechanism(url)
     reported = mechanism.sample(lon=lon, lat=lat, n=20)
     assert np.all(np.abs(reported[:, 0]) <= 180)
-    assert np.all(_ground_km(reported, np.array([lon, lat])) < 8)
+    assert np.all(ground_km(reported, np.array([lon, lat])) < 8)
     outputs = mechanism.output_lonlat
     west, east = arc(outputs[:, 0], outputs[:, 0])
     assert (west > east) == (abs(lon) > 179)

@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyproj import CRS, Geod, Transformer
+from pyproj import CRS, Transformer
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
+from tests.support.problems import WGS84, ground_km
 
-_WGS84 = Geod(ellps="WGS84")
 # PROJ takes a place within 1e-10 radians of the centre, 0.6 mm, for the centre itself.
 _SNAP_DEGREES, _SNAP_KM = 1e-8, 2e-6
-
-
-def _ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.asarray(_WGS84.inv(one[:, 0], one[:, 1], other[:, 0], other[:, 1])[2]) / 1000
 
 
 def _square(side_km: float) -> tuple[float, float, float, float]:
@@ -33,7 +29,7 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
 def test_distance_and_bearing_from_the_centre_are_true(
     lon: float, lat: float, bearing: float, km: float
 ) -> None:
-    end_lon, end_lat, _ = _WGS84.fwd(lon, lat, bearing, km * 1000)
+    end_lon, end_lat, _ = WGS84.fwd(lon, lat, bearing, km * 1000)
     [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
     angle = np.deg2rad(bearing)
     np.testing.assert_allclose([x, y], [km * np.sin(angle), km * np.cos(angle)], rtol=0, atol=1e-5)
@@ -60,7 +56,7 @@ def test_no_pair_is_stretched_by_more_than_the_distortion(lat: float, side_km: f
     other[::3, 0] = side_km / 2
     other = np.clip(other, -side_km / 2, side_km / 2)
     planar = np.linalg.norm(one - other, axis=1)
-    ground = _ground_km(projection.to_degrees(one), projection.to_degrees(other))
+    ground = ground_km(projection.to_degrees(one), projection.to_degrees(other))
     far = ground > 0.01
     assert far.sum() > 3900
     assert np.max(planar[far] / ground[far]) <= 1 + distortion
@@ -73,7 +69,7 @@ def test_distortion_is_hardly_larger_than_what_occurs(lat: float) -> None:
     # Across the radius, in a corner: where an azimuthal equidistant projection stretches most.
     ends = np.array([(150.0, 149.0), (149.0, 150.0)])
     degrees = projection.to_degrees(ends)
-    stretching = float(np.sqrt(2) / _ground_km(degrees[:1], degrees[1:])[0]) - 1
+    stretching = float(np.sqrt(2) / ground_km(degrees[:1], degrees[1:])[0]) - 1
     assert 0.75 * distortion < stretching <= distortion
 
 
@@ -128,7 +124,7 @@ def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
 ) -> None:
     """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
     projection = Projection(-73.97, 40.78)
-    lon, lat, _ = _WGS84.fwd(*one, step[0], step[1] * 1000)
+    lon, lat, _ = WGS84.fwd(*one, step[0], step[1] * 1000)
     pair = np.array([one, (lon, lat)])
     planar = projection.to_disc(pair, radius)
     assert np.hypot(*planar.T).max() <= radius * (1 + 1e-12)

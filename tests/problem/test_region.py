@@ -530,17 +530,15 @@ def test_outputs_may_be_the_corners_of_kept_cells(small_job: JobMaker, island: s
 
 def test_prior_outside_is_dropped_and_said_so(tmp_path: Path) -> None:
     file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", [(-3, 0, 3), (3, 0, 1), (0, 3, 6)])
-    spec = parse_job(u_job(tmp_path, prior={"kind": "file", "file": file}))
+    outputs = point_file(tmp_path / "o.csv", "x_km,y_km", [(0, 3), (3, 0)])
+    prior = {"kind": "file", "file": file}
+    spec = parse_job(u_job(tmp_path, prior=prior, outputs={"file": outputs}))
     domain = build_domain(spec)
     assert sorted(domain.prior[domain.prior > 0]) == pytest.approx([0.25, 0.75])
+    assert domain.outputs == 2  # which may lie in the gap
     assert "60.00% of the prior lies outside the region and was left out" in domain.notes
     point_file(tmp_path / "prior.csv", "x_km,y_km", [(0, 3)])
     refusal(lambda: build_domain(spec), "all of the prior lies outside the region", kind=DataError)
-
-
-def test_outputs_of_a_file_may_lie_in_the_gap(tmp_path: Path) -> None:
-    outputs = point_file(tmp_path / "o.csv", "x_km,y_km", [(0, 3), (3, 0)])
-    assert build_domain(parse_job(u_job(tmp_path, outputs={"file": outputs}))).outputs == 2
 
 
 # --- the box --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyproj import Geod
 
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.job.spec import parse_job
@@ -16,6 +17,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support import refusals
 
+WGS84 = Geod(ellps="WGS84")
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 
 
@@ -37,6 +39,12 @@ def all_rows(store: MechanismStore) -> np.ndarray:
 def all_records(grid: Grid) -> np.ndarray:
     """Return the records' places in the order of their flat indices, of shape (N, 2), in km."""
     return np.stack(np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
+
+
+def ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return distances on WGS 84 of places, lon and lat in degrees, of shapes (..., 2) that broadcast."""
+    one, other = np.broadcast_arrays(one, other)
+    return np.asarray(WGS84.inv(one[..., 0], one[..., 1], other[..., 0], other[..., 1])[2]) / 1000
 
 
 def road_folder(folder: Path, nodes: Iterable[tuple[Any, ...]], streets: Iterable[tuple[Any, ...]]) -> str:
