@@ -278,7 +278,7 @@ def test_a_raster_is_the_prior_of_a_job(tmp_path: Path, small_job: JobMaker) -> 
     said = re.match(r"([\d,.]+) of the population of .*, ([\d,.]+) in pixels at", domain.notes[0])
     people = [float(number.replace(",", "")) for number in said.groups()]
     assert people == pytest.approx([found.mass.sum(), found.outside], abs=0.06)
-    assert "does not reach around all of the grid" in domain.notes[1]
+    assert "does not cover all of the grid" in domain.notes[1]
 
 
 def test_a_grid_may_lie_across_the_antimeridian(tmp_path: Path) -> None:
