@@ -64,34 +64,31 @@ class Wanted:
 
     Parameters
     ----------
-    pair
-        The names of the coordinates.
-    weighted
-        Whether there is a column of weights, and it is wanted.
+    numbers
+        The two coordinates, and the weight where it is wanted and there.
     extra
-        Further columns.
+        Further columns, read as text.
     """
 
-    pair: tuple[str, str]
-    weighted: bool
+    numbers: tuple[str, ...]
     extra: tuple[str, ...]
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """The columns of numbers."""
-        return (*self.pair, WEIGHT) if self.weighted else self.pair
+    def planar(self) -> bool:
+        """Whether the coordinates are x and y in km."""
+        return self.numbers[:2] == PLANAR
 
     def chunk(
         self, values: Mapping[str, NDArray[np.float64]], text: Mapping[str, Sequence[Any]], first_row: int
     ) -> PointChunk:
         """Return a chunk from columns of numbers and of text."""
-        coordinates = np.stack([values[name] for name in self.pair], axis=-1)
-        weight = values[WEIGHT] if self.weighted else np.ones(len(coordinates))
+        coordinates = np.stack([values[name] for name in self.numbers[:2]], axis=-1)
+        weight = values[WEIGHT] if WEIGHT in self.numbers else np.ones(len(coordinates))
         # As objects, so that one long cell does not make all of them long.
         extra = {name: np.empty(len(coordinates), dtype=object) for name in self.extra}
         for name, cells in extra.items():
             cells[:] = text[name]
-        return PointChunk(coordinates, self.pair == PLANAR, weight, extra, first_row)
+        return PointChunk(coordinates, self.planar, weight, extra, first_row)
 
 
 def wanted_columns(names: Sequence[str], path: Path, *, weights: bool, extra: Sequence[str]) -> Wanted:
@@ -105,7 +102,7 @@ def wanted_columns(names: Sequence[str], path: Path, *, weights: bool, extra: Se
     pair = next((pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)), None)
     if pair is None:
         raise DataError(f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names)}")
-    wanted = Wanted(pair, weights and WEIGHT in names, tuple(extra))
+    wanted = Wanted((*pair, WEIGHT) if weights and WEIGHT in names else pair, tuple(extra))
     check_columns(names, (*wanted.numbers, *extra), path)
     return wanted
 

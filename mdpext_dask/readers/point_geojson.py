@@ -106,7 +106,7 @@ def _pieces(
     rows, first = _rows(features, path, weights=weights, extra=extra), 0
     while piece := list(islice(rows, PIECE_ROWS)):
         numbers, texts = zip(*piece, strict=True)
-        wanted = Wanted(LONLAT, len(numbers[0]) > len(LONLAT), tuple(extra))
+        wanted = Wanted((*LONLAT, WEIGHT)[: len(numbers[0])], tuple(extra))
         values = dict(zip(wanted.numbers, np.array(numbers).T, strict=True))
         check_numbers(values, path, "feature", range(first + 1, first + len(piece) + 1))
         yield wanted.chunk(values, dict(zip(extra, zip(*texts, strict=True), strict=True)), first)

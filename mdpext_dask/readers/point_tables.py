@@ -114,7 +114,7 @@ def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterat
         geometry = None if set(LONLAT) <= set(names) else _geometry_column(schema, path)
         known = names if geometry is None else [n for n in names if n != geometry] + list(LONLAT)
         wanted = wanted_columns(known, path, weights=weights, extra=extra)
-        geometry = geometry if wanted.pair == LONLAT else None
+        geometry = None if wanted.planar else geometry
         columns = [n for n in dict.fromkeys((*wanted.numbers, *wanted.extra)) if n in names]
         if geometry is not None:
             columns.append(geometry)

@@ -26,7 +26,7 @@ PROBABILITY = "probability"
 _POINTS = "points_km"
 _AXES = ("x", "y")
 _KILOMETRES = ("km", "kilometre", "kilometres", "kilometer", "kilometers")
-# An array of this name, or None where there is none; see :func:`_places`.
+# From a name to the array that is called so, or None.
 _Lookup = Callable[[str], NDArray[Any] | None]
 
 
