@@ -404,6 +404,7 @@ class Node:
         self._objects, self._folder = objects, folder
         self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._ports: dict[tuple[str, str], int] = {}
+        self._choosing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         for name in ("data", "tmp", "job", "log"):
@@ -440,9 +441,10 @@ class Node:
 
     def port(self, pod: str, number: str) -> int:
         """Return the port of this machine that stands for a container's."""
-        if (pod, number) not in self._ports:
-            (self._ports[pod, number],) = free_ports(1)
-        return self._ports[pod, number]
+        with self._choosing:  # pods start at the same time
+            if (pod, number) not in self._ports:
+                (self._ports[pod, number],) = free_ports(1)
+            return self._ports[pod, number]
 
     def _work(self) -> None:
         while not self._stop.wait(0.1):
