@@ -14,8 +14,7 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime import city_layout
-from mdpext_dask.runtime.geodesic import PlainProjection
-from mdpext_dask.runtime.plane_fit import PlaneFit
+from mdpext_dask.runtime.geodesic import PlainProjection, PlaneFit
 
 # What is large, and says nothing to people.
 _BULKY = {"grid", "plane_fit", "kept", "outputs", "remap", "sections", "rows_sha256"}

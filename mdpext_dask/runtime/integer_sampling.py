@@ -1,13 +1,12 @@
-"""Exact sampling from stored rows; needs numpy and nothing of the rest of this package that is heavy.
+"""Exact sampling from stored rows, with NumPy alone.
 
 A stored float32 probability of at least 2^-36 is an integer multiple of 2^-60, so a row *is* a list of
 integer weights. A uniform integer below their total, drawn by rejection from the operating system's
 cryptographic generator, picks an output with exactly the certified probability: no floating-point sum,
 no seed, no approximation.
 
-:func:`sample_outputs` and :func:`sample_row` draw from rows as they are stored; :func:`cumulative_weights`
-does what they do first, for callers that draw from the same rows again, with :func:`sample_cumulative` or
-:func:`pick_rows`.
+:func:`cumulative_weights` prepares rows; :func:`sample_cumulative` draws from one of them, :func:`pick_rows`
+from many.
 
 **What the time of a draw tells.** The output is found by comparing the number drawn with all K cumulative
 weights (or in as many steps as K has binary digits), so the count of operations depends neither on the output
@@ -15,8 +14,8 @@ nor on the row. How often a number is rejected depends on fresh random bits and 
 probability 1/16 + 15/16 (1 − T / 2^60), and totals of stored rows are 2^60 to about one part in a million.
 (Rejecting as little as possible, 2^64 mod T numbers, would reject 1/16 of them for one half of all rows, and
 next to none for the other half.) What is not hidden: one division of 64-bit integers, whose time depends on
-the operands on older processors; which memory is touched, and so what is in a cache afterwards; and all that
-comes before a row is at hand: whether its chunk had been read before depends on the place.
+the operands on older processors; which memory is touched, and so what is in a cache afterwards; and whether
+the chunk of a row had been read before, which depends on the place.
 """
 
 import numpy as np
@@ -30,7 +29,7 @@ _WEIGHT_UNIT = 2.0**60
 _LARGEST_WORD = np.uint64(2**64 - 1)
 # Totals around 1 that differ by less than one part in 2^6 fit equally often into 2^64.
 _SLACK_BITS = np.uint64(6)
-# Comparisons that are made together; bounds the memory of many draws from one row.
+# Most comparisons at once; bounds the memory of many draws from one row.
 _COMPARED_AT_ONCE = 4_000_000
 
 
@@ -47,7 +46,7 @@ def integer_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     DataError
         If they are not float32: nothing else has been certified.
     GuaranteeViolation
-        If an entry or a row's total is not one that the certificate could have passed.
+        If an entry or a row's total could not have passed the certificate.
     """
     if rows.dtype.kind != "f" or rows.dtype.itemsize != 4:
         raise DataError(f"rows: must be float32, as they were certified, got {rows.dtype}")
@@ -56,7 +55,7 @@ def integer_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
         if rows.ndim and not rows.shape[-1]:
             raise DataError("rows: must have at least one output")
         return wide.astype(np.uint64)
-    # Written so that not-a-number fails.
+    # Written so that NaN fails.
     if not (wide.min() >= SMALLEST_PROBABILITY and wide.sum(axis=-1).max() <= LARGEST_TOTAL):
         raise GuaranteeViolation(
             "a stored row is damaged (an entry is not a number or below 2^-36, or the total is above 2); "
@@ -74,36 +73,6 @@ def cumulative_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
         As for :func:`integer_weights`.
     """
     return np.cumsum(integer_weights(rows), axis=-1, dtype=np.uint64)
-
-
-def sample_outputs(rows: NDArray[np.float32], *, entropy_for_tests: Words | None = None) -> NDArray[np.intp]:
-    """Draw one output for every row, independently.
-
-    Parameters
-    ----------
-    rows
-        Stored rows, float32 of shape (n, K).
-    entropy_for_tests
-        Random bits that can be predicted, for tests only.
-
-    Returns
-    -------
-    Output numbers, shape (n,).
-
-    Raises
-    ------
-    DataError, GuaranteeViolation
-        As for :func:`integer_weights`.
-    """
-    cumulative = cumulative_weights(rows)
-    return pick(cumulative, uniform_below(cumulative[:, -1], entropy_for_tests=entropy_for_tests))
-
-
-def sample_row(
-    row: NDArray[np.float32], n: int, *, entropy_for_tests: Words | None = None
-) -> NDArray[np.intp]:
-    """Draw `n` outputs, independently, from one stored row of shape (K,); otherwise as sample_outputs."""
-    return sample_cumulative(cumulative_weights(row), n, entropy_for_tests=entropy_for_tests)
 
 
 def sample_cumulative(
@@ -133,7 +102,7 @@ def pick(cumulative: NDArray[np.uint64], below: NDArray[np.uint64]) -> NDArray[n
 def pick_rows(
     cumulative: NDArray[np.uint64], which: NDArray[np.intp], below: NDArray[np.uint64]
 ) -> NDArray[np.intp]:
-    """Return what :func:`pick` does for the rows `which`, copying none: in as many steps for every output.
+    """Return what :func:`pick` does for the rows `which`, without copies, in the same steps for every output.
 
     Parameters
     ----------
@@ -146,7 +115,7 @@ def pick_rows(
     """
     outputs = cumulative.shape[1]
     flat, start = np.ascontiguousarray(cumulative).reshape(-1), which * outputs - 1
-    # How many cumulative weights are known not to exceed the number; the total, the last one, always does.
+    # How many cumulative weights are known not to exceed the number; the last one, the total, always does.
     passed = np.zeros(len(which), dtype=np.intp)
     for bit in reversed(range(outputs.bit_length())):
         probe = np.minimum(passed + (1 << bit), outputs)
@@ -170,9 +139,9 @@ def uniform_below(
 
 
 def acceptance(limits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return below which number a uniform 64-bit number is accepted: a multiple of the limit.
+    """Return the multiple of each limit below which a uniform 64-bit number is accepted.
 
-    Reduced modulo the limit, a number below any multiple of it is uniform. The multiple that is taken is
+    Modulo the limit, a uniform number below any multiple of it is uniform. This multiple is
     ⌊(2^64 − 1) / (T + ⌊T / 64⌋)⌋ T: 15 T for all totals T between 0.985 · 2^60 and 1.05 · 2^60.
     """
     copies = _LARGEST_WORD // (limits + (limits >> _SLACK_BITS))

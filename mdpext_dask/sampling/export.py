@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +23,7 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_layout
-from mdpext_dask.runtime.geodesic import around
-from mdpext_dask.runtime.plane_fit import PlaneFit
+from mdpext_dask.runtime.geodesic import PlaneFit, around
 from mdpext_dask.sampling.mechanism import check_finished
 from mdpext_dask.sampling.row_cache import require_same
 from mdpext_dask.store import integrity, objects
@@ -167,7 +166,7 @@ def _fitted(store: MechanismStore) -> dict[str, Any] | None:
 
     half_lon, half_lat = float(np.abs(east).max()), float(lat.max() - middle)
     fit = PlaneFit.of(plane, _MARGIN * half_lon, float(middle), _MARGIN * half_lat)
-    return None if fit is None else fit.to_json()
+    return None if fit is None else asdict(fit)
 
 
 def _write_seed(store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes]) -> _Written | None:

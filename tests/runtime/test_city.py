@@ -32,8 +32,7 @@ from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.runtime import City, city_file, city_layout, open_city
-from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, around
-from mdpext_dask.runtime.plane_fit import PlaneFit
+from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
@@ -380,16 +379,17 @@ def test_polynomials_are_the_plane(
 
     fit = PlaneFit.of(plane, half / np.cos(np.deg2rad(lat)), lat, half)
     assert fit is not None
-    assert PlaneFit.from_json(json.loads(json.dumps(fit.to_json()))) == fit
+    assert PlaneFit.from_json(json.loads(json.dumps(dataclasses.asdict(fit)))) == fit
     rng = np.random.default_rng(seed)
     east, there = rng.uniform(-1, 1, 200) * fit.half_lon, lat + rng.uniform(-1, 1, 200) * half
-    x, y = fit(east, there)
+    x, y = fit.many(east, there)
     truth = np.stack(plane(east, there))
     assert np.hypot(*(np.stack([x, y]) - truth)).max() <= PROJECTION_ERROR_KM / 10
     for k in range(20):
-        assert fit.one(float(east[k]), float(there[k])) == (x[k], y[k])
-    assert fit.one(fit.half_lon * 1.001, lat) is None
-    assert fit.one(0.0, lat - half * 1.001) is None
+        assert fit.at(float(east[k]), float(there[k])) == (x[k], y[k])
+    assert fit.covers(east, there).all()
+    assert not fit.covers(fit.half_lon * 1.001, lat)
+    assert not fit.covers(0.0, lat - half * 1.001)
     # As a projection: places in the box and outside it, many and one, turned or not.
     ours = PlainProjection(lon, lat, turned, fit=fit)
     places = np.stack([around(lon + 1.5 * east), lat + 1.5 * (there - lat)], axis=-1)
