@@ -1,5 +1,9 @@
-"""An exported city: look up rows, sample reported places, with numpy and the standard library alone."""
+"""An exported city: rows and draws from one file, with NumPy and the standard library alone."""
 
+import hashlib
+import os
+import weakref
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, StoreError
-from mdpext_dask.runtime.city_file import CityFile
-from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.runtime import city_layout
+from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Numbers, Reporter
 from mdpext_dask.runtime.nearest_record import Places
 
 # Of cumulative weights, twice the bytes of the rows; a city of 63,865 records and 100 outputs is 51 MB.
 _CACHE_BYTES = 2**28
+# Large parts of a header that say nothing to people.
+_BULKY = {"grid", "plane_fit", "kept", "outputs", "remap", "sections", "rows_sha256"}
 
 
 def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACHE_BYTES) -> "City":
@@ -25,7 +32,7 @@ def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACH
     path
         The file. It must stay as it is while the city is in use.
     remap
-        Report what the remap says instead of each output; it must have been exported with one.
+        Report what the remap says instead of each output; the city must have been exported with one.
     cache_bytes
         How much of the city is kept in memory once it has been looked up.
 
@@ -40,12 +47,121 @@ def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACH
     return City(content, remap=remap, cache_bytes=cache_bytes)
 
 
+class CityFile:
+    """The file of a city: the header is read at once, rows when they are asked for.
+
+    It stays open and is read by position, so that threads may share it.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    StoreError
+        If there is none, or it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._handle = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
+        weakref.finalize(self, os.close, self._handle)
+        try:
+            self.header, start = city_layout.read_header(self._read, path)
+            sizes = [start, *(size for size, _ in self.header["sections"])]
+            self._offsets = np.cumsum(sizes).tolist()
+            excess = os.fstat(self._handle).st_size - self._offsets[-1]
+            if excess < 0:
+                raise StoreError(f"{path}: is cut short by {-excess} bytes; export it again")
+            if excess:
+                raise StoreError(f"{path}: has {excess} bytes too many; export it again")
+            self._parse()
+        except ValueError:
+            raise StoreError(f"{path}: its header is not one that mdpext export writes") from None
+
+    def _read(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._handle, size, offset)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error.strerror}") from None
+
+    def _parse(self) -> None:
+        header = self.header
+        self.grid = Grid(**{**header["grid"], "refine": tuple(header["grid"]["refine"])})
+        self.metric_p = float(header["metric_p"])
+        shape = self.grid.cells_x, self.grid.cells_y
+        self.kept = np.ones(shape, dtype=bool)
+        if header["kept"] is not None:
+            bits = np.frombuffer(bytes.fromhex(header["kept"]), dtype=np.uint8)
+            self.kept = np.unpackbits(bits, count=shape[0] * shape[1]).astype(bool).reshape(shape)
+        self.projection: PlainProjection | None = None
+        if header["projection"] is not None:
+            fit = None if header["plane_fit"] is None else PlaneFit.from_json(header["plane_fit"])
+            self.projection = PlainProjection(**header["projection"], fit=fit)
+        columns = [np.array(header["outputs"][name], dtype=np.float64) for name in ("lon", "lat", "x", "y")]
+        self.output_lonlat, self.output_xy_km = np.stack(columns[:2], -1), np.stack(columns[2:], -1)
+        self.outputs = len(self.output_xy_km)
+        self.remap = None if header["remap"] is None else np.array(header["remap"], dtype=np.intp)
+        self.tiles = city_layout.Tiles(self.grid, tuple(header["tile_cells"]))
+        sections = 1 if header["packing"] == city_layout.SEED else len(self.tiles)
+        if len(header["sections"]) != sections or len(header["rows_sha256"]) != len(self.tiles):
+            raise ValueError("another number of sections")
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entries of the header that are for people."""
+        return {key: value for key, value in self.header.items() if key not in _BULKY}
+
+    def rows(self, tile: int) -> NDArray[np.float32]:
+        """Return the rows of a tile, as they were certified, float32 of shape (east, north, K).
+
+        Raises
+        ------
+        StoreError
+            If they are not what was exported.
+        """
+        if self.header["packing"] == city_layout.SEED:
+            rows = self.tiles.extended(self._scores, tile)
+        else:
+            x, y = self.tiles.records(tile)
+            packed = self._section(tile)
+            try:
+                rows = city_layout.unpack_rows(packed, (x.stop - x.start, y.stop - y.start, self.outputs))
+            except ValueError:
+                raise StoreError(f"{self.path}: tile {tile} is damaged; export it again") from None
+        if city_layout.rows_sha256(rows) != self.header["rows_sha256"][tile]:
+            raise StoreError(
+                f"{self.path}: tile {tile} does not give the rows that were certified: it is damaged, or "
+                "this processor computes otherwise; export it again, with --packing rows"
+            )
+        return rows
+
+    @cached_property
+    def _scores(self) -> NDArray[np.float64]:
+        """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
+        packed = self._section(0)
+        try:
+            return city_layout.unpack_scores(packed, (*self.grid.seeds_shape, self.outputs))
+        except ValueError:
+            raise StoreError(f"{self.path}: the seed's scores are damaged; export it again") from None
+
+    def _section(self, number: int) -> bytes:
+        size, digest = self.header["sections"][number]
+        content = self._read(size, self._offsets[number])
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise StoreError(f"{self.path}: section {number} is damaged; export it again")
+        return content
+
+
 class City(Reporter):
     """A certified mechanism from a file; made by :func:`open_city`.
 
     It samples as :class:`mdpext_dask.sampling.mechanism.Mechanism` does, from the same bits by the same
-    code; see there for what happens to places outside, and what n draws add up to. Threads may share it, and
-    so may processes after a fork.
+    code; see there for places outside, and for what n draws add up to. Threads may share it, and so may
+    processes after a fork.
     """
 
     def __init__(self, content: CityFile, *, remap: bool, cache_bytes: int) -> None:
@@ -53,15 +169,13 @@ class City(Reporter):
         # Replaced as a whole and never changed, so that threads need no lock, and a fork finds none held.
         self._cache: dict[int, NDArray[np.uint64]] = {}
         self._room = cache_bytes
-        grid, kept, projection = content.grid, content.kept, content.projection
         super().__init__(
-            Places(str(content.path), grid, kept, projection, content.metric_p),
+            Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p),
+            content.header,
             content.output_lonlat,
             content.output_xy_km,
             content.remap if remap else None,
         )
-
-    # --- what it promises -------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -69,32 +183,19 @@ class City(Reporter):
         return self._content.facts()
 
     @property
-    def epsilon_per_km(self) -> float:
-        """Promised ε, in 1/km, for distance on the ground; of a planar city, in the plane."""
-        return float(self._content.header["epsilon_per_km"])
-
-    @property
-    def epsilon_certified(self) -> float:
-        """Certified ε, in 1/km, for distance in the plane."""
-        return float(self._content.header["epsilon_certified"])
-
-    @property
     def max_quantisation_km(self) -> float:
         """Largest distance ρ, in km, from a location in the grid to its record: the store's, and 2 mm.
 
-        These two are what the projection with numpy alone may differ by from the store's: where the two
-        disagree, a place is moved to a record that is the nearest but for that. Two locations at distance d
-        are told apart no better than at ε (d + 2 ρ).
+        The projection with NumPy alone may differ by these 2 mm from the store's: where the two disagree, a
+        place is moved to a record that is the nearest but for that. Two locations at distance d are told
+        apart no better than at ε (d + 2 ρ).
         """
-        rho = float(self._content.header["quantisation_km"])
-        return rho if self.planar else rho + PROJECTION_ERROR_KM
+        return super().max_quantisation_km + (0.0 if self.planar else PROJECTION_ERROR_KM)
 
     @property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: what a sticky answer takes for the identity of the mechanism."""
+        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
         return str(self._content.header["content_sha256"])
-
-    # --- sampling ---------------------------------------------------------------------------------
 
     def row(
         self,
@@ -106,7 +207,7 @@ class City(Reporter):
     ) -> NDArray[np.float64]:
         """Return M(·|x) of the record nearest to a place, float64 of shape (K,), normalised to rounding.
 
-        With a remap, it is what is reported in the end: 0 for outputs that never are.
+        With a remap, these are the probabilities of the reports: 0 for outputs that are never reported.
 
         Parameters
         ----------
@@ -122,8 +223,8 @@ class City(Reporter):
         StoreError
             If its tile is damaged.
         """
-        cumulative = self._cumulative(*self._places.record(self._places.one(lon, lat, x_km, y_km), None))
-        # Whole numbers below 2^62, so that what becomes one output is added up exactly.
+        cumulative = self._cumulative(*self.places.record(self.places.one(lon, lat, x_km, y_km), None))
+        # Whole numbers below 2^62, so that the weights of one report are added up exactly.
         weights = np.zeros(len(cumulative), dtype=np.uint64)
         np.add.at(weights, self._remap, np.diff(cumulative, prepend=np.uint64(0)))
         probability = weights.astype(np.float64)
@@ -131,17 +232,14 @@ class City(Reporter):
 
     def sample_many(self, coordinates: NDArray[np.float64], *, planar: bool = False) -> NDArray[np.float64]:
         """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`."""
-        reported = self._output_xy_km if self.planar else self._output_lonlat
-        return np.asarray(reported[self.sample_points(coordinates, planar=planar)[0]])
+        return self._reported[self.sample_points(coordinates, planar=planar)[0]]
 
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
         tile = self._tiles.of_records(i, j)
-        x, y = self._tiles.records(tile)
-        within = (i - x.start) * (y.stop - y.start) + (j - y.start)
-        return np.asarray(self._cumulative_rows(tile)[within])
+        return np.asarray(self._cumulative_rows(tile)[self._within(tile, i, j)])
 
     def _draw_many(self, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
-        i, j = np.divmod(records, self._places.grid.shape[1])
+        i, j = np.divmod(records, self.places.grid.shape[1])
         tile = self._tiles.of_records(i, j)
         # Tile by tile; numbers of 16 bits are sorted in two passes.
         small = np.uint16 if len(self._tiles) <= 2**16 else np.int64
@@ -150,11 +248,14 @@ class City(Reporter):
         outputs = np.empty(len(records), dtype=np.intp)
         for part in np.split(order, starts[1:]) if len(order) else ():
             number = int(tile[part[0]])
-            x, y = self._tiles.records(number)
-            which = (i[part] - x.start) * (y.stop - y.start) + (j[part] - y.start)
-            cumulative = self._cumulative_rows(number)
+            which, cumulative = self._within(number, i[part], j[part]), self._cumulative_rows(number)
             outputs[part] = pick_rows(cumulative, which, numbers(part, cumulative[which, -1]))
         return outputs
+
+    def _within(self, tile: int, i: Any, j: Any) -> Any:
+        """Return where records (i, j), numbers or arrays, stand among those of their tile."""
+        x, y = self._tiles.records(tile)
+        return (i - x.start) * (y.stop - y.start) + (j - y.start)
 
     def _cumulative_rows(self, tile: int) -> NDArray[np.uint64]:
         """Return the cumulative weights of a tile's records, uint64 of shape (records, K)."""
@@ -176,8 +277,4 @@ class City(Reporter):
         return made
 
     def __repr__(self) -> str:
-        rows, columns = self._places.grid.shape
-        return (
-            f"<City {self._content.path}: {rows} x {columns} records, {len(self._remap)} outputs, "
-            f"epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})>"
-        )
+        return f"<City {self._content.path}: {self._summary()}>"

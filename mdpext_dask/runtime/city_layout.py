@@ -8,18 +8,18 @@
     sections   one after the other, to the last byte of the file
 
 Records are cut into *tiles* of whole source cells, each with the SHA-256 of its rows as float32,
-little-endian, in the order (x, y, output). Either the sections are the seed's log scores, float64,
+little-endian, in the order (x, y, output). Either the only section is the seed's log scores, float64,
 compressed, and a tile is extended from the corners of its cells, as when the store was made; or every tile
-is a section with its rows. Both ways the rows must have the digest noted, or they are not used.
+is a section with its rows. Both ways, rows are used only if their digest is the one in the header.
 """
 
 import hashlib
 import json
 import math
-import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.problem.grid import Grid
 
 MAGIC, VERSION = b"mdpcity\n", 1
@@ -36,12 +37,41 @@ _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # A header has a digest for every tile: the largest city of a million tiles stays below.
 _LARGEST_HEADER = 2**28
-# Best at compressing what is left of rows, at twice the time of the usual 6.
+# The least bytes, at twice the time of the usual 6.
 _LEVEL = 9
 # Differences of this order along both axes are smallest for rows that are smooth between seeds.
 _ORDER = 2
-# Rows of a tile, in bytes; a place that is asked for the first time waits for its tile.
+# Rows of a tile, in bytes; the first draw in a tile waits for all of it.
 _TILE_BYTES = 256 * 2**10
+# What a header must hold; see :func:`_fits`.
+_NUMBER = int | float
+_HEADER: Mapping[str, Any] = {
+    **dict.fromkeys(("epsilon_per_km", "epsilon_certified", "quantisation_km"), _NUMBER),
+    "metric_p": _NUMBER | str,
+    "content_sha256": str,
+    "grid": {
+        **dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER),
+        **dict.fromkeys(("cells_x", "cells_y"), int),
+        "refine": [int],
+    },
+    "kept": str | None,
+    "projection": (None, dict.fromkeys(("centre_lon", "centre_lat"), _NUMBER)),
+    "plane_fit": (
+        None,
+        {
+            **dict.fromkeys(("half_lon", "middle_lat", "half_lat"), _NUMBER),
+            "x": [[_NUMBER]],
+            "y": [[_NUMBER]],
+        },
+    ),
+    # Without a projection there are no degrees; JSON has no NaN.
+    "outputs": {name: [_NUMBER | None] for name in ("lon", "lat", "x", "y")},
+    "remap": (None, [int]),
+    "packing": str,
+    "tile_cells": [int, int],
+    "sections": [[int, str]],
+    "rows_sha256": [str],
+}
 
 
 def encode(header: Mapping[str, Any]) -> bytes:
@@ -51,16 +81,25 @@ def encode(header: Mapping[str, Any]) -> bytes:
     return prefix + hashlib.sha256(prefix + content).digest() + content
 
 
-def read_header(handle: int, path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of an open file, and where the sections begin.
+def read_header(read: Callable[[int, int], bytes], path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and where the sections begin.
+
+    Parameters
+    ----------
+    read
+        Returns at most so many bytes of the file, from an offset on.
+    path
+        What to name in errors.
 
     Raises
     ------
     StoreError
         If the file is no exported city, one of another version, or damaged.
+    ValueError
+        If its header is whole, and not one of an exported city.
     """
     start = _PREFIX.size + _DIGEST_BYTES
-    prefix = os.pread(handle, start, 0)
+    prefix = read(start, 0)
     if not prefix.startswith(MAGIC):
         raise StoreError(f"{path}: not a city made by mdpext export")
     if len(prefix) < start:
@@ -68,11 +107,34 @@ def read_header(handle: int, path: Path) -> tuple[dict[str, Any], int]:
     _, version, length = _PREFIX.unpack(prefix[: _PREFIX.size])
     if version != VERSION:
         raise StoreError(f"{path}: has format {version}, this software reads {VERSION}; export it again")
-    content = os.pread(handle, length, start) if length <= _LARGEST_HEADER else b""
+    content = read(length, start) if length <= _LARGEST_HEADER else b""
     if hashlib.sha256(prefix[: _PREFIX.size] + content).digest() != prefix[_PREFIX.size :]:
         raise StoreError(f"{path}: its header is damaged; export it again")
     header: dict[str, Any] = json.loads(content)
+    if not _fits(header, _HEADER):
+        raise ValueError("not a header")
     return header, start + length
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a JSON value has a shape.
+
+    Parameters
+    ----------
+    shape
+        A type; keys that must be there, with their shapes; a list of the shape of all entries, or of each;
+        or a tuple of shapes of which one will do.
+    """
+    if isinstance(shape, Mapping):
+        return isinstance(value, dict) and all(
+            key in value and _fits(value[key], inner) for key, inner in shape.items()
+        )
+    if isinstance(shape, list):
+        counted = isinstance(value, list) and len(shape) in (1, len(value))
+        return counted and all(map(_fits, value, cycle(shape)))
+    if isinstance(shape, tuple):
+        return any(_fits(value, one) for one in shape)
+    return value is None if shape is None else isinstance(value, shape)
 
 
 def tile_cells(grid: Grid, outputs: int) -> tuple[int, int]:
@@ -94,36 +156,52 @@ class Tiles:
     """
 
     def __init__(self, grid: Grid, cells: tuple[int, int]) -> None:
-        self._grid, self._cells = grid, cells
+        self._factor, self._cells, self._ends = grid.factor, cells, (grid.cells_x, grid.cells_y)
         self.shape = math.ceil(grid.cells_x / cells[0]), math.ceil(grid.cells_y / cells[1])
 
     def __len__(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    def cells(self, tile: int) -> tuple[slice, slice]:
-        """Return the source cells of a tile."""
-        ends = self._grid.cells_x, self._grid.cells_y
+    def _cells_of(self, tile: int) -> tuple[slice, slice]:
         position = divmod(tile, self.shape[1])
-        first = [at * size for at, size in zip(position, self._cells, strict=True)]
-        stop = [min(at + size, end) for at, size, end in zip(first, self._cells, ends, strict=True)]
-        return slice(first[0], stop[0]), slice(first[1], stop[1])
+        x, y = (
+            slice(at * size, min((at + 1) * size, end))
+            for at, size, end in zip(position, self._cells, self._ends, strict=True)
+        )
+        return x, y
 
     def records(self, tile: int) -> tuple[slice, slice]:
         """Return the records of a tile."""
-        factor, ends = self._grid.factor, (self._grid.cells_x, self._grid.cells_y)
         x, y = (
-            slice(part.start * factor, part.stop * factor + (part.stop == end))
-            for part, end in zip(self.cells(tile), ends, strict=True)
+            slice(part.start * self._factor, part.stop * self._factor + (part.stop == end))
+            for part, end in zip(self._cells_of(tile), self._ends, strict=True)
         )
         return x, y
 
     def of_records(self, i: Any, j: Any) -> Any:
         """Return the tiles of records (i, j): numbers, or arrays of one shape."""
-        position = []
-        for record, size, count in zip((i, j), self._cells, self.shape, strict=True):
-            at = record // (size * self._grid.factor)
-            position.append(min(at, count - 1) if isinstance(at, int) else np.minimum(at, count - 1))
-        return position[0] * self.shape[1] + position[1]
+        x, y = (record // (size * self._factor) for record, size in zip((i, j), self._cells, strict=True))
+        # Where the last tile is a full one, the border would be in another.
+        return (x - (x == self.shape[0])) * self.shape[1] + y - (y == self.shape[1])
+
+    def extended(self, scores: NDArray[np.float64], tile: int) -> NDArray[np.float32]:
+        """Return the rows of a tile, extended from the corners of its cells.
+
+        Parameters
+        ----------
+        scores
+            Log scores of the seed, float64 of shape (seeds east, seeds north, K).
+        tile
+            Its number.
+
+        Returns
+        -------
+        float32 of shape (records east, records north, K).
+        """
+        across, along = self._cells_of(tile)
+        x, y = self.records(tile)
+        corners = scores[across.start : across.stop + 1, along.start : along.stop + 1]
+        return extend_log_convex(corners, self._factor)[: x.stop - x.start, : y.stop - y.start]
 
 
 def rows_sha256(rows: NDArray[np.float32]) -> str:
@@ -132,9 +210,8 @@ def rows_sha256(rows: NDArray[np.float32]) -> str:
 
 
 def pack_scores(scores: NDArray[np.float64]) -> bytes:
-    """Compress log scores without loss: all first bytes, all second bytes and so on."""
-    planes = np.ascontiguousarray(scores, dtype="<f8").reshape(-1).view(np.uint8).reshape(-1, 8).T
-    return zlib.compress(np.ascontiguousarray(planes).tobytes(), _LEVEL)
+    """Compress log scores without loss."""
+    return _compressed(np.ascontiguousarray(scores, dtype="<f8"))
 
 
 def unpack_scores(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float64]:
@@ -143,19 +220,16 @@ def unpack_scores(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.floa
     Raises
     ------
     ValueError
-        If that is not what the bytes hold.
+        If the bytes do not hold it.
     """
-    planes = np.frombuffer(inflate(packed, 8 * math.prod(shape)), dtype=np.uint8)
-    scores = np.ascontiguousarray(planes.reshape(8, -1).T).view("<f8").reshape(shape)
-    return scores.astype(np.float64, copy=False)
+    return _decompressed(packed, "<f8", shape).astype(np.float64, copy=False)
 
 
 def pack_rows(rows: NDArray[np.float32]) -> bytes:
     """Compress a tile without loss.
 
     The bit patterns are taken as whole numbers modulo 2^32 and replaced by their second differences along
-    both axes: rows are smooth, so these are small. Then all first bytes, all second bytes and so on are
-    compressed.
+    both axes: rows are smooth, so these are small.
 
     Parameters
     ----------
@@ -168,9 +242,7 @@ def pack_rows(rows: NDArray[np.float32]) -> bytes:
             bits = np.diff(bits, axis=axis, prepend=bits.dtype.type(0))
     # Small negative numbers become small ones: 0, -1, 1, -2 are 0, 1, 2, 3.
     signed = bits.view("<i4")
-    folded = ((signed << 1) ^ (signed >> 31)).astype("<u4")
-    planes = folded.reshape(-1).view(np.uint8).reshape(-1, 4).T
-    return zlib.compress(np.ascontiguousarray(planes).tobytes(), _LEVEL)
+    return _compressed(((signed << 1) ^ (signed >> 31)).astype("<u4"))
 
 
 def unpack_rows(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float32]:
@@ -179,31 +251,31 @@ def unpack_rows(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float3
     Raises
     ------
     ValueError
-        If that is not what the bytes hold.
+        If the bytes do not hold it.
     """
     east, north, outputs = shape
-    planes = np.frombuffer(inflate(packed, 4 * east * north * outputs), dtype=np.uint8)
-    folded = np.ascontiguousarray(planes.reshape(4, -1).T).view("<u4")
-    bits = ((folded >> 1) ^ (0 - (folded & 1))).reshape(outputs, east, north)
+    folded = _decompressed(packed, "<u4", (outputs, east, north))
+    bits = (folded >> 1) ^ (0 - (folded & 1))
     for axis in (2, 1):
         for _ in range(_ORDER):
             bits = np.cumsum(bits, axis=axis, dtype="<u4")
     return np.ascontiguousarray(np.moveaxis(bits, 0, 2)).view("<f4").astype(np.float32, copy=False)
 
 
-def inflate(packed: bytes, size: int) -> bytes:
-    """Return the `size` bytes that were compressed.
+def _compressed(values: NDArray[Any]) -> bytes:
+    """Compress all first bytes, all second bytes and so on."""
+    return zlib.compress(values.reshape(-1).view(np.uint8).reshape(-1, values.itemsize).T.tobytes(), _LEVEL)
 
-    Raises
-    ------
-    ValueError
-        If they are another number, or damaged.
-    """
-    stream = zlib.decompressobj()
+
+def _decompressed(packed: bytes, dtype: str, shape: tuple[int, int, int]) -> NDArray[Any]:
+    """Return what :func:`_compressed` was given; anything else than so many bytes is a ValueError."""
+    width = np.dtype(dtype).itemsize
+    size, stream = width * math.prod(shape), zlib.decompressobj()
     try:
         content = stream.decompress(packed, size + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if len(content) != size or not stream.eof or stream.unused_data:
         raise ValueError("holds another number of bytes")
-    return content
+    planes = np.frombuffer(content, dtype=np.uint8).reshape(width, -1)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(shape)

@@ -1,8 +1,8 @@
-"""From a true place to a reported one, wherever rows are read from, with numpy alone."""
+"""From a true place to a reported one, wherever rows are read from, with NumPy alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,14 @@ Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class Reporter(ABC):
-    """What samples from rows: a subclass says where they are.
+    """Samples from rows; a subclass says where they are.
 
     Parameters
     ----------
     places
         From places to records.
+    attributes
+        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified`` and ``quantisation_km``.
     output_lonlat, output_xy_km
         Where the outputs are, float64 of shape (K, 2).
     remap
@@ -39,35 +41,20 @@ class Reporter(ABC):
     def __init__(
         self,
         places: Places,
+        attributes: Mapping[str, Any],
         output_lonlat: NDArray[np.float64],
         output_xy_km: NDArray[np.float64],
         remap: NDArray[np.intp] | None,
     ) -> None:
-        self._places = places
+        self.places, self._attributes = places, attributes
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
+        self._reported = output_xy_km if self.planar else output_lonlat
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
-
-    # --- what a subclass says ---------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def epsilon_per_km(self) -> float:
-        """Promised ε, in 1/km, for distance on the ground; of a planar mechanism, in the plane."""
-
-    @property
-    @abstractmethod
-    def epsilon_certified(self) -> float:
-        """Certified ε, in 1/km, for distance in the plane."""
-
-    @property
-    @abstractmethod
-    def max_quantisation_km(self) -> float:
-        """Largest distance ρ, in km, from a location in the grid to its record."""
 
     @property
     @abstractmethod
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: what a sticky answer takes for the identity of the mechanism."""
+        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
 
     @abstractmethod
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
@@ -77,12 +64,28 @@ class Reporter(ABC):
     def _draw_many(self, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
         """Draw one output for each of many records, given by flat indices, shape (n,)."""
 
-    # --- the same for all -------------------------------------------------------------------------
+    @property
+    def epsilon_per_km(self) -> float:
+        """Promised ε, in 1/km, for distance on the ground; of a planar mechanism, in the plane."""
+        return float(self._attributes["epsilon_per_km"])
+
+    @property
+    def epsilon_certified(self) -> float:
+        """Certified ε, in 1/km, for distance in the plane."""
+        return float(self._attributes["epsilon_certified"])
+
+    @property
+    def max_quantisation_km(self) -> float:
+        """Largest distance ρ = ‖(h/2, h/2)‖_p, in km, from a location in the grid to its record.
+
+        Two locations at distance d are told apart no better than at ε (d + 2 ρ).
+        """
+        return float(self._attributes["quantisation_km"])
 
     @property
     def metric_p(self) -> float:
         """Exponent of the metric."""
-        return self._places.metric_p
+        return self.places.metric_p
 
     def quantisation_km(self, place_km: float | None = None) -> float:
         """Return ρ', in km: :attr:`max_quantisation_km` where places are first made coarse.
@@ -90,20 +93,20 @@ class Reporter(ABC):
         Parameters
         ----------
         place_km
-            As for :meth:`sample`; without, records are what they are.
+            As for :meth:`sample`; without, places are not made coarse.
 
         Raises
         ------
         SpecError
             If it is not a positive number.
         """
-        finest = self._places.quantisation_km(None)
+        finest = self.places.quantisation_km(None)
         # What ρ has on top of that, such as the error of another projection, ρ' has too.
-        return self._places.quantisation_km(place_km) + max(self.max_quantisation_km - finest, 0.0)
+        return self.places.quantisation_km(place_km) + max(self.max_quantisation_km - finest, 0.0)
 
     @property
     def output_lonlat(self) -> NDArray[np.float64]:
-        """Outputs, lon and lat in degrees, float64 of shape (K, 2); not-a-number where it is planar."""
+        """Outputs, lon and lat in degrees, float64 of shape (K, 2); NaN where the mechanism is planar."""
         return self._output_lonlat.copy()
 
     @property
@@ -114,7 +117,7 @@ class Reporter(ABC):
     @property
     def planar(self) -> bool:
         """Whether places and reports are x and y in km, with no longitude and latitude."""
-        return self._places.projection is None
+        return self.places.projection is None
 
     def sample(
         self,
@@ -130,10 +133,10 @@ class Reporter(ABC):
         place_km: float | None = None,
         entropy_for_tests: Words | None = None,
     ) -> NDArray[np.float64]:
-        """Return `n` independent reported places for one true place, shape (n, 2).
+        """Return `n` independent reported places for one true place, float64 of shape (n, 2).
 
-        They are lon and lat in degrees; of a planar mechanism, x and y in km. Every one of them is a
-        release of its own: n of them together are n ε, not ε.
+        They are lon and lat in degrees; of a planar mechanism, x and y in km. Each is a release of its own:
+        n of them together are n ε, not ε.
 
         Parameters
         ----------
@@ -148,16 +151,16 @@ class Reporter(ABC):
         budget
             Ledger that is charged before anything is drawn.
         place_km
-            Side, in km, of coarse places, to which places are moved first: one that wobbles then is one
-            place, unless it wobbles across a border. :meth:`quantisation_km` is what that costs.
+            Side, in km, of coarse places, to which places are moved first, so that a place that wobbles stays
+            one place unless it crosses a border. :meth:`quantisation_km` says what that costs.
         entropy_for_tests
             Random bits that can be predicted, for tests only.
 
         Raises
         ------
         SpecError
-            If `n` is not a positive whole number, the place is not given in one way, or the arguments do not
-            go together.
+            If `n` is not a positive whole number, the place is not given in one way, or arguments exclude
+            each other.
         BudgetExceeded
             If the user has too few releases left.
         StoreError
@@ -168,26 +171,16 @@ class Reporter(ABC):
         if sticky is not None and n > 1:
             raise SpecError("n: a sticky answer is always the same one")
         users = _named(None if user is None else [user], 1, sticky, budget)
-        i, j = self._places.record(self._places.one(lon, lat, x_km, y_km), place_km)
+        i, j = self.places.record(self.places.one(lon, lat, x_km, y_km), place_km)
         cumulative = self._cumulative(i, j)
-        record = np.array([i * self._places.grid.shape[1] + j])
+        record = np.array([i * self.places.grid.shape[1] + j])
         self._charge(users * int(n), record.repeat(n), sticky, budget)
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
-            drawn = pick(
-                cumulative, sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
-            )
-        reported = self._output_xy_km if self.planar else self._output_lonlat
-        return np.asarray(reported[self._remap[drawn]])
-
-    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
-        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
-        return self._places.holds_degrees(coordinates)
-
-    def holds_swapped(self, coordinates: NDArray[np.float64]) -> bool:
-        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon."""
-        return self._places.holds_swapped(coordinates)
+            below = sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
+            drawn = pick(cumulative, below)
+        return np.asarray(self._reported[self._remap[drawn]])
 
     def sample_points(
         self,
@@ -211,12 +204,12 @@ class Reporter(ABC):
             Whether they are x and y.
         outside
             Rule for places outside the grid, or whose nearest record lies outside the region: ``"nearest"``
-            reports from the nearest record of the whole grid (the guarantee still holds), ``"drop"`` gives -1
+            reports from the nearest record of the whole grid (the guarantee holds), ``"drop"`` gives -1
             (which reveals that the place is outside), ``"error"`` refuses the batch.
         users
             Whose places they are, n names, for `sticky` and `budget`.
         sticky, budget, place_km, entropy_for_tests
-            As for :meth:`sample`. The batch is charged as a whole, before anything is drawn; or not at all.
+            As for :meth:`sample`. The batch is charged before anything is drawn, as a whole or not at all.
 
         Returns
         -------
@@ -231,8 +224,8 @@ class Reporter(ABC):
             If a place is outside and the rule is ``"error"``, or coordinates are not finite numbers, two for
             each place.
         SpecError
-            If the rule is not known, places are in degrees and the mechanism is planar, or the arguments do
-            not go together.
+            If the rule is unknown, places are in degrees and the mechanism is planar, or arguments exclude
+            each other.
         BudgetExceeded
             If a user has too few releases left.
         StoreError
@@ -240,11 +233,11 @@ class Reporter(ABC):
         """
         if outside not in get_args(OutsideRule):
             raise SpecError(f"outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
-        xy = self._places.many(coordinates, planar=planar)
+        xy = self.places.many(coordinates, planar=planar)
         names = _named(users, len(xy), sticky, budget)
-        records, inside = self._places.records(xy, place_km)
+        records, inside = self.places.records(xy, place_km)
         if outside == "error" and not inside.all():
-            place = "grid" if self._places.all_kept else "region"
+            place = "grid" if self.places.all_kept else "region"
             raise DataError(
                 f"points: {int((~inside).sum())} of {len(inside)} lie outside the {place}, the first in "
                 f"row {int(np.argmin(inside)) + 1}; allow it with --outside nearest or drop"
@@ -265,26 +258,29 @@ class Reporter(ABC):
         return outputs, ~inside
 
     def _charge(
-        self,
-        users: Sequence[str],
-        records: NDArray[np.int64],
-        sticky: StickyKey | None,
-        budget: "Charges | None",
+        self, users: list[str], records: NDArray[np.int64], sticky: StickyKey | None, budget: "Charges | None"
     ) -> None:
         if budget is not None and len(records):
             tags = None if sticky is None else release_tags(sticky, self.content_sha256, users, records)
             budget.charge_many(users, self.epsilon_per_km, tags)
 
+    def _summary(self) -> str:
+        rows, columns = self.places.grid.shape
+        return (
+            f"{rows} x {columns} records, {len(self._remap)} outputs, epsilon {self.epsilon_per_km:g}/km "
+            f"(certified {self.epsilon_certified:.6g})"
+        )
+
 
 def _named(
     users: Sequence[str] | None, points: int, sticky: StickyKey | None, budget: "Charges | None"
 ) -> list[str]:
-    """Return the users of points; none where nothing depends on them.
+    """Return the users of points; none without a key or a ledger.
 
     Raises
     ------
     SpecError
-        If they are missing, not wanted, not as many as points, or no texts.
+        If they are missing, not needed, not as many as points, or no texts.
     """
     if sticky is None and budget is None:
         if users is not None:

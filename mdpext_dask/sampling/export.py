@@ -1,10 +1,10 @@
 """Exporting a finished store to one compact file, for :mod:`mdpext_dask.runtime`.
 
-What is sampled from the file is what was certified, bit for bit: the store is held against its receipts
-first, and the digest of every tile's rows goes into the file. Where rows come out of the seed's log scores
-by the log-convex extension, the scores are all that is written, a few bytes for a thousand; the extension
-gives the same bits on every machine, and the digests notice if one ever does not. Any other rows are
-compressed without loss.
+What is sampled from the file is what was certified, bit for bit: the store is first compared with its
+receipts, and the digest of every tile's rows goes into the file. Where the log-convex extension of the seed's
+log scores gives the rows, only the scores are written, a few bytes for a thousand; the extension gives the
+same bits on every machine, and the digests notice if one ever does not. Other rows are compressed without
+loss.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.geodesic import PlaneFit, around
@@ -34,10 +33,8 @@ from mdpext_dask.store.rows import rows_of
 PACKINGS = ("auto", city_layout.SEED, city_layout.ROWS)
 # With fewer records between two seeds, their scores, in float64, take more room than the rows.
 _LEAST_FACTOR = 3
-# Lengths and digests of sections, and digests of the rows of tiles.
-_Written = tuple[list[tuple[int, str]], list[str]]
 _IN_MEMORY = 2**26
-# Around the box, so that places just outside it cost no geodesic either.
+# The fitted box is larger, so that places just outside the grid cost no geodesic either.
 _MARGIN = 1.1
 _SIDE_POINTS = 33
 
@@ -52,19 +49,19 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     output
         Where the file goes, whole or not at all.
     packing
-        ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the former
+        ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the scores
         where they give the rows.
 
     Returns
     -------
-    What was written: its size, and what it says.
+    Size, packing and promise of what was written.
 
     Raises
     ------
     SpecError
-        If the packing is not known, or not one for this store, or the file would lie in the store.
+        If the packing is unknown, or not possible for this store, or the file would lie in the store.
     IncompleteStoreError, GuaranteeViolation
-        If the store is not complete, is refused, or is not what was certified any more.
+        If the store is not complete, is refused, or is no longer what was certified.
     StoreError
         If it cannot be read, or is replaced meanwhile.
     DataError
@@ -81,18 +78,20 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
-        written = None
-        if packing == city_layout.SEED or (packing == "auto" and store.grid.factor >= _LEAST_FACTOR):
-            written = _write_seed(store, tiles, spool)
-            if written is None and packing == city_layout.SEED:
-                raise SpecError(
-                    f"--packing seed: the rows of {url} are not those that its seed extends to; use rows"
-                )
-        packed = city_layout.ROWS if written is None else city_layout.SEED
-        sections, digests = _write_rows(store, tiles, spool) if written is None else written
-        # What has been read since it was verified is of the store that was.
+        wanted = [city_layout.SEED, city_layout.ROWS] if packing == "auto" else [packing]
+        if packing == "auto" and store.grid.factor < _LEAST_FACTOR:
+            wanted.remove(city_layout.SEED)
+        for packed in wanted:
+            written = _write_sections(store, tiles, spool, packed)
+            if written is not None:
+                break
+        else:
+            raise SpecError(
+                f"--packing seed: the rows of {url} are not those that its seed extends to; use rows"
+            )
+        # If the store is still the one that was verified, so is all that has been read since.
         require_same(store)
-        header |= {"packing": packed, "sections": sections, "rows_sha256": digests}
+        header |= {"packing": packed, "sections": written[0], "rows_sha256": written[1]}
         content = city_layout.encode(header)
         size = len(content) + spool.tell()
         spool.seek(0)
@@ -134,7 +133,7 @@ def _header(store: MechanismStore) -> dict[str, Any]:
         "content_sha256": content_of(store),
         "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
         "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
-        # JSON has no word for not-a-number, which is what degrees are on a plane that is nowhere.
+        # JSON has no NaN, which is what degrees are where there is no projection.
         "outputs": {
             short: [v if np.isfinite(v) else None for v in a.tolist()] for short, a in outputs.items()
         },
@@ -144,7 +143,7 @@ def _header(store: MechanismStore) -> dict[str, Any]:
 
 
 def _fitted(store: MechanismStore) -> dict[str, Any] | None:
-    """Return polynomials for the plane around the box, if there are any that are good enough."""
+    """Return polynomials for the plane around the box, if any are good enough."""
     projection, box = store.projection, store.grid.box
     if projection is None:
         return None
@@ -169,33 +168,32 @@ def _fitted(store: MechanismStore) -> dict[str, Any] | None:
     return None if fit is None else asdict(fit)
 
 
-def _write_seed(store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes]) -> _Written | None:
-    """Write the seed's scores, or answer None where they do not give the rows."""
-    scores = store.read("seed/score")
+def _write_sections(
+    store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes], packing: str
+) -> tuple[list[tuple[int, str]], list[str]] | None:
+    """Write the seed's scores, or the rows of all tiles; None where the scores do not give the rows.
+
+    Returns
+    -------
+    Lengths and digests of the sections, and digests of the rows of the tiles.
+    """
+    sections: list[tuple[int, str]] = []
     digests = []
+
+    def write(section: bytes) -> None:
+        spool.write(section)
+        sections.append((len(section), hashlib.sha256(section).hexdigest()))
+
+    scores = store.read("seed/score") if packing == city_layout.SEED else None
     for tile, rows in _rows_of_tiles(store, tiles):
-        across, along = tiles.cells(tile)
-        corners = scores[across.start : across.stop + 1, along.start : along.stop + 1]
-        fine = extend_log_convex(corners, store.grid.factor)[: rows.shape[0], : rows.shape[1]]
-        if not np.array_equal(fine.view(np.uint32), rows.view(np.uint32)):
+        if scores is None:
+            write(city_layout.pack_rows(rows))
+        elif not np.array_equal(tiles.extended(scores, tile).view(np.uint32), rows.view(np.uint32)):
             return None
         digests.append(city_layout.rows_sha256(rows))
-    return [_written(city_layout.pack_scores(scores), spool)], digests
-
-
-def _write_rows(store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes]) -> _Written:
-    """Write the compressed rows of all tiles."""
-    sections, digests = [], []
-    for _, rows in _rows_of_tiles(store, tiles):
-        sections.append(_written(city_layout.pack_rows(rows), spool))
-        digests.append(city_layout.rows_sha256(rows))
+    if scores is not None:
+        write(city_layout.pack_scores(scores))
     return sections, digests
-
-
-def _written(section: bytes, spool: IO[bytes]) -> tuple[int, str]:
-    """Write a section, and return its length and digest."""
-    spool.write(section)
-    return len(section), hashlib.sha256(section).hexdigest()
 
 
 def _rows_of_tiles(

@@ -246,10 +246,12 @@ class _Drawing:
             counted.degrees_for_km
             and chunk.planar
             and bool(was_outside.all())
-            and self.mechanism.holds_degrees(chunk.coordinates)
+            and self.mechanism.places.holds_degrees(chunk.coordinates)
         )
         counted.swapped = (
-            counted.swapped and bool(was_outside.all()) and self.mechanism.holds_swapped(chunk.coordinates)
+            counted.swapped
+            and bool(was_outside.all())
+            and self.mechanism.places.holds_swapped(chunk.coordinates)
         )
         mistaken = counted.degrees_for_km or counted.swapped
         # Of an earlier chunk, perhaps, whose points looked like degrees.

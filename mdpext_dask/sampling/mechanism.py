@@ -1,4 +1,4 @@
-"""A finished mechanism: look up rows, sample reported places."""
+"""A finished mechanism: look up rows, sample reported places, show it in a notebook."""
 
 from functools import cached_property
 from pathlib import Path
@@ -7,18 +7,20 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError
+from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import integer_weights
 from mdpext_dask.runtime.location_sampler import Numbers, OutsideRule, Reporter
 from mdpext_dask.runtime.nearest_record import Places
 from mdpext_dask.sampling.row_cache import RowCache, draw_many, require_same
-from mdpext_dask.sampling.show import card_of, column_of
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, read_remap
 from mdpext_dask.store.rows import rows_at
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
+
+_PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
 def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False) -> "Mechanism":
@@ -29,7 +31,7 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     url
         Local path or URL.
     verify
-        Also look for whatever has changed since it was certified: :func:`mdpext_dask.store.integrity.verify`.
+        Also look for any change since it was certified: :func:`mdpext_dask.store.integrity.verify`.
     remap
         Report what the store's remap says instead of each output; see
         :mod:`mdpext_dask.sampling.remap_store`.
@@ -80,20 +82,18 @@ class Mechanism(Reporter):
 
     A location is first moved to its nearest record, at most `max_quantisation_km` away. Locations outside
     the grid, anywhere on Earth, are moved to its border first, in a way that increases no distance between
-    two of them. Locations in the grid whose nearest record lies outside the region are reported from that
-    record all the same: the mechanism covers the whole rectangle, and what is not stored of it is extended
-    from the seed.
+    two of them. A location in the grid whose nearest record lies outside the region is reported from that
+    record: the mechanism covers the whole rectangle, and rows that are not stored are extended from the seed.
 
-    With a remap, another output may be reported instead of one that is drawn. That is post-processing: the
-    guarantee stays what it is, whatever the remap says.
+    With a remap, another output may be reported instead of the one that is drawn. That is post-processing:
+    the guarantee holds for any remap.
 
-    A store that is replaced, refused or deleted while it is open gives no rows any more but those that have
-    been read; there is an error that says so.
+    When a store is replaced, refused or deleted while it is open, only rows that have been read already are
+    used; reading any other is an error.
 
-    Every draw is a release of its own, and n of them are n ε. Two things help those who report again and
-    again: with a key (`sticky`) a user's answer at a record is always the same
-    (:mod:`mdpext_dask.runtime.sticky`), and a ledger (`budget`) refuses what exceeds a number of releases
-    (:mod:`mdpext_dask.runtime.ledger`).
+    Each draw is a release of its own, and n of them are n ε. For repeated reports there are sticky answers
+    (`sticky`, :mod:`mdpext_dask.runtime.sticky`): with a key, a user's answer at a record is always the same;
+    and ledgers (`budget`, :mod:`mdpext_dask.runtime.ledger`), which refuse releases beyond a limit.
 
     A mechanism from a loss file that does not say where on Earth its plane lies is *planar*: places and
     reports are x and y in km, and so is the distance of the promise.
@@ -103,6 +103,7 @@ class Mechanism(Reporter):
         self._store, self._rows = store, RowCache(store)
         super().__init__(
             Places(store.url, store.grid, store.kept, store.projection, store.metric_p),
+            store.attributes,
             np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1),
             store.output_xy_km(),
             remap,
@@ -113,27 +114,9 @@ class Mechanism(Reporter):
         """Where the store is: its path or URL."""
         return self._store.url
 
-    @property
-    def epsilon_per_km(self) -> float:
-        """Promised ε, in 1/km, for distance on the ground; of a planar mechanism, in the plane."""
-        return float(self._store.attributes["epsilon_per_km"])
-
-    @property
-    def epsilon_certified(self) -> float:
-        """Certified ε, in 1/km, for distance in the plane."""
-        return float(self._store.attributes["epsilon_certified"])
-
-    @property
-    def max_quantisation_km(self) -> float:
-        """Largest distance ρ = ‖(h/2, h/2)‖_p, in km, from a location in the grid to its record.
-
-        Two locations at distance d are told apart no better than at ε (d + 2 ρ).
-        """
-        return float(self._store.attributes["quantisation_km"])
-
     @cached_property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: what a sticky answer takes for the identity of the mechanism.
+        """Digest of the certified bytes: for sticky answers, the identity of the mechanism.
 
         Raises
         ------
@@ -160,7 +143,7 @@ class Mechanism(Reporter):
     ) -> xr.DataArray:
         """Return M(·|x) of the record nearest to a place, float64 over outputs, normalised to rounding.
 
-        With a remap, it is what is reported in the end: 0 for outputs that never are.
+        With a remap, these are the probabilities of the reports: 0 for outputs that are never reported.
 
         Parameters
         ----------
@@ -174,12 +157,12 @@ class Mechanism(Reporter):
         SpecError
             If the place is not given in one of these ways.
         StoreError
-            If the row cannot be read, or the store is not the one any more that was opened.
+            If the row cannot be read, or the store is no longer the one that was opened.
         """
-        i, j = self._places.record(self._places.one(lon, lat, x_km, y_km), None)
+        i, j = self.places.record(self.places.one(lon, lat, x_km, y_km), None)
         stored = rows_at(self._store, np.array([i]), np.array([j]))[0]
         require_same(self._store)
-        # Whole numbers below 2^62, so that what becomes one output is added up exactly.
+        # Whole numbers below 2^62, so that the weights of one report are added up exactly.
         weights = merge_columns(integer_weights(stored), self._remap).astype(np.float64)
         return xr.DataArray(
             weights / weights.sum(),
@@ -190,31 +173,47 @@ class Mechanism(Reporter):
                 "output_lat": ("output", self._output_lonlat[:, 1]),
                 "output_x": ("output", self._output_xy_km[:, 0]),
                 "output_y": ("output", self._output_xy_km[:, 1]),
-                "x": float(self._places.grid.x_km()[i]),
-                "y": float(self._places.grid.y_km()[j]),
+                "x": float(self.places.grid.x_km()[i]),
+                "y": float(self.places.grid.y_km()[j]),
             },
             name="probability",
-            attrs={"long_name": "probability of reporting the output", "units": "1"},
+            attrs=_PROBABILITY,
         )
 
     def column(self, output: int, *, step: int = 1) -> xr.DataArray:
-        """Return M(y|·) of one output over the records, float64, as stored; not-a-number where none is.
+        """Return M(y|·) of one output over the records, float64, as stored; NaN where no row is stored.
 
-        The whole store is read. With a remap, it is how likely the output is reported in the end.
+        The whole store is read. With a remap, these are the probabilities that the output is reported.
 
         Parameters
         ----------
         output
             Which output, from 0.
         step
-            Leaves out all records but every `step`-th along both axes.
+            Take every `step`-th record along both axes.
 
         Raises
         ------
         SpecError
             If there is no such output, or `step` is less than 1.
         """
-        return column_of(self._store, self._remap, output, step)
+        for name, value, least in (("output", output, 0), ("step", step, 1)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                raise SpecError(f"{name}: must be a whole number of at least {least}, got {value!r}")
+        if output >= len(self._remap):
+            raise SpecError(f"output: {output} is not one of 0 to {len(self._remap) - 1}")
+        every = slice(None, None, step)
+        x, y = self.places.grid.x_km()[::step], self.places.grid.y_km()[::step]
+        total = np.zeros((len(x), len(y)))
+        for source in np.flatnonzero(self._remap == output).tolist():
+            total += self._store.read("probability", every, every, slice(source, source + 1))[..., 0]
+        return xr.DataArray(
+            total,
+            dims=("x", "y"),
+            coords={"x": x, "y": y, "output": int(output)},
+            name="probability",
+            attrs=_PROBABILITY,
+        )
 
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
         return self._rows.cumulative(i, j)
@@ -224,11 +223,24 @@ class Mechanism(Reporter):
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the promise, the proof, the size; prior and outputs on a map."""
-        return card_of(self._store)
+        store, attributes, grid = self._store, self._attributes, self.places.grid
+        where = "in the plane of its file" if self.planar else "on the ground"
+        loss, inside = attributes.get("loss_km"), attributes.get("records_inside", grid.records)
+        rows = [
+            ("store", store.url),
+            ("promised", f"ε = {self.epsilon_per_km:g} per km {where}, metric p = {self.metric_p:g}"),
+            ("certified", f"ε = {self.epsilon_certified:.6g} per km in the plane, over all pairs of records"),
+            ("records", f"{' x '.join(map(str, grid.shape))}, {inside:,} in the region"),
+            ("outputs", f"{store.outputs:,}"),
+            ("to the nearest record", f"at most {1000 * self.max_quantisation_km:.3g} m"),
+            *([] if loss is None else [("expected loss", f"{loss:.4g} km")]),
+        ]
+        picture = ""
+        if grid.records <= MOST_READ:
+            densities, step = prior_in_squares(np.asarray(store.read("prior"), dtype=np.float64), grid)
+            outputs = self._output_xy_km[:MOST_DOTS]
+            picture = small_map(grid.box, densities, step * grid.spacing_km, outputs)
+        return card("Location mechanism", rows, picture)
 
     def __repr__(self) -> str:
-        rows, columns = self._places.grid.shape
-        return (
-            f"<Mechanism {self._store.url}: {rows} x {columns} records, {len(self._output_lonlat)} "
-            f"outputs, epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})>"
-        )
+        return f"<Mechanism {self._store.url}: {self._summary()}>"

@@ -19,15 +19,15 @@ from mdpext_dask.store.rows import rows_at, rows_of
 _CACHE_BYTES, _LEAST_CHUNKS = 64 * 2**20, 4
 # Weights that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
-# What a store says of itself that is another once it is another store, or none that is finished.
+# Attributes that change when a store is replaced or is no longer finished.
 _IDENTITY = ("state", "fingerprint", "chunk_hashes")
 
 
 def require_same(store: MechanismStore) -> None:
-    """Refuse rows that have just been read if the store is not, or no longer, the one that was opened.
+    """Refuse rows that have just been read if the store is no longer the one that was opened.
 
-    Whoever replaces a store says first that it is not finished, and last that it is: if it says now what it
-    said when it was opened, then rows that were read before are of the store that was certified.
+    A store that is replaced is first marked as unfinished, and as finished last. So if its attributes are now
+    what they were when it was opened, rows that were read in between are those that were certified.
 
     Raises
     ------
@@ -40,15 +40,15 @@ def require_same(store: MechanismStore) -> None:
     if not isinstance(now, Mapping) or any(now.get(key) != then.get(key) for key in _IDENTITY):
         raise StoreError(
             f"{store.url}: is not the store any more that was opened: it has been replaced, refused or "
-            "deleted, or is being worked on; open it again"
+            "deleted, or a run is working on it; open it again"
         )
 
 
 class RowCache:
-    """Rows of single records; the chunks that they lie in are kept, those asked for last.
+    """Rows of single records; the chunks that were used last are kept.
 
-    What has been read stays as it was, whatever happens to the store; nothing is read of another that is put
-    in its place. Threads may share one, and child processes.
+    Rows that have been read stay as they were, whatever happens to the store; rows of another store in its
+    place are refused. Threads may share a cache, and child processes.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class RowCache:
 
 
 def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
-    """Draw one output for each of many records, every row looked up once, and every chunk about once.
+    """Draw one output for each of many records; every row is read once, and every chunk about once.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     records
         Flat indices of the records, int64 of shape (n,).
     numbers
-        What is compared with the cumulative weights.
+        Gives the random numbers that are compared with the cumulative weights.
 
     Returns
     -------
@@ -132,6 +132,6 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
         start, end = np.searchsorted(places, (first, first + len(rows)))
         part, row = draws[start:end], places[start:end] - first
         outputs[part] = pick_rows(cumulative, row, numbers(part, cumulative[row, -1]))
-    # Nothing leaves before; once for all of them, as what was replaced is replaced for good.
+    # Once for all of them, before any draw is returned: a store that was replaced stays replaced.
     require_same(store)
     return outputs

@@ -31,7 +31,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.runtime import City, city_file, city_layout, open_city
+from mdpext_dask.runtime import City, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
@@ -132,14 +132,14 @@ def test_how_it_is_packed(
     assert packings == {"plain": "seed", "rows": "rows", "region": "rows", "planar": "rows"}
     assert cities["plain"].stat().st_size < cities["rows"].stat().st_size
     # As for rows that are made otherwise: one bit of one of them is another.
-    real = export.extend_log_convex
+    real = city_layout.extend_log_convex
 
     def other(scores: np.ndarray, factor: int) -> np.ndarray:
         rows = real(scores, factor)
         rows[-2, -2, -1] = np.nextafter(rows[-2, -2, -1], np.float32(1))
         return rows
 
-    monkeypatch.setattr(export, "extend_log_convex", other)
+    monkeypatch.setattr(city_layout, "extend_log_convex", other)
     assert export_city(stores["plain"], tmp_path / "c.mdp")["packing"] == "rows"
     assert (tmp_path / "c.mdp").read_bytes() == cities["rows"].read_bytes()
     message = error_of(SpecError, lambda: export_city(stores["plain"], tmp_path / "d.mdp", "seed"))
@@ -437,7 +437,7 @@ def test_a_processor_that_computes_otherwise_is_noticed(
     cities: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is whole, and what is made of it has one bit that was not certified."""
-    original = city_file.extend_log_convex
+    original = city_layout.extend_log_convex
 
     def otherwise(scores: NDArray[np.float64], factor: int) -> NDArray[np.float32]:
         rows = original(scores, factor)
@@ -446,8 +446,8 @@ def test_a_processor_that_computes_otherwise_is_noticed(
 
     city = open_city(cities["plain"])
     assert city.facts["packing"] == city_layout.SEED
-    monkeypatch.setattr(city_file, "extend_log_convex", otherwise)
-    x, y = city._places.grid.x_km()[1], city._places.grid.y_km()[1]
+    monkeypatch.setattr(city_layout, "extend_log_convex", otherwise)
+    x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
     message = error_of(StoreError, lambda: city.sample(x_km=float(x), y_km=float(y)))
     assert "does not give the rows that were certified" in message
 
@@ -517,7 +517,7 @@ def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
 
     city = open_city(cities["rows"])
     rewritten(cities["rows"], copy, spoil)
-    x, y = city._places.grid.x_km()[1], city._places.grid.y_km()[1]
+    x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
     message = error_of(GuaranteeViolation, lambda: open_city(copy).sample(x_km=float(x), y_km=float(y)))
     assert message.startswith(f"{copy}: a stored row is damaged")
 

@@ -66,7 +66,7 @@ def around(n: int, seed: int = 0) -> NDArray[np.float64]:
 
 def record_of(mechanism: Mechanism, lon: float, lat: float) -> tuple[int, int]:
     row = mechanism.row(lon=lon, lat=lat)
-    grid = mechanism._places.grid
+    grid = mechanism.places.grid
     return (
         int(np.argmin(np.abs(grid.x_km() - float(row.x)))),
         int(np.argmin(np.abs(grid.y_km() - float(row.y)))),
@@ -89,7 +89,7 @@ def test_a_sticky_answer_is_the_one_that_the_key_says(mechanism: Mechanism, stor
         key = hmac.digest(
             KEY.secret, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256"
         )
-        place = (i * mechanism._places.grid.shape[1] + j).to_bytes(8, "big")
+        place = (i * mechanism.places.grid.shape[1] + j).to_bytes(8, "big")
         words = [
             int.from_bytes(block[k : k + 8], "little")
             for counter in range(9)
@@ -306,13 +306,13 @@ def test_steps_and_radius() -> None:
 def test_coarse_places_cost_what_is_reported(mechanism: Mechanism) -> None:
     """Over all pairs of places: the log ratio is at most ε (d + 2ρ'), and ρ is not enough."""
     plain, coarse = mechanism.quantisation_km(), mechanism.quantisation_km(2.0)
-    spacing = mechanism._places.grid.spacing_km
+    spacing = mechanism.places.grid.spacing_km
     assert plain == mechanism.max_quantisation_km == pytest.approx(spacing / math.sqrt(2))
     assert coarse == pytest.approx(3 * plain)
     xy = np.random.default_rng(3).uniform(-4, 4, (300, 2))
-    i, j = mechanism._places.grid.coarse_records(xy, 3)
+    i, j = mechanism.places.grid.coarse_records(xy, 3)
     to_record = np.hypot(
-        mechanism._places.grid.x_km()[i] - xy[:, 0], mechanism._places.grid.y_km()[j] - xy[:, 1]
+        mechanism.places.grid.x_km()[i] - xy[:, 0], mechanism.places.grid.y_km()[j] - xy[:, 1]
     )
     assert plain < to_record.max() <= coarse
     logs = np.log(integer_weights(rows_at(mechanism._store, i, j)) / 2.0**60)
@@ -323,7 +323,7 @@ def test_coarse_places_cost_what_is_reported(mechanism: Mechanism) -> None:
 
 
 def test_a_place_that_wobbles_is_one_place(mechanism: Mechanism, budget: ReleaseBudget) -> None:
-    x, y = float(mechanism._places.grid.x_km()[6]), float(mechanism._places.grid.y_km()[6])
+    x, y = float(mechanism.places.grid.x_km()[6]), float(mechanism.places.grid.y_km()[6])
     wobble = np.random.default_rng(1).uniform(-0.9, 0.9, (50, 2))
     places = np.array([x, y]) + wobble  # of a coarse place of 3 × 0.667 km: none further than 1 km
     arguments: dict[str, Any] = {"users": ["anna"] * 50, "sticky": KEY, "planar": True}
@@ -358,8 +358,8 @@ def test_places_anywhere_on_earth_alone_and_together(
 
 @given(st.floats(LON - 0.2, LON + 0.2), st.floats(LAT - 0.2, LAT + 0.2))
 def test_one_point_is_projected_as_many_are(mechanism: Mechanism, lon: float, lat: float) -> None:
-    assert mechanism._places.one(lon, lat, None, None) == tuple(
-        mechanism._places.in_plane(np.array([[lon, lat]]))[0].tolist()
+    assert mechanism.places.one(lon, lat, None, None) == tuple(
+        mechanism.places.in_plane(np.array([[lon, lat]]))[0].tolist()
     )
 
 
@@ -443,7 +443,7 @@ def test_a_chunk_is_read_once(store: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_record_of_every_chunk_is_found(mechanism: Mechanism) -> None:
     """The last chunks, too, which are not whole."""
-    rows, columns = mechanism._places.grid.shape
+    rows, columns = mechanism.places.grid.shape
     i, j = (index.ravel() for index in np.indices((rows, columns)))
     expected = np.cumsum(integer_weights(rows_at(mechanism._store, i, j)), axis=1, dtype=np.uint64)
     found = [mechanism._rows.cumulative(int(a), int(b)) for a, b in zip(i, j, strict=True)]
