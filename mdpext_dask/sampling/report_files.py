@@ -1,10 +1,9 @@
 """Reported places into files: CSV, Parquet and GeoJSON, a chunk at a time.
 
-The suffix says which, as for points that are read (:mod:`mdpext_dask.readers.point_files`). All of them hold
-the same: the row of the input, from 0, the number of the output, and where that is. Outputs are few, so what
-is written of each of them is put into words once; numbers are written so that reading gives the same bits.
-Nothing of the input is written but the user's name, where that is asked for: no bounds, no times, no names
-of files.
+The suffix says which, as for points that are read (:mod:`mdpext_dask.readers.point_files`). A report is the
+row of the input, from 0, the number of the output, and where that is. Outputs are few, so the text of each is
+made once; numbers are written so that reading gives the same bits. Of the input only the user's name is
+written, and only on request: no bounds, no times, no names of files.
 """
 
 import bz2
@@ -12,8 +11,10 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,16 +29,22 @@ from mdpext_dask.readers.tables import LONLAT, PLANAR
 ROW, OUTPUT = "row", "output"
 # What a column of users must not be called.
 RESERVED = (ROW, OUTPUT, *LONLAT, *PLANAR)
-# Fast, and within a few percent of what the best would give.
+# Fast, and within a few percent of the best.
 _GZIP_LEVEL = 4
+# Streams that compress, without a name or a time.
+_PACKERS: dict[str, Callable[[IO[bytes]], AbstractContextManager[Any]]] = {
+    ".gz": lambda file: gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0),
+    ".bz2": partial(bz2.open, mode="wb"),
+    ".xz": partial(lzma.open, mode="wb"),
+}
 
-# Writes some reports: rows of the input, from 0, and numbers of the outputs, each of shape (n,), and who they
-# are of: n names, or None.
+# Writes some reports: rows of the input, from 0, and numbers of the outputs, each of shape (n,), and whose
+# they are: n names, or None.
 Write = Callable[[NDArray[np.intp], NDArray[np.intp], Sequence[str] | None], Any]
 
 
 def check_report_file(path: Path, *, planar: bool) -> None:
-    """Refuse a name that stands for a format in which reports cannot be written.
+    """Refuse a file whose suffix says a format in which reports cannot be written.
 
     Parameters
     ----------
@@ -49,8 +56,8 @@ def check_report_file(path: Path, *, planar: bool) -> None:
     Raises
     ------
     SpecError
-        If GeoJSON, which knows degrees only, is asked for places without any, or an archive, or the library
-        that writes the format is missing.
+        If it is GeoJSON, which is in degrees, and the mechanism is planar; if it is an archive; or if the
+        library that writes the format is missing.
     """
     kind = format_of(path)
     if kind.startswith("geojson") and planar:
@@ -63,9 +70,9 @@ def check_report_file(path: Path, *, planar: bool) -> None:
 
 @contextmanager
 def reports_into(
-    file: IO[bytes], path: Path, places: NDArray[np.float64], *, planar: bool, user_column: str | None = None
+    file: IO[bytes], path: Path, places: NDArray[np.float64], planar: bool, user_column: str | None = None
 ) -> Iterator[Write]:
-    """Give a function that writes reports, in the format that a name stands for.
+    """Give a function that writes reports, in the format that the suffix of a name says.
 
     Parameters
     ----------
@@ -78,75 +85,59 @@ def reports_into(
     planar
         Whether they are x and y.
     user_column
-        What the column of users is called, if there is one.
+        Name of the column of users, if there is one.
     """
     kind = format_of(path)
     columns = PLANAR if planar else LONLAT
     if kind == "parquet":
         with _parquet(file, places, columns, user_column) as write:
             yield write
-        return
-    if kind == "csv":
-        user = [] if user_column is None else [_cell(user_column)]
-        head, tail = ",".join([ROW, *user, OUTPUT, *columns]) + "\n", ""
-        words = _csv_words(places)
     else:
-        lines = kind == "geojson-lines"
-        head, tail = ("", "") if lines else ('{"type":"FeatureCollection","features":[\n', "\n]}\n")
-        words = _feature_words(places, user_column, lines=lines)
-    with _packed(file, path) as stream:
-        stream.write(head.encode())
-        yield lambda *reports: stream.write(words.of(*reports))
-        stream.write(tail.encode())
+        form = _csv(places, columns, user_column) if kind == "csv" else _geojson(places, kind, user_column)
+        pack = _PACKERS.get(path.suffix.lower(), nullcontext)
+        with pack(file) as stream:
+            yield from _text(stream, form)
 
 
-@dataclass
-class _Words:
-    """How a text format says a report: before the row, after it, and between reports.
+@dataclass(frozen=True)
+class _Form:
+    """A text format.
 
     Parameters
     ----------
-    before, between
-        The same for every report.
+    head, before, between, tail
+        Texts before all reports, before the row of each, between reports, and after all.
     user
         Puts a name into words.
     after
-        What is said of each output.
+        For each output, the rest of a report of it.
     """
 
+    head: str
     before: str
     between: str
+    tail: str
     user: Callable[[str], str]
     after: list[str]
-    started: bool = False
-
-    def of(self, rows: NDArray[np.intp], outputs: NDArray[np.intp], users: Sequence[str] | None) -> bytes:
-        """Return some reports as text."""
-        before, after = self.before, self.after
-        numbered = zip(rows.tolist(), outputs.tolist(), strict=True)
-        if users is None:
-            reports = [f"{before}{row}{after[k]}" for row, k in numbered]
-        else:
-            named = zip(numbered, map(self.user, users), strict=True)
-            reports = [f"{before}{row}{user}{after[k]}" for (row, k), user in named]
-        start = self.between if self.started and reports else ""
-        self.started |= bool(reports)
-        return (start + self.between.join(reports)).encode()
 
 
-def _csv_words(places: NDArray[np.float64]) -> _Words:
+def _csv(places: NDArray[np.float64], columns: Sequence[str], user_column: str | None) -> _Form:
+    user = [] if user_column is None else [_cell(user_column)]
+    head = ",".join([ROW, *user, OUTPUT, *columns]) + "\n"
     after = [f",{k},{a!r},{b!r}\n" for k, (a, b) in enumerate(places.tolist())]
-    return _Words("", "", lambda name: f",{_cell(name)}", after)
+    return _Form(head, "", "", "", lambda name: f",{_cell(name)}", after)
 
 
-def _feature_words(places: NDArray[np.float64], user_column: str | None, *, lines: bool) -> _Words:
-    key, end = json.dumps(user_column), "\n" if lines else ""
+def _geojson(places: NDArray[np.float64], kind: str, user_column: str | None) -> _Form:
+    head, between, end, tail = '{"type":"FeatureCollection","features":[\n', ",\n", "", "\n]}\n"
+    if kind == "geojson-lines":
+        head, between, end, tail = "", "", "\n", ""
     after = [
         f',"output":{k}}},"geometry":{{"type":"Point","coordinates":[{a!r},{b!r}]}}}}{end}'
         for k, (a, b) in enumerate(places.tolist())
     ]
-    before = '{"type":"Feature","properties":{"row":'
-    return _Words(before, "" if lines else ",\n", lambda name: f",{key}:{json.dumps(name)}", after)
+    before, key = '{"type":"Feature","properties":{"row":', json.dumps(user_column)
+    return _Form(head, before, between, tail, lambda name: f",{key}:{json.dumps(name)}", after)
 
 
 def _cell(text: str) -> str:
@@ -155,21 +146,21 @@ def _cell(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if needs else text
 
 
-@contextmanager
-def _packed(file: IO[bytes], path: Path) -> Iterator[Any]:
-    """Give a stream that compresses as the suffix says, without noting a name or a time."""
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
-            yield packed
-    elif suffix == ".bz2":
-        with bz2.BZ2File(file, "wb") as packed:
-            yield packed
-    elif suffix == ".xz":
-        with lzma.LZMAFile(file, "wb") as packed:
-            yield packed
-    else:
-        yield file
+def _text(stream: Any, form: _Form) -> Iterator[Write]:
+    started = False
+
+    def write(rows: NDArray[np.intp], outputs: NDArray[np.intp], users: Sequence[str] | None) -> None:
+        nonlocal started
+        named = repeat("", len(rows)) if users is None else map(form.user, users)
+        numbered = zip(rows.tolist(), named, outputs.tolist(), strict=True)
+        reports = [f"{form.before}{row}{user}{form.after[k]}" for row, user, k in numbered]
+        start = form.between if started and reports else ""
+        started |= bool(reports)
+        stream.write((start + form.between.join(reports)).encode())
+
+    stream.write(form.head.encode())
+    yield write
+    stream.write(form.tail.encode())
 
 
 @contextmanager
@@ -185,14 +176,8 @@ def _parquet(
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
 
         def write(rows: NDArray[np.intp], outputs: NDArray[np.intp], users: Sequence[str] | None) -> None:
-            named = [] if users is None else [pa.array(users, pa.string())]
-            where = places[outputs]
-            arrays = [
-                pa.array(rows, pa.int64()),
-                *named,
-                pa.array(outputs.astype(np.int32)),
-                *(pa.array(where[:, axis]) for axis in (0, 1)),
-            ]
+            values = [rows, *([] if users is None else [users]), outputs, *places[outputs].T]
+            arrays = [pa.array(value, field.type) for value, field in zip(values, schema, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
         yield write
