@@ -43,27 +43,23 @@ _LEVEL = 9
 _ORDER = 2
 # Rows of a tile, in bytes; the first draw in a tile waits for all of it.
 _TILE_BYTES = 256 * 2**10
-# What a header must hold; see :func:`_fits`.
+# Shapes of JSON values; see :func:`_fits`.
 _NUMBER = int | float
+_GRID = dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER) | {
+    "cells_x": int,
+    "cells_y": int,
+    "refine": [int],
+}
+_CENTRE = {"centre_lon": _NUMBER, "centre_lat": _NUMBER}
+_FIT = {"half_lon": _NUMBER, "middle_lat": _NUMBER, "half_lat": _NUMBER, "x": [[_NUMBER]], "y": [[_NUMBER]]}
 _HEADER: Mapping[str, Any] = {
     **dict.fromkeys(("epsilon_per_km", "epsilon_certified", "quantisation_km"), _NUMBER),
     "metric_p": _NUMBER | str,
     "content_sha256": str,
-    "grid": {
-        **dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER),
-        **dict.fromkeys(("cells_x", "cells_y"), int),
-        "refine": [int],
-    },
+    "grid": _GRID,
     "kept": str | None,
-    "projection": (None, dict.fromkeys(("centre_lon", "centre_lat"), _NUMBER)),
-    "plane_fit": (
-        None,
-        {
-            **dict.fromkeys(("half_lon", "middle_lat", "half_lat"), _NUMBER),
-            "x": [[_NUMBER]],
-            "y": [[_NUMBER]],
-        },
-    ),
+    "projection": (None, _CENTRE),
+    "plane_fit": (None, _FIT),
     # Without a projection there are no degrees; JSON has no NaN.
     "outputs": {name: [_NUMBER | None] for name in ("lon", "lat", "x", "y")},
     "remap": (None, [int]),
@@ -125,13 +121,11 @@ def _fits(value: Any, shape: Any) -> bool:
         A type; keys that must be there, with their shapes; a list of the shape of all entries, or of each;
         or a tuple of shapes of which one will do.
     """
-    if isinstance(shape, Mapping):
-        return isinstance(value, dict) and all(
-            key in value and _fits(value[key], inner) for key, inner in shape.items()
-        )
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(k in value and _fits(value[k], shape[k]) for k in shape)
     if isinstance(shape, list):
-        counted = isinstance(value, list) and len(shape) in (1, len(value))
-        return counted and all(map(_fits, value, cycle(shape)))
+        of_length = isinstance(value, list) and len(shape) in (1, len(value))
+        return of_length and all(map(_fits, value, cycle(shape)))
     if isinstance(shape, tuple):
         return any(_fits(value, one) for one in shape)
     return value is None if shape is None else isinstance(value, shape)

@@ -1,4 +1,4 @@
-"""A ledger of releases: how often a user's places have been reported, and no more often than was promised.
+"""A ledger of releases: it counts how often a user's places are reported, and refuses more than was promised.
 
 Independent releases compose: for places x_1, ..., x_n and x'_1, ..., x'_n the log ratio of the joint
 probabilities is the sum of those of the single ones, at most Σ ε_i d(x_i, x'_i); for n reports of one place
@@ -10,15 +10,14 @@ conditional probabilities). With different metrics in one ledger, d is the large
 :meth:`ReleaseBudget.charge` charges one user before anything is drawn; :meth:`ReleaseBudget.batch` a whole
 file, or nothing of it.
 
-A sticky answer (:mod:`mdpext_dask.runtime.sticky`) that is repeated is no new release: of those, each user
-and record of one key, epoch and mechanism counts once. What is kept for that is a keyed tag, not the record.
-Users are kept as salted hashes, which hide names from a glance and not from somebody who tries names. How
-many releases a user has had, and for sticky answers that is how many records, stands there for whoever reads
-the file: it is created so that its owner alone can.
+A sticky answer (:mod:`mdpext_dask.runtime.sticky`) that is repeated is no new release: each user and record
+of one key, epoch and mechanism counts once. For that a keyed tag is stored, not the record. Users are stored
+as salted hashes, which hide names from a glance and not from somebody who tries names. The file shows how
+many releases a user has had (for sticky answers: how many records), so only its owner can read it.
 
-Processes on one machine may share a ledger, and one that is killed loses nothing that was charged. File
-systems without sound locks (some network ones) will not do. Whoever deletes the file, or puts an older copy
-in its place, forgets what was released.
+Processes on one machine may share a ledger, and one that is killed loses nothing that was charged. A ledger
+needs a file system with sound locks (some network ones have none). Deleting the file, or putting an older
+copy in its place, forgets releases.
 """
 
 import contextlib
@@ -30,14 +29,15 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, first_line
 from mdpext_dask.runtime.sticky import encoded_user, encoded_users
 
-# Of the file, so that no other database is taken for a ledger: "mdpe".
+Tags = Sequence[bytes] | None
+
+# "mdpe": marks the file, so that no other database is taken for a ledger.
 _APPLICATION, _VERSION = 0x6D647065, 1
-# Releases at once, and of a limit; far below what SQLite's integers hold.
+# Largest limit, and most releases at once; far below SQLite's largest integer.
 _MOST_RELEASES = 10**9
 _SALT_BYTES, _USER_BYTES = 16, 16
 _PRIVATE = 0o600
@@ -48,7 +48,7 @@ _TABLES = """
                         PRIMARY KEY (user, epsilon)) WITHOUT ROWID;
     CREATE TABLE sticky (user BLOB NOT NULL, tag BLOB NOT NULL, PRIMARY KEY (user, tag)) WITHOUT ROWID;
 """
-# Of one connection, and written to no ledger: what a batch is about to be charged.
+# Tables of one connection, never written to the file: what a batch is about to be charged.
 _PENDING = """
     CREATE TEMP TABLE pending (user BLOB NOT NULL, epsilon REAL NOT NULL, releases INTEGER NOT NULL,
                                PRIMARY KEY (user, epsilon)) WITHOUT ROWID;
@@ -72,6 +72,7 @@ _CHARGE = """
     INSERT INTO spent SELECT user, epsilon, releases FROM pending WHERE true
     ON CONFLICT (user, epsilon) DO UPDATE SET releases = releases + excluded.releases
 """
+_SPENT = "SELECT COALESCE(SUM(releases), 0), COALESCE(SUM(releases * epsilon), 0) FROM spent WHERE user = ?"
 _MOST_EPSILON = """
     SELECT MAX(total) FROM (
         SELECT SUM(releases * epsilon) + (? - SUM(releases)) * ? AS total FROM spent GROUP BY user)
@@ -83,25 +84,6 @@ _EXCEEDED = """
 """
 
 
-class Charges(Protocol):
-    """What draws are charged to: a ledger, or a batch of it."""
-
-    def charge_many(
-        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
-    ) -> None:
-        """Charge one release of `epsilon_per_km` for every entry of `users`.
-
-        Parameters
-        ----------
-        users
-            Names, once for each release.
-        epsilon_per_km
-            ε, in 1/km.
-        tags
-            Of sticky answers, one for each entry: those that a user has had before are free.
-        """
-
-
 class ReleaseBudget:
     """A ledger in a file, made where there is none.
 
@@ -110,8 +92,8 @@ class ReleaseBudget:
     path
         The file.
     limit
-        Releases for each user, at most; may be left out for a ledger that is there. It is written into a new
-        ledger, which then is for that limit and no other.
+        Releases for each user, at most. A new ledger needs it, and keeps it; it may be left out for one that
+        exists.
     wait_seconds
         How long to wait for other processes that are charging.
 
@@ -125,10 +107,8 @@ class ReleaseBudget:
     """
 
     def __init__(self, path: str | Path, limit: int | None = None, *, wait_seconds: float = 60.0) -> None:
-        if limit is not None and not _is_count(limit):
-            raise SpecError(
-                f"release limit: must be a whole number from 1 to {_MOST_RELEASES}, got {limit!r}"
-            )
+        if limit is not None:
+            _check_count("release limit", limit)
         self._path, self._wait_seconds = Path(path), wait_seconds
         if limit is None and not self._path.exists():
             raise SpecError(f"{path}: there is no ledger yet; a new one needs a release limit")
@@ -162,10 +142,17 @@ class ReleaseBudget:
         with self.batch() as pending:
             pending.charge(user, n, epsilon_per_km)
 
-    def charge_many(
-        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
-    ) -> None:
-        """Charge one release for every entry, all of them or none; see :meth:`Charges.charge_many`.
+    def charge_many(self, users: Sequence[str], epsilon_per_km: float, tags: Tags = None) -> None:
+        """Charge one release for every entry of `users`, before they are drawn; all of them or none.
+
+        Parameters
+        ----------
+        users
+            Names, once for each release.
+        epsilon_per_km
+            ε of each, in 1/km.
+        tags
+            Of sticky answers, one for each entry: those that a user has been charged before are free.
 
         Raises
         ------
@@ -207,20 +194,21 @@ class ReleaseBudget:
 
     def spent(self, user: str) -> int:
         """Return how many releases a user has been charged."""
-        with self._connected() as connection:
-            query = "SELECT COALESCE(SUM(releases), 0) FROM spent WHERE user = ?"
-            return int(connection.execute(query, (_hashed(encoded_user(user), self._salt),)).fetchone()[0])
+        return int(self._spent(user)[0])
 
     def composed_epsilon(self, user: str) -> float:
         """Return Σ ε over a user's releases, in 1/km: what they add up to for one place."""
+        return float(self._spent(user)[1])
+
+    def _spent(self, user: str) -> tuple[int, float]:
         with self._connected() as connection:
-            query = "SELECT COALESCE(SUM(releases * epsilon), 0) FROM spent WHERE user = ?"
-            return float(connection.execute(query, (_hashed(encoded_user(user), self._salt),)).fetchone()[0])
+            found: tuple[int, float] = connection.execute(_SPENT, (_hashed(user, self._salt),)).fetchone()
+        return found
 
     def most_epsilon(self, epsilon_per_km: float) -> float:
-        """Return what no user's releases can exceed, added up, in 1/km, if all further ones are of one ε.
+        """Return the largest Σ ε that any user can reach, in 1/km, if all further releases are of one ε.
 
-        That is the limit times this ε, unless somebody has had releases of a larger one.
+        That is the limit times this ε, unless a user has had releases of a larger ε.
 
         Parameters
         ----------
@@ -233,9 +221,7 @@ class ReleaseBudget:
 
     def _settle(self, connection: sqlite3.Connection) -> None:
         if connection.execute("SELECT salt FROM promise").fetchone()[0] != self._salt:
-            raise StoreError(
-                f"{self._path}: another ledger has been put in the place of the one that was opened"
-            )
+            raise StoreError(f"{self._path}: another ledger has replaced the one that was opened")
         connection.execute(_COUNT_NEW_ANSWERS)
         connection.execute("INSERT OR IGNORE INTO sticky SELECT user, tag FROM answers")
         connection.execute(_CHARGE)
@@ -263,7 +249,7 @@ class ReleaseBudget:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction: nothing is shared with other threads, or a child process."""
+        """Open the file for one transaction: threads and child processes share nothing."""
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, _PRIVATE))
         except OSError as error:
@@ -281,17 +267,17 @@ class ReleaseBudget:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Refuse a file that is another database, or a ledger of a newer version."""
-        # In one transaction, so that another process does not make the ledger between two of these questions.
+        # In one transaction, so that no other process makes the ledger between two of these queries.
         connection.execute("BEGIN")
         found = tuple(connection.execute(query).fetchone()[0] for query in _IDENTITY)
         connection.execute("COMMIT")
-        # New, or left empty by an interruption: what is created is created whole.
+        # (0, 0, 0): new, or left empty by an interruption, as tables are created in one transaction.
         if found[:2] != (_APPLICATION, _VERSION) and found != (0, 0, 0):
             raise StoreError(f"{self._path}: is no ledger of releases, or of another version")
 
 
 class Batch:
-    """What is to be charged at the end of :meth:`ReleaseBudget.batch`."""
+    """Charges to be made at the end of :meth:`ReleaseBudget.batch`."""
 
     def __init__(self, connection: sqlite3.Connection, salt: bytes) -> None:
         self._connection, self._salt = connection, salt
@@ -304,23 +290,18 @@ class Batch:
         SpecError
             If the user is no text, or the numbers are not positive.
         """
-        if not _is_count(n):
-            raise SpecError(f"n: must be a whole number from 1 to {_MOST_RELEASES}, got {n!r}")
-        self._note(
-            _ADD_PENDING, [(_hashed(encoded_user(user), self._salt), epsilon_per_km, n)], epsilon_per_km
-        )
+        _check_count("n", n)
+        self._note(_ADD_PENDING, [(_hashed(user, self._salt), epsilon_per_km, n)], epsilon_per_km)
 
-    def charge_many(
-        self, users: Sequence[str], epsilon_per_km: float, tags: Sequence[bytes] | None = None
-    ) -> None:
-        """Note one release for every entry; see :meth:`Charges.charge_many`.
+    def charge_many(self, users: Sequence[str], epsilon_per_km: float, tags: Tags = None) -> None:
+        """Note one release for every entry; see :meth:`ReleaseBudget.charge_many`.
 
         Raises
         ------
         SpecError
             If a user is no text, ε is not a positive number, or there are not as many tags as users.
         """
-        hashed = {user: _hashed(name, self._salt) for user, name in encoded_users(users).items()}
+        hashed = {user: _hashed(user, self._salt) for user in encoded_users(users)}
         if tags is None:
             rows = [(hashed[user], epsilon_per_km, releases) for user, releases in Counter(users).items()]
             self._note(_ADD_PENDING, rows, epsilon_per_km)
@@ -328,25 +309,26 @@ class Batch:
         if len(tags) != len(users):
             raise SpecError(f"tags: must be {len(users)}, one for each release, got {len(tags)}")
         # In the order of the table, which is several times as fast.
-        answers = sorted({hashed[user] + tag for user, tag in zip(users, tags, strict=True)})
-        split = _USER_BYTES
-        self._note(
-            _ADD_ANSWER, [(one[:split], one[split:], epsilon_per_km) for one in answers], epsilon_per_km
-        )
+        answers = sorted({(hashed[user], tag) for user, tag in zip(users, tags, strict=True)})
+        self._note(_ADD_ANSWER, [(*answer, epsilon_per_km) for answer in answers], epsilon_per_km)
 
     def _note(self, statement: str, rows: Sequence[tuple[object, ...]], epsilon_per_km: float) -> None:
         if not 0 < epsilon_per_km < math.inf:
             raise SpecError(f"epsilon_per_km: must be a positive number, got {epsilon_per_km!r}")
-        # Of tables of this connection alone, so the ledger is not locked.
+        # The tables are of this connection alone, so the ledger is not locked.
         self._connection.execute("BEGIN")
         self._connection.executemany(statement, rows)
         self._connection.execute("COMMIT")
 
 
-def _is_count(number: object) -> bool:
+Charges = ReleaseBudget | Batch
+
+
+def _check_count(name: str, number: object) -> None:
     # True is an int to Python.
-    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= _MOST_RELEASES
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST_RELEASES:
+        raise SpecError(f"{name}: must be a whole number from 1 to {_MOST_RELEASES}, got {number!r}")
 
 
-def _hashed(name: bytes, salt: bytes) -> bytes:
-    return hashlib.sha256(salt + name).digest()[:_USER_BYTES]
+def _hashed(user: str, salt: bytes) -> bytes:
+    return hashlib.sha256(salt + encoded_user(user)).digest()[:_USER_BYTES]

@@ -16,9 +16,9 @@ from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import check_degrees
 
-# Of the radius of the disc that places are moved into: up to here rounding does not decide whether they are.
+# Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
-# Places that are nearer to their mirror images, in degrees, are not taken for mistakes.
+# Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
 _SWAPPED_DEGREES = 5.0
 
 
@@ -40,12 +40,7 @@ class Places:
     """
 
     def __init__(
-        self,
-        source: str,
-        grid: Grid,
-        kept: NDArray[np.bool_],
-        projection: Projection | None,
-        metric_p: float,
+        self, source: str, grid: Grid, kept: NDArray[np.bool_], projection: Projection | None, metric_p: float
     ) -> None:
         self._source, self.metric_p = source, metric_p
         self.grid, self.projection = grid, projection
@@ -59,7 +54,7 @@ class Places:
         Raises
         ------
         SpecError
-            If it is not given in one way, or not by numbers in range.
+            If it is not given in exactly one way, by numbers in range.
         """
         if x_km is None and y_km is None and lon is not None and lat is not None:
             east, north = _number(lon), _number(lat)
@@ -90,11 +85,21 @@ class Places:
         SpecError
             If they are degrees and the mechanism is planar.
         """
-        checked = _checked(coordinates)
+        try:
+            found = np.asarray(coordinates)
+        except ValueError as error:
+            raise DataError(f"points: coordinates must be numbers: {first_line(error)}") from None
+        # Numbers in texts are not taken for numbers.
+        if found.dtype.kind not in "fiu" or found.shape[1:] != (2,):
+            given = f"{found.dtype}{found.shape}"
+            raise DataError(f"points: coordinates must be numbers, two for each place, got {given}")
+        if not np.isfinite(found).all():
+            raise DataError("points: coordinates must be finite numbers")
+        places = found.astype(np.float64, copy=False)
         if planar:
-            return checked
-        check_degrees(checked, "points")
-        return self.in_plane(checked)
+            return places
+        check_degrees(places, "points")
+        return self.in_plane(places)
 
     def record(self, xy_km: tuple[float, float], place_km: float | None) -> tuple[int, int]:
         """Return the record (i, j) to report one place from; see :meth:`records`."""
@@ -103,14 +108,14 @@ class Places:
     def records(
         self, xy_km: NDArray[np.float64], place_km: float | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the flat indices of the records to report from, and whether the nearest is of the region.
+        """Return the flat indices of the records to report from, and whether the nearest is in the region.
 
         Parameters
         ----------
         xy_km
             Places, float64 of shape (n, 2), in km.
         place_km
-            Side of coarse places, in km, if they are made coarse.
+            Side of coarse places, in km; None where places are not made coarse.
 
         Raises
         ------
@@ -137,7 +142,7 @@ class Places:
     def holds_swapped(self, coordinates: NDArray[np.float64]) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon.
 
-        Near the diagonal, where they may well be meant as they are, the answer is no.
+        Near the diagonal both readings are plausible, and the answer is no.
         """
         far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
         return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
@@ -149,10 +154,8 @@ class Places:
         charged; for other p they are those of the plane.
         """
         if self.projection is None:
-            raise SpecError(
-                f"lon, lat: {self._source} is planar, its loss file has no centre_lon, centre_lat; give "
-                "x_km, y_km"
-            )
+            what = f"{self._source} is planar, its loss file has no centre_lon, centre_lat"
+            raise SpecError(f"lon, lat: {what}; give x_km, y_km")
         if self.metric_p == 2:
             return self.projection.to_disc(lonlat, self.grid.box.radius_km)
         xy = self.projection.to_plane(lonlat)
@@ -161,7 +164,7 @@ class Places:
         return xy
 
     def _one_in_plane(self, lon: float, lat: float) -> tuple[float, float]:
-        """Return what :meth:`in_plane` does, bit by bit; where nothing is moved, in a tenth of the time."""
+        """Return the same bits as :meth:`in_plane`; where nothing is moved, in a tenth of the time."""
         if self.projection is not None and self.metric_p == 2:
             x, y = self.projection.point_to_plane(lon, lat)
             if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
@@ -174,31 +177,10 @@ class Places:
 
 
 def _number(value: Any) -> float:
-    """Return a number, or what is not-a-number for everything else, texts with numbers in them too."""
+    """Return a number, or NaN for everything else, also for texts with numbers in them."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _checked(coordinates: NDArray[Any]) -> NDArray[np.float64]:
-    """Return coordinates as float64 of shape (n, 2).
-
-    Raises
-    ------
-    DataError
-        If they are not that, or not finite. Numbers in texts are not taken for numbers.
-    """
-    try:
-        found = np.asarray(coordinates)
-    except ValueError as error:
-        raise DataError(f"points: coordinates must be numbers: {first_line(error)}") from None
-    if found.dtype.kind not in "fiu" or found.shape[1:] != (2,):
-        raise DataError(
-            f"points: coordinates must be numbers, two for each place, got {found.dtype}{found.shape}"
-        )
-    if not np.isfinite(found).all():
-        raise DataError("points: coordinates must be finite numbers")
-    return found.astype(np.float64, copy=False)

@@ -1,8 +1,8 @@
 """Sticky answers: the same user at the same record gets the same answer, by a key.
 
-Whoever reports the same place over and over lets the noise be averaged out: n fresh draws are n ε. A sticky
-answer is drawn once: the draw of :mod:`mdpext_dask.runtime.integer_sampling`, exact, by rejection, whose
-random bits are not fresh but
+If a place is reported again and again, the noise can be averaged out: n fresh draws are n ε. A sticky answer
+is drawn once: the draw of :mod:`mdpext_dask.runtime.integer_sampling`, exact, by rejection, with the random
+bits
 
     HMAC-SHA256(k, record || counter || user),    k = HMAC-SHA256(key, "... draw" || epoch || mechanism).
 
@@ -10,27 +10,26 @@ Without the key these are indistinguishable from fresh bits, one sequence for ea
 first answer is a draw from M(·|x) and all later ones repeat it, in every process, for ever. Nothing is
 stored.
 
-:class:`StickyKey` makes, writes and reads keys; :func:`new_key_file` is what the command line does with it.
-:func:`sticky_below` is the draw, :func:`release_tags` what a ledger (:mod:`mdpext_dask.runtime.ledger`)
-counts instead of places. Needs numpy and the standard library alone.
+:class:`StickyKey` makes, writes and reads keys; :func:`new_key_file` is for the command line.
+:func:`sticky_below` is the draw; :func:`release_tags` makes what a ledger (:mod:`mdpext_dask.runtime.ledger`)
+counts instead of places.
 
 **Threat model.** See ``docs/sampling.md`` for the long form.
 
-- *Who has the key* draws for everybody: it belongs where the true places already are, and nowhere else. It
-  is as secret as these places.
+- *Whoever has the key* can draw for everybody: keep it only where the true places already are, and as secret
+  as they are.
 - *A leaked key* makes every answer, past and future, a function that anybody can compute: for a user whose
   name is known, the attacker tries all N records and keeps those that give the answer that was seen, about N
-  M(y) of them. That is no (ε, d)-privacy any more: some neighbours of the true record are ruled out
-  altogether, and answers for several places nearby leave few. Only forgetting the key (all copies of it)
-  makes past answers as good as fresh draws.
-- *Repeats are visible.* Equal places give equal answers, so somebody who sees a user's answers sees which of
-  them may be the same place, and that two which differ are not: the pattern of returning is not hidden, nor
-  charged to ε. Given that pattern, k distinct records cost ε for each: (Σ over distinct records of ε d). A
-  name that is changed protects nobody whose answers go on repeating.
+  M(y) of them. That is no longer (ε, d)-privacy: some neighbours of the true record are ruled out, and
+  answers for several places nearby leave few. Only destroying the key (all copies of it) makes past answers
+  as good as fresh draws.
+- *Repeats are visible.* Equal places give equal answers, so an observer of a user's answers sees which of
+  them may be the same place, and that two different answers are from different places: the pattern of
+  returning is neither hidden nor charged to ε. Given that pattern, k distinct records cost ε each: Σ ε d over
+  distinct records. Changing a user's name hides nothing while answers go on repeating.
 - *Two users* at one place have independent answers.
-- *Another epoch*, another key, or another mechanism (bytes rebuilt to others) draws anew: one more release
-  of every place that is visited again. Rotating bounds what a key that leaks later gives away, and costs ε
-  each time.
+- *Another epoch*, another key, or another mechanism (other bytes) draws anew: one more release of every place
+  that is visited again. Rotating keys bounds what a later leak reveals, and costs ε each time.
 """
 
 import hashlib
@@ -53,6 +52,7 @@ from mdpext_dask.runtime.random_bits import words_of
 KEY_BYTES = 32
 FIRST_EPOCH = "1"
 _FORMAT = "mdpext sticky key, version 1"
+_FIELDS = "format", "epoch", "key", "check"
 _PRIVATE = 0o600
 _ANYBODY_ELSE = 0o077
 _LONGEST_EPOCH, _LONGEST_USER = 100, 1000
@@ -109,7 +109,7 @@ class StickyKey:
         """
         try:
             with Path(path).open("rb") as file:
-                # Of the file that is open, whatever its name stands for by now.
+                # Of the open file: its name may stand for another by now.
                 mode = os.fstat(file.fileno()).st_mode
                 content = file.read(1 << 16)
         except OSError as error:
@@ -121,13 +121,15 @@ class StickyKey:
             )
         try:
             document = json.loads(content)
-            secret, epoch = bytes.fromhex(document["key"]), document["epoch"]
-            sound = document["format"] == _FORMAT and document["check"] == _checksum(secret, epoch)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            fields = map(document.get, _FIELDS) if isinstance(document, dict) else ()
+            form, epoch, digits, check = (field for field in fields if isinstance(field, str))
+            key = cls(bytes.fromhex(digits), epoch)
+            sound = form == _FORMAT and check == key._checksum()
+        except (ValueError, RecursionError):
             sound = False
-        if not sound or len(secret) != KEY_BYTES:
+        if not sound:
             raise DataError(f"{path}: is damaged, or no sticky key; mdpext sticky-key makes one")
-        return cls(secret, epoch)
+        return key
 
     def write(self, path: str | Path) -> None:
         """Write the key into a new file that its owner alone can read.
@@ -137,26 +139,22 @@ class StickyKey:
         DataError
             If there is something already, or it cannot be written.
         """
-        document = {
-            "format": _FORMAT,
-            "epoch": self.epoch,
-            "key": self.secret.hex(),
-            "check": _checksum(self.secret, self.epoch),
-        }
+        values = _FORMAT, self.epoch, self.secret.hex(), self._checksum()
+        document = dict(zip(_FIELDS, values, strict=True))
         try:
             # Fails if anything is there, a link too: a key that is overwritten is lost.
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(json.dumps(document, indent=1) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                Path(path).unlink(missing_ok=True)
+                raise
         except FileExistsError:
             raise DataError(f"{path}: exists; a key is never overwritten") from None
         except OSError as error:
-            raise DataError(f"{path}: the sticky key cannot be written: {error.strerror}") from None
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(json.dumps(document, indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            Path(path).unlink(missing_ok=True)
             raise DataError(f"{path}: the sticky key cannot be written: {error.strerror}") from None
 
     @property
@@ -171,6 +169,10 @@ class StickyKey:
         key and destroy this one.
         """
         return replace(self, epoch=epoch)
+
+    def _checksum(self) -> str:
+        """Return digits that tell a damaged file; as secret as the file they stand in."""
+        return hashlib.sha256(self.secret + self.epoch.encode()).hexdigest()[:8]
 
     def _derived(self, use: bytes, mechanism: str = "") -> bytes:
         """Return a key for one use: HMAC of texts that no two (use, epoch, mechanism) have in common."""
@@ -246,7 +248,7 @@ def sticky_below(
 def release_tags(
     key: StickyKey, mechanism: str, users: Sequence[str], records: NDArray[np.int64]
 ) -> list[bytes]:
-    """Return 16 bytes for each user and record that are the same whenever the answer is, and tell no more.
+    """Return 16 bytes for each user and record: they repeat when the answer does, and reveal nothing else.
 
     Parameters
     ----------
@@ -254,9 +256,8 @@ def release_tags(
         As for :func:`sticky_below`.
     """
     derived = key._derived(_FOR_TAGS, mechanism)
-    places = _place_bytes(records)
     encoded = encoded_users(users)
-    messages = (place + encoded[user] for place, user in zip(places, users, strict=True))
+    messages = (place + encoded[user] for place, user in zip(_place_bytes(records), users, strict=True))
     return [digest[:_TAG_BYTES] for digest in _digests(derived, messages)]
 
 
@@ -298,8 +299,3 @@ def _digests(key: bytes, messages: Iterator[bytes]) -> Iterator[bytes]:
         one = keyed.copy()
         one.update(message)
         yield one.digest()
-
-
-def _checksum(secret: bytes, epoch: str) -> str:
-    """Return what tells a damaged file; as secret as the file it stands in."""
-    return hashlib.sha256(secret + epoch.encode()).hexdigest()[:8]
