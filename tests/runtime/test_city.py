@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mdpext_dask import Mechanism, build, open_mechanism
-from mdpext_dask.cli.main import main
-from mdpext_dask.errors import (
-    DataError,
-    GuaranteeViolation,
-    IncompleteStoreError,
-    MdpextError,
-    SpecError,
-    StoreError,
-)
+from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
@@ -39,6 +32,7 @@ from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
 from mdpext_dask.store.rows import rows_of
+from tests.support.answers import call, error_of, same_number
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
 from tests.support.regions import u_job
@@ -84,14 +78,6 @@ def cities(stores: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def mechanism_of(name: str, stores: dict[str, str]) -> Mechanism:
     return open_mechanism(stores.get(name, stores["plain"]))
-
-
-def error_of(kind: type[MdpextError], action: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 def all_tiles(city: City) -> list[np.ndarray]:
@@ -162,9 +148,7 @@ def test_places_get_the_same_rows_and_draws_as_from_the_store(
         poles = [(0.0, 90.0), (0.0, -90.0), (180.0, 0.0), (-180.0, 0.0), (106.03, -40.78)]
         places = np.concatenate([near, far, poles])
     for word in (0, 2**59, 2**60 - 2**40, 7 * 2**58 + 12345):
-        monkeypatch.setattr(
-            "mdpext_dask.runtime.integer_sampling.system_words", lambda n, w=word: np.full(n, w, np.uint64)
-        )
+        same_number(monkeypatch, word)
         for rule in ("nearest", "drop"):
             drawn, outside = city.sample_points(places, planar=city.planar, outside=rule)
             expected, was_outside = mechanism.sample_points(places, planar=city.planar, outside=rule)
@@ -239,9 +223,7 @@ def test_sticky_answers_are_those_of_the_store(stores: dict[str, str], cities: d
 def test_what_is_kept_in_memory_changes_nothing(
     cities: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "mdpext_dask.runtime.integer_sampling.system_words", lambda n: np.full(n, 3 * 2**57, np.uint64)
-    )
+    same_number(monkeypatch, 3 * 2**57)
     places = np.random.default_rng(2).uniform((-74.1, 40.7), (-73.8, 40.9), (500, 2))
     for name in ("plain", "rows"):
         plenty, little = open_city(cities[name]), open_city(cities[name], cache_bytes=1)
@@ -265,10 +247,8 @@ print(city.sample(**place).tolist(), flush=True)
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, cities["rows"]], check=True, capture_output=True, text=True
-    )
-    one, other = done.stdout.splitlines()
+    command = [sys.executable, "-c", code, cities["rows"]]
+    one, other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert one != other
 
 
@@ -461,17 +441,18 @@ def test_other_lengths_and_versions_are_noticed(cities: dict[str, Path], tmp_pat
         message = error_of(StoreError, lambda: open_city(copy))
         assert message.startswith(f"{copy}: ")
     assert "cut short by 1 bytes" in message
-    copy.write_bytes(content + b"\0")
-    assert "has 1 bytes too many" in error_of(StoreError, lambda: open_city(copy))
-    copy.write_bytes(content[:8] + (2).to_bytes(4, "little") + content[12:])
-    assert "has format 2, this software reads 1" in error_of(StoreError, lambda: open_city(copy))
-    copy.write_text("lon,lat\n1,2\n")
-    assert "not a city made by mdpext export" in error_of(StoreError, lambda: open_city(copy))
-    assert "cannot be read: No such file" in error_of(StoreError, lambda: open_city(tmp_path / "none.mdp"))
-    assert "cannot be read: Is a directory" in error_of(StoreError, lambda: open_city(tmp_path))
+    for other, complaint in (
+        (content + b"\0", "has 1 bytes too many"),
+        (content[:8] + (2).to_bytes(4, "little") + content[12:], "has format 2, this software reads 1"),
+        (b"lon,lat\n1,2\n", "not a city made by mdpext export"),
+    ):
+        copy.write_bytes(other)
+        assert complaint in error_of(StoreError, lambda: open_city(copy))
+    for path, complaint in ((tmp_path / "none.mdp", "No such file"), (tmp_path, "Is a directory")):
+        assert f"cannot be read: {complaint}" in error_of(StoreError, lambda path=path: open_city(path))
 
 
-def rewritten(path: Path, copy: Path, change: Callable[[dict[str, object], list[bytes]], None]) -> None:
+def rewritten(path: Path, copy: Path, change: Callable[[dict[str, Any], list[bytes]], object]) -> None:
     """Write another file whose digests are right."""
     content = path.read_bytes()
     start = 48 + int.from_bytes(content[12:16], "little")
@@ -479,29 +460,66 @@ def rewritten(path: Path, copy: Path, change: Callable[[dict[str, object], list[
     for size, _ in header["sections"]:
         sections.append(content[start : start + size])
         start += size
+    before = list(sections)
     change(header, sections)
-    header["sections"] = [[len(part), hashlib.sha256(part).hexdigest()] for part in sections]
+    if sections != before:
+        header["sections"] = [[len(part), hashlib.sha256(part).hexdigest()] for part in sections]
     copy.write_bytes(city_layout.encode(header) + b"".join(sections))
 
 
-def test_a_file_that_somebody_else_has_made_is_refused_politely(
-    cities: dict[str, Path], tmp_path: Path
+def put(*keys: str, value: object) -> Callable[[dict[str, Any], list[bytes]], None]:
+    """Return a change of an entry of the header."""
+
+    def change(header: dict[str, Any], _: list[bytes]) -> None:
+        for key in keys[:-1]:
+            header = header[key]
+        header[keys[-1]] = value
+
+    return change
+
+
+NO_HEADERS: list[Callable[[dict[str, Any], list[bytes]], object]] = [
+    *(
+        lambda header, _, key=key: header.pop(key)
+        for key in ("grid", "outputs", "metric_p", "tile_cells", "rows_sha256", "projection", "plane_fit")
+    ),
+    *(
+        put(key, value=value)
+        for key in ("grid", "kept", "outputs", "remap", "sections")
+        for value in (7, [{}])
+    ),
+    put("grid", "refine", value=2),
+    put("grid", "cells_x", value="3"),
+    put("tile_cells", value=[1]),
+    put("plane_fit", "x", value=[[None]]),
+    put("outputs", "lon", value=[1.0]),
+    put("kept", value="zz"),
+    put("remap", value=["a"]),
+    lambda _, sections: sections.pop(),
+]
+
+
+@pytest.mark.parametrize("change", NO_HEADERS)
+def test_a_header_that_somebody_else_has_made_is_refused_politely(
+    cities: dict[str, Path], tmp_path: Path, change: Callable[[dict[str, Any], list[bytes]], object]
 ) -> None:
     copy = tmp_path / "copy.mdp"
-
-    def without(key: str) -> Callable[[dict[str, object], list[bytes]], None]:
-        return lambda header, _: header.pop(key) and None
-
-    for key in ("grid", "outputs", "metric_p", "tile_cells", "rows_sha256", "projection", "plane_fit"):
-        rewritten(cities["rows"], copy, without(key))
-        assert "not one that mdpext export writes" in error_of(StoreError, lambda: open_city(copy))
-    rewritten(cities["rows"], copy, lambda _, sections: sections.pop() and None)
+    rewritten(cities["rows"], copy, change)
     assert "not one that mdpext export writes" in error_of(StoreError, lambda: open_city(copy))
-    # Digests of sections that are right do not make the rows those that were certified.
-    rewritten(cities["rows"], copy, lambda _, sections: sections.reverse())
-    assert "tile 0 " in error_of(StoreError, lambda: use(copy))
-    rewritten(cities["plain"], copy, lambda _, sections: sections.append(sections.pop()[:-1]))
-    assert "the seed's scores are damaged" in error_of(StoreError, lambda: use(copy))
+
+
+def test_sections_that_somebody_else_has_made_are_refused_politely(
+    cities: dict[str, Path], tmp_path: Path
+) -> None:
+    """Digests of sections that are right do not make the rows those that were certified."""
+    copy = tmp_path / "copy.mdp"
+    for name, change, complaint in (
+        ("rows", lambda _, sections: sections.reverse(), "tile 0 "),
+        ("rows", lambda _, sections: sections.append(sections.pop()[:-1]), "is damaged"),
+        ("plain", lambda _, sections: sections.append(sections.pop()[:-1]), "the seed's scores are damaged"),
+    ):
+        rewritten(cities[name], copy, change)
+        assert complaint in error_of(StoreError, lambda: use(copy))
 
 
 def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
@@ -509,11 +527,11 @@ def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
 ) -> None:
     copy = tmp_path / "copy.mdp"
 
-    def spoil(header: dict[str, object], sections: list[bytes]) -> None:
+    def spoil(header: dict[str, Any], sections: list[bytes]) -> None:
         rows = city._content.rows(0).copy()
         rows[0, 0, 0] = 0.0
         sections[0] = city_layout.pack_rows(rows)
-        header["rows_sha256"][0] = city_layout.rows_sha256(rows)  # type: ignore[index]
+        header["rows_sha256"][0] = city_layout.rows_sha256(rows)
 
     city = open_city(cities["rows"])
     rewritten(cities["rows"], copy, spoil)
@@ -537,9 +555,8 @@ def test_what_must_not_be_sampled_is_not_exported(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert "has changed since it was certified" in error_of(
-        GuaranteeViolation, lambda: export_city(str(copy), target)
-    )
+    message = error_of(GuaranteeViolation, lambda: export_city(str(copy), target))
+    assert "has changed since it was certified" in message
     root = copy / "zarr.json"
     root.write_text(root.read_text().replace('"complete"', '"refused"'))
     assert "refused" in error_of(GuaranteeViolation, lambda: export_city(str(copy), target))
@@ -566,22 +583,18 @@ def test_a_store_that_is_replaced_meanwhile_is_not_exported(
 
 def test_where_and_how_it_cannot_be_exported(stores: dict[str, str], tmp_path: Path) -> None:
     store = stores["planar"]
-    assert "lies inside the store" in error_of(SpecError, lambda: export_city(store, Path(store) / "c.mdp"))
-    assert "--packing: must be auto, seed, rows" in error_of(
-        SpecError, lambda: export_city(store, tmp_path / "c.mdp", "zip")
-    )
-    message = error_of(DataError, lambda: export_city(store, tmp_path / "missing" / "c.mdp"))
-    assert "cannot be written" in message
+    for kind, path, packing, complaint in (
+        (SpecError, Path(store) / "c.mdp", "auto", "lies inside the store"),
+        (SpecError, tmp_path / "c.mdp", "zip", "--packing: must be auto, seed, rows"),
+        (DataError, tmp_path / "missing" / "c.mdp", "auto", "cannot be written"),
+    ):
+        assert complaint in error_of(kind, lambda path=path, how=packing: export_city(store, path, how))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command(stores: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "city.mdp"
-    with pytest.raises(SystemExit) as stop:
-        main(["export", stores["plain"], "-o", str(path), "--json"])
-    out, err = capfd.readouterr()
-    assert (stop.value.code or 0) == 0, err
-    answer = json.loads(out)
+    answer = call(capfd, "export", stores["plain"], "-o", path)
     raw = 4 * answer["records"] * answer["outputs"]
     assert answer["bytes"] == path.stat().st_size
     assert (answer["bytes_raw"], answer["packing"], answer["remap"]) == (raw, "seed", True)
@@ -602,6 +615,7 @@ class Blocker(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Blocker())
+import mdpext_dask.runtime.ledger
 from mdpext_dask.runtime import open_city
 import numpy as np
 city = open_city(sys.argv[1])
@@ -618,9 +632,12 @@ print(sorted(name for name in loaded if not name.startswith("_")))
 
 @pytest.mark.parametrize("name", ["plain", "rows"])
 def test_numpy_is_all_that_is_needed(name: str, cities: dict[str, Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _ALONE, cities[name]], capture_output=True, text=True, check=False
-    )
+    _run_alone(sys.executable, cities[name])
+
+
+def _run_alone(python: str | Path, city: Path) -> None:
+    command = [python, "-c", _ALONE, city]
+    done = subprocess.run(command, cwd=city.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
@@ -633,8 +650,4 @@ def test_an_environment_with_numpy_alone(cities: dict[str, Path], tmp_path: Path
     quiet = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*quiet, "numpy"], check=True)
     subprocess.run([*quiet, "--no-deps", root], check=True)
-    done = subprocess.run(
-        [python, "-c", _ALONE, cities["plain"]], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    _run_alone(python, cities["plain"])
