@@ -32,9 +32,10 @@ from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
 from mdpext_dask.store.rows import rows_of
-from tests.support.answers import call, error_of, same_number
+from tests.support.answers import call, same_number
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
+from tests.support.problems import refusal
 from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.
@@ -128,7 +129,7 @@ def test_how_it_is_packed(
     monkeypatch.setattr(city_layout, "extend_log_convex", other)
     assert export_city(stores["plain"], tmp_path / "c.mdp")["packing"] == "rows"
     assert (tmp_path / "c.mdp").read_bytes() == cities["rows"].read_bytes()
-    message = error_of(SpecError, lambda: export_city(stores["plain"], tmp_path / "d.mdp", "seed"))
+    message = refusal(lambda: export_city(stores["plain"], tmp_path / "d.mdp", "seed"), kind=SpecError)
     assert "not those that its seed extends to; use rows" in message
     assert not (tmp_path / "d.mdp").exists()
 
@@ -207,7 +208,7 @@ def test_a_remap_comes_along(stores: dict[str, str], cities: dict[str, Path]) ->
     place = {"lon": -73.98, "lat": 40.75}
     assert np.array_equal(city.row(**place), mechanism.row(**place).values)
     assert not np.array_equal(city.row(**place), open_city(cities["plain"]).row(**place))
-    message = error_of(StoreError, lambda: open_city(cities["region"], remap=True))
+    message = refusal(lambda: open_city(cities["region"], remap=True), kind=StoreError)
     assert "without a remap; run mdpext remap and export it again" in message
 
 
@@ -410,7 +411,7 @@ def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: dict[str, Pa
         damaged = bytearray(content)
         damaged[place] ^= 1 << int(rng.integers(8))
         copy.write_bytes(damaged)
-        assert error_of(StoreError, lambda: use(copy)).startswith(f"{copy}: "), place
+        assert refusal(lambda: use(copy), kind=StoreError).startswith(f"{copy}: "), place
 
 
 def test_a_processor_that_computes_otherwise_is_noticed(
@@ -428,7 +429,7 @@ def test_a_processor_that_computes_otherwise_is_noticed(
     assert city.facts["packing"] == city_layout.SEED
     monkeypatch.setattr(city_layout, "extend_log_convex", otherwise)
     x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
-    message = error_of(StoreError, lambda: city.sample(x_km=float(x), y_km=float(y)))
+    message = refusal(lambda: city.sample(x_km=float(x), y_km=float(y)), kind=StoreError)
     assert "does not give the rows that were certified" in message
 
 
@@ -438,7 +439,7 @@ def test_other_lengths_and_versions_are_noticed(cities: dict[str, Path], tmp_pat
     start = 48 + int.from_bytes(content[12:16], "little")
     for length in (0, 4, 8, 20, 47, 48, 100, start - 1, start, start + 1, len(content) - 1):
         copy.write_bytes(content[:length])
-        message = error_of(StoreError, lambda: open_city(copy))
+        message = refusal(lambda: open_city(copy), kind=StoreError)
         assert message.startswith(f"{copy}: ")
     assert "cut short by 1 bytes" in message
     for other, complaint in (
@@ -447,9 +448,9 @@ def test_other_lengths_and_versions_are_noticed(cities: dict[str, Path], tmp_pat
         (b"lon,lat\n1,2\n", "not a city made by mdpext export"),
     ):
         copy.write_bytes(other)
-        assert complaint in error_of(StoreError, lambda: open_city(copy))
+        assert complaint in refusal(lambda: open_city(copy), kind=StoreError)
     for path, complaint in ((tmp_path / "none.mdp", "No such file"), (tmp_path, "Is a directory")):
-        assert f"cannot be read: {complaint}" in error_of(StoreError, lambda path=path: open_city(path))
+        assert f"cannot be read: {complaint}" in refusal(lambda path=path: open_city(path), kind=StoreError)
 
 
 def rewritten(path: Path, copy: Path, change: Callable[[dict[str, Any], list[bytes]], object]) -> None:
@@ -505,7 +506,7 @@ def test_a_header_that_somebody_else_has_made_is_refused_politely(
 ) -> None:
     copy = tmp_path / "copy.mdp"
     rewritten(cities["rows"], copy, change)
-    assert "not one that mdpext export writes" in error_of(StoreError, lambda: open_city(copy))
+    assert "not one that mdpext export writes" in refusal(lambda: open_city(copy), kind=StoreError)
 
 
 def test_sections_that_somebody_else_has_made_are_refused_politely(
@@ -519,7 +520,7 @@ def test_sections_that_somebody_else_has_made_are_refused_politely(
         ("plain", lambda _, sections: sections.append(sections.pop()[:-1]), "the seed's scores are damaged"),
     ):
         rewritten(cities[name], copy, change)
-        assert complaint in error_of(StoreError, lambda: use(copy))
+        assert complaint in refusal(lambda: use(copy), kind=StoreError)
 
 
 def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
@@ -536,7 +537,7 @@ def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
     city = open_city(cities["rows"])
     rewritten(cities["rows"], copy, spoil)
     x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
-    message = error_of(GuaranteeViolation, lambda: open_city(copy).sample(x_km=float(x), y_km=float(y)))
+    message = refusal(lambda: open_city(copy).sample(x_km=float(x), y_km=float(y)), kind=GuaranteeViolation)
     assert message.startswith(f"{copy}: a stored row is damaged")
 
 
@@ -549,18 +550,18 @@ def test_what_must_not_be_sampled_is_not_exported(
     target = tmp_path / "city.mdp"
     unfinished = str(tmp_path / "unfinished.zarr")
     init(parse_job(small_job()), unfinished)
-    error_of(IncompleteStoreError, lambda: export_city(unfinished, target))
+    refusal(lambda: export_city(unfinished, target), kind=IncompleteStoreError)
     copy = Path(shutil.copytree(stores["plain"], tmp_path / "copy.zarr"))
     shard = next(path for path in (copy / "probability" / "c").rglob("*") if path.is_file())
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    message = error_of(GuaranteeViolation, lambda: export_city(str(copy), target))
+    message = refusal(lambda: export_city(str(copy), target), kind=GuaranteeViolation)
     assert "has changed since it was certified" in message
     root = copy / "zarr.json"
     root.write_text(root.read_text().replace('"complete"', '"refused"'))
-    assert "refused" in error_of(GuaranteeViolation, lambda: export_city(str(copy), target))
-    error_of(StoreError, lambda: export_city(str(tmp_path / "none.zarr"), target))
+    assert "refused" in refusal(lambda: export_city(str(copy), target), kind=GuaranteeViolation)
+    refusal(lambda: export_city(str(tmp_path / "none.zarr"), target), kind=StoreError)
     assert not target.exists()
 
 
@@ -576,7 +577,7 @@ def test_a_store_that_is_replaced_meanwhile_is_not_exported(
         root.write_text(root.read_text().replace('"complete"', '"extending"'))
 
     monkeypatch.setattr(export.integrity, "verify", verified)
-    message = error_of(StoreError, lambda: export_city(str(copy), target))
+    message = refusal(lambda: export_city(str(copy), target), kind=StoreError)
     assert "is not the store any more that was opened" in message
     assert not target.exists()
 
@@ -588,7 +589,7 @@ def test_where_and_how_it_cannot_be_exported(stores: dict[str, str], tmp_path: P
         (SpecError, tmp_path / "c.mdp", "zip", "--packing: must be auto, seed, rows"),
         (DataError, tmp_path / "missing" / "c.mdp", "auto", "cannot be written"),
     ):
-        assert complaint in error_of(kind, lambda path=path, how=packing: export_city(store, path, how))
+        assert complaint in refusal(lambda path=path, how=packing: export_city(store, path, how), kind=kind)
     assert list(tmp_path.iterdir()) == []
 
 

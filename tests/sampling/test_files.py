@@ -26,7 +26,8 @@ from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.nearest_record import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
-from tests.support.answers import call, error_of, same_number
+from tests.support.answers import call, same_number
+from tests.support.problems import refusal
 
 SECRETS = ("Anna", "12 Secret Street")
 FORMATS = ["csv", "csv.gz", "csv.bz2", "csv.xz", "parquet", "geojson", "geojson.gz", "geojsonl", "ndjson.gz"]
@@ -127,7 +128,7 @@ def test_formats_go_by_the_suffix_and_are_whole_without_any_reports(store: str, 
         answer = sample_file(store, outside, out, "drop")
         assert (answer["points"], answer["outside"], answer["dropped"]) == (0, 3, 3)
         assert len(read(out)) == 0
-    assert "archives" in error_of(SpecError, lambda: sample_file(store, source, tmp_path / "out.csv.zip"))
+    assert "archives" in refusal(lambda: sample_file(store, source, tmp_path / "out.csv.zip"), kind=SpecError)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -139,7 +140,7 @@ def test_planar_reports(planar: str, tmp_path: Path, kind: str) -> None:
     assert list(found.columns) == ["row", "output", "x_km", "y_km"]
     assert found["row"].tolist() == [0, 1]
     assert np.array_equal(found[["x_km", "y_km"]], open_mechanism(planar).output_xy_km[found["output"]])
-    message = error_of(SpecError, lambda: sample_file(planar, source, tmp_path / "o.geojson"))
+    message = refusal(lambda: sample_file(planar, source, tmp_path / "o.geojson"), kind=SpecError)
     assert "GeoJSON is in degrees, and this mechanism is planar" in message
     assert not (tmp_path / "o.geojson").exists()
 
@@ -214,7 +215,7 @@ def test_a_point_outside_is_refused_by_its_number_and_nothing_is_written(
     points[17] = (-70.123456, 40.654321)
     source, out = write(tmp_path / f"p.{kind}", points), tmp_path / "o.csv"
     out.write_text("what was there")
-    message = error_of(DataError, lambda: sample_file(store, source, out, "error", chunk_points=4))
+    message = refusal(lambda: sample_file(store, source, out, "error", chunk_points=4), kind=DataError)
     assert f"{source}: point 18 lies outside the grid or the region" in message
     assert "70.1" not in message
     assert "40.6" not in message
@@ -229,7 +230,9 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
 
     def refused(text: str, rule: str = "nearest", chunk_points: int = 10) -> str:
         source.write_text(text)
-        return error_of(DataError, lambda: sample_file(store, source, out, rule, chunk_points=chunk_points))
+        return refusal(
+            lambda: sample_file(store, source, out, rule, chunk_points=chunk_points), kind=DataError
+        )
 
     many = "-73.98,40.75\n" * 50
     assert "line 52" in refused("lon,lat\n" + many + "-73.98,north\n")
@@ -264,7 +267,7 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
 def test_points_that_cannot_be_read(store: str, tmp_path: Path, name: str, text: str, complaint: str) -> None:
     source = tmp_path / name
     source.write_text(text, encoding="utf-8")
-    assert complaint in error_of(DataError, lambda: sample_file(store, source, tmp_path / "o.parquet"))
+    assert complaint in refusal(lambda: sample_file(store, source, tmp_path / "o.parquet"), kind=DataError)
     assert sorted(tmp_path.iterdir()) == [source]
 
 
@@ -284,17 +287,17 @@ def test_where_reports_cannot_go(store: str, tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to(source)
     users = Users("who", sticky_key=key, ledger=ledger)
     for out in (tmp_path / "missing" / "o.csv", tmp_path):
-        assert "cannot be written" in error_of(DataError, lambda out=out: sample_file(store, source, out))
+        assert "cannot be written" in refusal(lambda out=out: sample_file(store, source, out), kind=DataError)
     for out in (Path(store) / "o.csv", Path(store), source, tmp_path / "link.csv", key, ledger):
-        message = error_of(SpecError, lambda out=out: sample_file(store, source, out, users=users))
+        message = refusal(lambda out=out: sample_file(store, source, out, users=users), kind=SpecError)
         assert ("lies inside the store" if store in str(out) else "itself, which would be lost") in message
     # A ledger that is not there yet would be made, charged, and replaced by the reports.
     (tmp_path / "here").symlink_to(tmp_path)
     users = Users("who", ledger=tmp_path / "new.csv", release_limit=4)
     for out in (tmp_path / "new.csv", tmp_path / "here" / "new.csv"):
-        message = error_of(SpecError, lambda out=out: sample_file(store, source, out, users=users))
+        message = refusal(lambda out=out: sample_file(store, source, out, users=users), kind=SpecError)
         assert "itself, which would be lost" in message
-    assert "give /dev/stdout" in error_of(SpecError, lambda: sample_file(store, source, Path("-")))
+    assert "give /dev/stdout" in refusal(lambda: sample_file(store, source, Path("-")), kind=SpecError)
     assert not Path("-").exists()
     assert source.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "key", "ledger", "link.csv", "p.csv"]
@@ -304,7 +307,7 @@ def test_where_reports_cannot_go(store: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [1, 5000])
 def test_a_full_disk_is_one_error(store: str, tmp_path: Path, n: int) -> None:
     source = write(tmp_path / "p.csv", places(n))
-    message = error_of(DataError, lambda: sample_file(store, source, Path("/dev/full")))
+    message = refusal(lambda: sample_file(store, source, Path("/dev/full")), kind=DataError)
     assert message.startswith("/dev/full: cannot be written: ")
     assert "No space left" in message
 
@@ -321,7 +324,7 @@ def test_a_pipe_gets_everything_or_nothing(store: str, tmp_path: Path) -> None:
     # A bad line at the end: nobody is written to, so nobody need read.
     with source.open("a") as file:
         file.write("x,y,1,north\n")
-    error_of(DataError, lambda: sample_file(store, source, pipe, chunk_points=9))
+    refusal(lambda: sample_file(store, source, pipe, chunk_points=9), kind=DataError)
 
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
@@ -408,14 +411,14 @@ def test_a_ledger_refuses_the_whole_file(store: str, tmp_path: Path) -> None:
     assert (answer["release_limit"], answer["composed_epsilon_per_km"]) == (4, 4.0)
     assert (ReleaseBudget(ledger).spent("a"), ReleaseBudget(ledger).spent("b")) == (3, 1)
     out.unlink()
-    error_of(BudgetExceeded, lambda: sample_file(store, source, out, users=users, chunk_points=2))
+    refusal(lambda: sample_file(store, source, out, users=users, chunk_points=2), kind=BudgetExceeded)
     assert not out.exists()
     assert (ReleaseBudget(ledger).spent("a"), ReleaseBudget(ledger).spent("b")) == (3, 1)
     # Nor is anything charged for a file that cannot be read to its end, or whose points are not released.
     source.write_text("u,lon,lat\nb,-73.98,40.75\nb,-73.98,north\n")
-    error_of(DataError, lambda: sample_file(store, source, out, users=users, chunk_points=1))
+    refusal(lambda: sample_file(store, source, out, users=users, chunk_points=1), kind=DataError)
     source.write_text("u,lon,lat\nb,-73.98,40.75\nb,0,0\n")
-    error_of(DataError, lambda: sample_file(store, source, out, "error", users=users, chunk_points=1))
+    refusal(lambda: sample_file(store, source, out, "error", users=users, chunk_points=1), kind=DataError)
     assert ReleaseBudget(ledger).spent("b") == 1
     sample_file(store, source, out, "drop", users=users, chunk_points=1)
     assert ReleaseBudget(ledger).spent("b") == 2
@@ -439,14 +442,14 @@ def test_users_that_do_not_go_together(store: str, tmp_path: Path) -> None:
         ({"column": "row", "keep": True}, "row is the name of another column"),
         ({"column": "u", "release_limit": 3}, "--release-limit: needs --ledger"),
     ):
-        assert complaint in error_of(SpecError, lambda given=users: Users(**given))
+        assert complaint in refusal(lambda given=users: Users(**given), kind=SpecError)
     source = tmp_path / "p.csv"
     source.write_text("u,lon,lat\na,-73.98,40.75\n,-73.98,40.75\n")
     users = Users("u", keep=True)
-    message = error_of(DataError, lambda: sample_file(store, source, tmp_path / "o.csv", users=users))
+    message = refusal(lambda: sample_file(store, source, tmp_path / "o.csv", users=users), kind=DataError)
     assert message == f"{source}: point 2: u is empty"
     users = Users("name", keep=True)
-    message = error_of(DataError, lambda: sample_file(store, source, tmp_path / "o.csv", users=users))
+    message = refusal(lambda: sample_file(store, source, tmp_path / "o.csv", users=users), kind=DataError)
     assert "column name is missing" in message
 
 
@@ -508,7 +511,7 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
     swapped = [(40.75, -73.98), (40.76, -73.97)]
     out = tmp_path / "o.csv"
     source = write(tmp_path / "p.csv", swapped)
-    message = error_of(DataError, lambda: sample_file(store, source, out, rule, chunk_points=1))
+    message = refusal(lambda: sample_file(store, source, out, rule, chunk_points=1), kind=DataError)
     assert "longitude and latitude look swapped" in message
     assert not out.exists()
     # One that is inside as it is says that they are meant so.

@@ -1,23 +1,12 @@
-"""What tests of draws ask of them: the one line of an error, a command's document, a draw without chance."""
+"""What tests of draws share: the document of a command, and draws that are not random."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mdpext_dask.cli.main import main
-from mdpext_dask.errors import MdpextError
-
-
-def error_of(kind: type[MdpextError], action: Callable[[], object]) -> str:
-    """Return the message of the error that an action must raise: one line."""
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 def call(capfd: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
