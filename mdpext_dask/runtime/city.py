@@ -15,8 +15,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
-from mdpext_dask.runtime.location_sampler import Numbers, Reporter
-from mdpext_dask.runtime.nearest_record import Places
+from mdpext_dask.runtime.location_sampler import Given, Numbers, Places, Reporter
 
 # Of cumulative weights, twice the bytes of the rows; a city of 63,865 records and 100 outputs is 51 MB.
 _CACHE_BYTES = 2**28
@@ -198,12 +197,7 @@ class City(Reporter):
         return str(self._content.header["content_sha256"])
 
     def row(
-        self,
-        lon: float | None = None,
-        lat: float | None = None,
-        *,
-        x_km: float | None = None,
-        y_km: float | None = None,
+        self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None
     ) -> NDArray[np.float64]:
         """Return M(·|x) of the record nearest to a place, float64 of shape (K,), normalised to rounding.
 

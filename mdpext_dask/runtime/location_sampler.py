@@ -1,26 +1,196 @@
-"""From a true place to a reported one, wherever rows are read from, with NumPy alone."""
+"""From a true place to a reported one, wherever rows are read from, with NumPy alone.
 
+A location is first moved to its nearest record. Locations outside the grid, anywhere on Earth, are moved to
+its border first, in a way that increases no distance between two of them (PROOF.md, section 3).
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, SpecError, first_line
+from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
-from mdpext_dask.runtime.nearest_record import Places
 from mdpext_dask.runtime.random_bits import Words
 from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below
 
 if TYPE_CHECKING:
     from mdpext_dask.runtime.ledger import Charges
 
+# A coordinate that may be left out.
+Given = float | None
 # What a batch does with points outside the grid, or outside the region.
 OutsideRule = Literal["nearest", "drop", "error"]
 # From the positions of some of the draws, shape (n,), and the totals of their rows, uint64 of shape (n,): a
 # number below each total.
 Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
+
+
+# Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
+_WELL_INSIDE = 0.999
+# Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
+_SWAPPED_DEGREES = 5.0
+
+
+class Places:
+    """The plane and the lattice of a mechanism.
+
+    Parameters
+    ----------
+    source
+        What to name in errors.
+    grid
+        The records.
+    kept
+        Source cells of the region, bool of shape (cells_x, cells_y).
+    projection
+        From degrees to the plane; None where places are x and y only.
+    metric_p
+        Exponent of the metric.
+    """
+
+    def __init__(
+        self, source: str, grid: Grid, kept: NDArray[np.bool_], projection: Projection | None, metric_p: float
+    ) -> None:
+        self._source, self.metric_p = source, metric_p
+        self.grid, self.projection = grid, projection
+        self._kept, self.all_kept = kept, bool(kept.all())
+
+    def one(
+        self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
+    ) -> tuple[float, float]:
+        """Return one place in the plane, x and y in km.
+
+        Raises
+        ------
+        SpecError
+            If it is not given in exactly one way, by numbers in range.
+        """
+        if x_km is None and y_km is None and lon is not None and lat is not None:
+            east, north = _number(lon), _number(lat)
+            if not (abs(east) <= 180 and abs(north) <= 90):
+                raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
+            return self._one_in_plane(east, north)
+        if lon is None and lat is None and x_km is not None and y_km is not None:
+            x, y = _number(x_km), _number(y_km)
+            if not (math.isfinite(x) and math.isfinite(y)):
+                raise SpecError(f"x_km, y_km: must be finite, got {x_km!r}, {y_km!r}")
+            return x, y
+        raise SpecError("a place is given either by lon and lat or by x_km and y_km")
+
+    def many(self, coordinates: NDArray[Any], *, planar: bool) -> NDArray[np.float64]:
+        """Return places in the plane, float64 of shape (n, 2), in km.
+
+        Parameters
+        ----------
+        coordinates
+            Numbers of shape (n, 2): lon and lat in degrees, or x and y in km.
+        planar
+            Whether they are x and y.
+
+        Raises
+        ------
+        DataError
+            If they are not finite numbers, two for each place, in range.
+        SpecError
+            If they are degrees and the mechanism is planar.
+        """
+        try:
+            found = np.asarray(coordinates)
+        except ValueError as error:
+            raise DataError(f"points: coordinates must be numbers: {first_line(error)}") from None
+        # Numbers in texts are not taken for numbers.
+        if found.dtype.kind not in "fiu" or found.shape[1:] != (2,):
+            given = f"{found.dtype}{found.shape}"
+            raise DataError(f"points: coordinates must be numbers, two for each place, got {given}")
+        if not np.isfinite(found).all():
+            raise DataError("points: coordinates must be finite numbers")
+        places = found.astype(np.float64, copy=False)
+        if planar:
+            return places
+        check_degrees(places, "points")
+        return self.in_plane(places)
+
+    def record(self, xy_km: tuple[float, float], place_km: float | None) -> tuple[int, int]:
+        """Return the record (i, j) to report one place from; see :meth:`records`."""
+        return self.grid.record_at(*xy_km, self._steps(place_km))
+
+    def records(
+        self, xy_km: NDArray[np.float64], place_km: float | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the flat indices of the records to report from, and whether the nearest is in the region.
+
+        Parameters
+        ----------
+        xy_km
+            Places, float64 of shape (n, 2), in km.
+        place_km
+            Side of coarse places, in km; None where places are not made coarse.
+
+        Raises
+        ------
+        SpecError
+            If that is not a positive number.
+        """
+        i, j, inside = self.grid.nearest_records(xy_km)
+        if not self.all_kept:
+            inside &= self.grid.are_vertices_of(self._kept, i, j)
+        if place_km is not None:
+            i, j = self.grid.coarse_records(xy_km, self._steps(place_km))
+        return np.asarray(i * self.grid.shape[1] + j, dtype=np.int64), inside
+
+    def quantisation_km(self, place_km: float | None) -> float:
+        """Return the largest distance a place in the grid is moved, in km."""
+        return coarse_radius_km(self._steps(place_km), self.grid.spacing_km, self.metric_p)
+
+    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
+        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
+        if self.projection is None or not (np.abs(coordinates) <= (180, 90)).all():
+            return False
+        return bool(self.grid.box.contains(self.projection.to_plane(coordinates)).all())
+
+    def holds_swapped(self, coordinates: NDArray[np.float64]) -> bool:
+        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon.
+
+        Near the diagonal both readings are plausible, and the answer is no.
+        """
+        far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
+        return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
+
+    def in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
+
+        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
+        charged; for other p they are those of the plane.
+        """
+        if self.projection is None:
+            what = f"{self._source} is planar, its loss file has no centre_lon, centre_lat"
+            raise SpecError(f"lon, lat: {what}; give x_km, y_km")
+        if self.metric_p == 2:
+            return self.projection.to_disc(lonlat, self.grid.box.radius_km)
+        xy = self.projection.to_plane(lonlat)
+        if not np.isfinite(xy).all():
+            raise DataError("points: a place on the other side of the Earth has no place in the plane")
+        return xy
+
+    def _one_in_plane(self, lon: float, lat: float) -> tuple[float, float]:
+        """Return the same bits as :meth:`in_plane`; where nothing is moved, in a tenth of the time."""
+        if self.projection is not None and self.metric_p == 2:
+            x, y = self.projection.point_to_plane(lon, lat)
+            if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
+                return x, y
+        x, y = self.in_plane(np.array([[lon, lat]]))[0].tolist()
+        return x, y
+
+    def _steps(self, place_km: float | None) -> int:
+        return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)
 
 
 class Reporter(ABC):
@@ -293,3 +463,13 @@ def _named(
     names = list(users)
     encoded_users(names)
     return names
+
+
+def _number(value: Any) -> float:
+    """Return a number, or NaN for everything else, also for texts with numbers in them."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

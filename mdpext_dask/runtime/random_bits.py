@@ -65,7 +65,7 @@ def _has_cipher() -> bool:
     except ImportError:
         return False
     try:
-        _stream_of(bytes(_KEY_BYTES), 0)
+        _key_stream(0)
     except UnsupportedAlgorithm:  # the library is there, and may not use this cipher: "FIPS mode"
         return False
     return True
@@ -73,11 +73,8 @@ def _has_cipher() -> bool:
 
 def _key_stream(size: int) -> bytes:
     """Return the first bytes of ChaCha20's key stream under a key of the operating system's, used once."""
-    return _stream_of(os.urandom(_KEY_BYTES), size)
-
-
-def _stream_of(key: bytes, size: int) -> bytes:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     # The nonce begins with the counter of blocks; a key that is used once needs no other.
-    return Cipher(algorithms.ChaCha20(key, bytes(_NONCE_BYTES)), mode=None).encryptor().update(bytes(size))
+    cipher = Cipher(algorithms.ChaCha20(os.urandom(_KEY_BYTES), bytes(_NONCE_BYTES)), mode=None)
+    return cipher.encryptor().update(bytes(size))

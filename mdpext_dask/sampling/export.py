@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import SpecError
 from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_layout
-from mdpext_dask.runtime.geodesic import PlaneFit, around
-from mdpext_dask.sampling.mechanism import check_finished
-from mdpext_dask.sampling.row_cache import require_same
+from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
+from mdpext_dask.sampling.mechanism import check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
@@ -108,20 +107,15 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         "records": store.grid.records,
         "outputs": store.outputs,
         "remap": header["remap"] is not None,
-        "epsilon_per_km": header["epsilon_per_km"],
-        "epsilon_certified": header["epsilon_certified"],
-        "fingerprint": store.fingerprint,
+        **{key: header[key] for key in ("epsilon_per_km", "epsilon_certified", "fingerprint")},
         "seconds": time.perf_counter() - started,
     }
 
 
 def _header(store: MechanismStore) -> dict[str, Any]:
-    attributes, grid = store.attributes, store.grid
+    attributes, kept = store.attributes, store.kept
     certificate = objects.get_bytes(store.objects, integrity.CERTIFICATE) or b""
-    names = {"lon": "output_lon", "lat": "output_lat", "x": "output_x", "y": "output_y"}
-    outputs = {short: store.read(name) for short, name in names.items()}
-    has_remap = objects.exists(store.objects, TABLE)
-    kept = store.kept
+    outputs = {name: store.read(f"output_{name}").tolist() for name in ("lon", "lat", "x", "y")}
     copied = (
         "epsilon_per_km", "epsilon_planar_per_km", "epsilon_certified", "metric_p", "quantisation_km",
         "distortion", "fingerprint", "problem_sha256", "attribution", "title", "units", "software", "grid",
@@ -134,11 +128,9 @@ def _header(store: MechanismStore) -> dict[str, Any]:
         "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
         "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
         # JSON has no NaN, which is what degrees are where there is no projection.
-        "outputs": {
-            short: [v if np.isfinite(v) else None for v in a.tolist()] for short, a in outputs.items()
-        },
-        "remap": read_remap(store).output if has_remap else None,
-        "tile_cells": city_layout.tile_cells(grid, store.outputs),
+        "outputs": {name: [v if np.isfinite(v) else None for v in a] for name, a in outputs.items()},
+        "remap": read_remap(store).output if objects.exists(store.objects, TABLE) else None,
+        "tile_cells": city_layout.tile_cells(store.grid, store.outputs),
     }
 
 
@@ -154,12 +146,9 @@ def _fitted(store: MechanismStore) -> dict[str, Any] | None:
     lon, lat = projection.to_degrees(border).T
     east = around(lon - projection.centre_lon)
     middle = (lat.min() + lat.max()) / 2
-
     unturned = replace(projection, rotation_deg=0.0)
 
-    def plane(
-        east: NDArray[np.float64], lat: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def plane(east: Array, lat: Array) -> tuple[Array, Array]:
         x, y = unturned.to_plane(np.stack([projection.centre_lon + east, lat], axis=-1)).T
         return x, y
 

@@ -14,7 +14,7 @@ from mdpext_dask.files import whole_file
 from mdpext_dask.readers.point_chunks import PointChunk
 from mdpext_dask.readers.point_files import point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.nearest_record import Places
+from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
 from mdpext_dask.sampling.report_files import RESERVED, check_report_file, reports_into

@@ -1,25 +1,32 @@
 """A finished mechanism: look up rows, sample reported places, show it in a notebook."""
 
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
-from mdpext_dask.runtime.integer_sampling import integer_weights
-from mdpext_dask.runtime.location_sampler import Numbers, OutsideRule, Reporter
-from mdpext_dask.runtime.nearest_record import Places
-from mdpext_dask.sampling.row_cache import RowCache, draw_many, require_same
+from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
+from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.store import integrity, objects
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.store.blocks import FLOAT32
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, read_remap
-from mdpext_dask.store.rows import rows_at
+from mdpext_dask.store.rows import rows_at, rows_of
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
+# Chunks of rows that are kept for single draws, in bytes, and at least.
+_CACHE_BYTES, _LEAST_CHUNKS = 64 * 2**20, 4
+# Weights that are looked up together; bounds the memory of a batch.
+_BATCH_ELEMENTS = 4_000_000
+# Attributes that change when a store is replaced or is no longer finished.
+_IDENTITY = ("state", "fingerprint", "chunk_hashes")
 _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
@@ -134,12 +141,7 @@ class Mechanism(Reporter):
         return dataset
 
     def row(
-        self,
-        *,
-        lon: float | None = None,
-        lat: float | None = None,
-        x_km: float | None = None,
-        y_km: float | None = None,
+        self, *, lon: Given = None, lat: Given = None, x_km: Given = None, y_km: Given = None
     ) -> xr.DataArray:
         """Return M(·|x) of the record nearest to a place, float64 over outputs, normalised to rounding.
 
@@ -244,3 +246,117 @@ class Mechanism(Reporter):
 
     def __repr__(self) -> str:
         return f"<Mechanism {self._store.url}: {self._summary()}>"
+
+
+def require_same(store: MechanismStore) -> None:
+    """Refuse rows that have just been read if the store is no longer the one that was opened.
+
+    A store that is replaced is first marked as unfinished, and as finished last. So if its attributes are now
+    what they were when it was opened, rows that were read in between are those that were certified.
+
+    Raises
+    ------
+    StoreError
+        If it has been replaced, refused or deleted since it was opened, or is being worked on.
+    """
+    document = objects.get_json(store.objects, ROOT_KEY)
+    now = document.get("attributes") if isinstance(document, Mapping) else None
+    then = store.attributes
+    if not isinstance(now, Mapping) or any(now.get(key) != then.get(key) for key in _IDENTITY):
+        raise StoreError(
+            f"{store.url}: is not the store any more that was opened: it has been replaced, refused or "
+            "deleted, or a run is working on it; open it again"
+        )
+
+
+class RowCache:
+    """Rows of single records; the chunks that were used last are kept.
+
+    Rows that have been read stay as they were, whatever happens to the store; rows of another store in its
+    place are refused. Threads may share a cache, and child processes.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed.
+    """
+
+    def __init__(self, store: MechanismStore) -> None:
+        self._store = store
+        self._shape = store.grid.shape
+        self._side_x, self._side_y, outputs = store.plan.chunk_shape
+        chunks = _CACHE_BYTES // (self._side_x * self._side_y * outputs * FLOAT32)
+        self._chunk = lru_cache(maxsize=max(chunks, _LEAST_CHUNKS))(self._read_chunk)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowCache, (self._store,)
+
+    def cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
+        """Return the cumulative weights of the record (i, j), uint64 of shape (K,).
+
+        Raises
+        ------
+        StoreError
+            If its chunk cannot be read; see :func:`mdpext_dask.store.rows.rows_of` and :func:`require_same`.
+        GuaranteeViolation
+            If the row is damaged.
+        """
+        across, within_x = divmod(i, self._side_x)
+        along, within_y = divmod(j, self._side_y)
+        return cumulative_weights(self._chunk(across, along)[within_x, within_y])
+
+    def _read_chunk(self, across: int, along: int) -> NDArray[np.float32]:
+        left, lower = across * self._side_x, along * self._side_y
+        rows = rows_of(
+            self._store,
+            slice(left, min(left + self._side_x, self._shape[0])),
+            slice(lower, min(lower + self._side_y, self._shape[1])),
+        )
+        require_same(self._store)
+        return rows
+
+
+def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
+    """Draw one output for each of many records; every row is read once, and every chunk about once.
+
+    Parameters
+    ----------
+    store
+        The store, with its seed.
+    records
+        Flat indices of the records, int64 of shape (n,).
+    numbers
+        Gives the random numbers that are compared with the cumulative weights.
+
+    Returns
+    -------
+    Output numbers, shape (n,).
+
+    Raises
+    ------
+    StoreError
+        If rows cannot be read; see :func:`mdpext_dask.store.rows.rows_at` and :func:`require_same`.
+    GuaranteeViolation
+        If a row is damaged.
+    """
+    outputs = np.empty(len(records), dtype=np.intp)
+    distinct, which = np.unique(records, return_inverse=True)
+    i, j = np.divmod(distinct, store.grid.shape[1])
+    side_x, side_y, _ = store.plan.chunk_shape
+    order = np.lexsort((j // side_y, i // side_x))
+    place = np.empty(len(order), dtype=np.intp)
+    place[order] = np.arange(len(order))
+    # Draws in the order of the chunks of their rows.
+    places = place[which]
+    draws = np.argsort(places)
+    places = places[draws]
+    step = max(_BATCH_ELEMENTS // store.outputs, 1)
+    for first in range(0, len(order), step):
+        rows = order[first : first + step]
+        cumulative = cumulative_weights(rows_at(store, i[rows], j[rows]))
+        start, end = np.searchsorted(places, (first, first + len(rows)))
+        part, row = draws[start:end], places[start:end] - first
+        outputs[part] = pick_rows(cumulative, row, numbers(part, cumulative[row, -1]))
+    # Once for all of them, before any draw is returned: a store that was replaced stays replaced.
+    require_same(store)
+    return outputs

@@ -63,6 +63,7 @@ def _chacha20(key: bytes, blocks: int) -> bytes:
 def test_many_words_are_the_key_stream_of_keys_that_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
     asked: list[int] = []
+    random_bits._has_cipher()  # asks once
 
     def urandom(size: int) -> bytes:
         asked.append(size)

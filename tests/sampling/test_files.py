@@ -23,7 +23,7 @@ from mdpext_dask.errors import EXIT_UNREAD, BudgetExceeded, DataError, SpecError
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.nearest_record import Places
+from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
 from tests.support.answers import call, same_number

@@ -24,7 +24,7 @@ from mdpext_dask.runtime.integer_sampling import integer_weights
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.random_bits import Words, words_for_tests
 from mdpext_dask.runtime.sticky import StickyKey
-from mdpext_dask.sampling import row_cache
+from mdpext_dask.sampling import mechanism as mechanisms
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
 
@@ -385,8 +385,8 @@ def test_no_places_are_no_answers(mechanism: Mechanism, budget: ReleaseBudget) -
 
 def test_a_chunk_is_read_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[tuple[slice, slice]] = []
-    original = row_cache.rows_of
-    monkeypatch.setattr(row_cache, "rows_of", lambda *a: reads.append(a[1:]) or original(*a))
+    original = mechanisms.rows_of
+    monkeypatch.setattr(mechanisms, "rows_of", lambda *a: reads.append(a[1:]) or original(*a))
     mechanism = open_mechanism(store)
     for _ in range(5):
         mechanism.sample(lon=LON, lat=LAT, n=3)
@@ -403,14 +403,14 @@ def test_every_record_of_every_chunk_is_found(mechanism: Mechanism) -> None:
 
 
 def test_a_chunk_that_cannot_be_read_is_asked_for_again(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, broken = row_cache.rows_of, [True]
+    original, broken = mechanisms.rows_of, [True]
 
     def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
         if broken.pop() if broken else False:
             raise StoreError("not now")
         return original(store, x, y)
 
-    monkeypatch.setattr(row_cache, "rows_of", rows_of)
+    monkeypatch.setattr(mechanisms, "rows_of", rows_of)
     mechanism = open_mechanism(store)
     with pytest.raises(StoreError, match="not now"):
         mechanism.sample(lon=LON, lat=LAT)
@@ -453,7 +453,7 @@ def test_no_rows_are_taken_from_what_was_put_in_the_place_of_an_open_store(
 def test_batches_in_many_portions_are_the_same(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
     places, users = around(500), [f"{k}" for k in range(500)]
     whole, _ = mechanism.sample_points(places, users=users, sticky=KEY)
-    monkeypatch.setattr(row_cache, "_BATCH_ELEMENTS", 7 * 20)
+    monkeypatch.setattr(mechanisms, "_BATCH_ELEMENTS", 7 * 20)
     parts, _ = mechanism.sample_points(places, users=users, sticky=KEY)
     assert np.array_equal(whole, parts)
 
