@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -138,11 +139,9 @@ def test_threads_repeat_nothing() -> None:
         for _ in range(20):
             drawn.extend([*system_words(3).tolist(), *system_words(400).tolist()])
 
-    threads = [threading.Thread(target=draw) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(draw)
     assert len(set(drawn)) == len(drawn) == 8 * 20 * 403
 
 
