@@ -31,11 +31,10 @@ from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
-from mdpext_dask.store.rows import rows_of
 from tests.support.answers import call, same_number
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
-from tests.support.problems import refusal
+from tests.support.problems import all_rows, refusal
 from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.
@@ -43,11 +42,14 @@ FALSE_ALARM = 1e-9
 # A tile of the usual size would hold all of these cities.
 SMALL_TILE_BYTES = 200
 
+Stores = dict[str, str]
+Cities = dict[str, Path]
+Change = Callable[[dict[str, Any], list[bytes]], object]
 MakeJob = Callable[..., dict[str, dict[str, object]]]
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory, small_job: MakeJob) -> dict[str, str]:
+def stores(tmp_path_factory: pytest.TempPathFactory, small_job: MakeJob) -> Stores:
     """Return finished stores: turned and remapped; with a region, of which most is not stored; planar."""
     folder = tmp_path_factory.mktemp("stores")
     write_problem(folder / "loss.npz", (9, 7))
@@ -66,7 +68,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, small_job: MakeJob) -> dict
 
 
 @pytest.fixture(scope="module")
-def cities(stores: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def cities(stores: Stores, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cities]:
     """Return what they are exported to, the plain one both ways."""
     folder = tmp_path_factory.mktemp("cities")
     found = {name: folder / f"{name}.mdp" for name in (*stores, "rows")}
@@ -77,7 +79,7 @@ def cities(stores: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         yield found
 
 
-def mechanism_of(name: str, stores: dict[str, str]) -> Mechanism:
+def mechanism_of(name: str, stores: Stores) -> Mechanism:
     return open_mechanism(stores.get(name, stores["plain"]))
 
 
@@ -92,12 +94,10 @@ NAMES = ["plain", "rows", "region", "planar"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_row_is_that_of_the_store_to_the_last_bit(
-    name: str, stores: dict[str, str], cities: dict[str, Path]
-) -> None:
+def test_every_row_is_that_of_the_store_to_the_last_bit(name: str, stores: Stores, cities: Cities) -> None:
     store = MechanismStore.open(stores.get(name, stores["plain"]))
     city = open_city(cities[name])
-    rows = rows_of(store, slice(0, store.grid.shape[0]), slice(0, store.grid.shape[1]))
+    rows = all_rows(store)
     seen = np.zeros(store.grid.shape, dtype=int)
     tiles = all_tiles(city)
     assert len(tiles) > 1
@@ -113,7 +113,7 @@ def test_every_row_is_that_of_the_store_to_the_last_bit(
 
 
 def test_how_it_is_packed(
-    stores: dict[str, str], cities: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packings = {name: open_city(path).facts["packing"] for name, path in cities.items()}
     assert packings == {"plain": "seed", "rows": "rows", "region": "rows", "planar": "rows"}
@@ -136,7 +136,7 @@ def test_how_it_is_packed(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_places_get_the_same_rows_and_draws_as_from_the_store(
-    name: str, stores: dict[str, str], cities: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    name: str, stores: Stores, cities: Cities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws are compared under one random number for all, so that they are a function of the record."""
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
@@ -166,7 +166,7 @@ def test_places_get_the_same_rows_and_draws_as_from_the_store(
 
 
 @pytest.mark.parametrize("name", ["plain", "planar"])
-def test_what_is_said_about_it(name: str, stores: dict[str, str], cities: dict[str, Path]) -> None:
+def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
     for key in ("epsilon_per_km", "epsilon_certified", "metric_p", "planar", "content_sha256"):
         assert getattr(city, key) == getattr(mechanism, key)
@@ -183,7 +183,7 @@ def test_what_is_said_about_it(name: str, stores: dict[str, str], cities: dict[s
         assert "OpenStreetMap" in city.facts["attribution"]
 
 
-def test_draws_follow_the_row(cities: dict[str, Path]) -> None:
+def test_draws_follow_the_row(cities: Cities) -> None:
     city = open_city(cities["plain"])
     row = city.row(-73.98, 40.75)
     n = 200_000
@@ -203,7 +203,7 @@ def test_draws_follow_the_row(cities: dict[str, Path]) -> None:
     assert city.sample_many(np.array([[-73.98, 40.75]] * 3)).shape == (3, 2)
 
 
-def test_a_remap_comes_along(stores: dict[str, str], cities: dict[str, Path]) -> None:
+def test_a_remap_comes_along(stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities["plain"], remap=True), open_mechanism(stores["plain"], remap=True)
     place = {"lon": -73.98, "lat": 40.75}
     assert np.array_equal(city.row(**place), mechanism.row(**place).values)
@@ -212,7 +212,7 @@ def test_a_remap_comes_along(stores: dict[str, str], cities: dict[str, Path]) ->
     assert "without a remap; run mdpext remap and export it again" in message
 
 
-def test_sticky_answers_are_those_of_the_store(stores: dict[str, str], cities: dict[str, Path]) -> None:
+def test_sticky_answers_are_those_of_the_store(stores: Stores, cities: Cities) -> None:
     key, mechanism = StickyKey(bytes(32)), open_mechanism(stores["plain"])
     for file in ("plain", "rows"):
         city = open_city(cities[file])
@@ -221,9 +221,7 @@ def test_sticky_answers_are_those_of_the_store(stores: dict[str, str], cities: d
             assert np.array_equal(city.sample(**asked), mechanism.sample(**asked))
 
 
-def test_what_is_kept_in_memory_changes_nothing(
-    cities: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_in_memory_changes_nothing(cities: Cities, monkeypatch: pytest.MonkeyPatch) -> None:
     same_number(monkeypatch, 3 * 2**57)
     places = np.random.default_rng(2).uniform((-74.1, 40.7), (-73.8, 40.9), (500, 2))
     for name in ("plain", "rows"):
@@ -236,7 +234,7 @@ def test_what_is_kept_in_memory_changes_nothing(
         assert len(little._cache) == 1
 
 
-def test_a_forked_child_goes_on_and_draws_its_own(cities: dict[str, Path]) -> None:
+def test_a_forked_child_goes_on_and_draws_its_own(cities: Cities) -> None:
     code = """
 import os, sys
 from mdpext_dask.runtime import open_city
@@ -399,7 +397,7 @@ def use(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "rows"])
-def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: dict[str, Path], tmp_path: Path) -> None:
+def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: Cities, tmp_path: Path) -> None:
     content = cities[name].read_bytes()
     rng = np.random.default_rng(4)
     copy = tmp_path / "copy.mdp"
@@ -415,7 +413,7 @@ def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: dict[str, Pa
 
 
 def test_a_processor_that_computes_otherwise_is_noticed(
-    cities: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    cities: Cities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is whole, and what is made of it has one bit that was not certified."""
     original = city_layout.extend_log_convex
@@ -433,7 +431,7 @@ def test_a_processor_that_computes_otherwise_is_noticed(
     assert "does not give the rows that were certified" in message
 
 
-def test_other_lengths_and_versions_are_noticed(cities: dict[str, Path], tmp_path: Path) -> None:
+def test_other_lengths_and_versions_are_noticed(cities: Cities, tmp_path: Path) -> None:
     content = cities["rows"].read_bytes()
     copy = tmp_path / "copy.mdp"
     start = 48 + int.from_bytes(content[12:16], "little")
@@ -453,7 +451,7 @@ def test_other_lengths_and_versions_are_noticed(cities: dict[str, Path], tmp_pat
         assert f"cannot be read: {complaint}" in refusal(lambda path=path: open_city(path), kind=StoreError)
 
 
-def rewritten(path: Path, copy: Path, change: Callable[[dict[str, Any], list[bytes]], object]) -> None:
+def rewritten(path: Path, copy: Path, change: Change) -> None:
     """Write another file whose digests are right."""
     content = path.read_bytes()
     start = 48 + int.from_bytes(content[12:16], "little")
@@ -468,7 +466,7 @@ def rewritten(path: Path, copy: Path, change: Callable[[dict[str, Any], list[byt
     copy.write_bytes(city_layout.encode(header) + b"".join(sections))
 
 
-def put(*keys: str, value: object) -> Callable[[dict[str, Any], list[bytes]], None]:
+def put(*keys: str, value: object) -> Change:
     """Return a change of an entry of the header."""
 
     def change(header: dict[str, Any], _: list[bytes]) -> None:
@@ -479,7 +477,7 @@ def put(*keys: str, value: object) -> Callable[[dict[str, Any], list[bytes]], No
     return change
 
 
-NO_HEADERS: list[Callable[[dict[str, Any], list[bytes]], object]] = [
+NO_HEADERS: list[Change] = [
     *(
         lambda header, _, key=key: header.pop(key)
         for key in ("grid", "outputs", "metric_p", "tile_cells", "rows_sha256", "projection", "plane_fit")
@@ -502,16 +500,14 @@ NO_HEADERS: list[Callable[[dict[str, Any], list[bytes]], object]] = [
 
 @pytest.mark.parametrize("change", NO_HEADERS)
 def test_a_header_that_somebody_else_has_made_is_refused_politely(
-    cities: dict[str, Path], tmp_path: Path, change: Callable[[dict[str, Any], list[bytes]], object]
+    cities: Cities, tmp_path: Path, change: Change
 ) -> None:
     copy = tmp_path / "copy.mdp"
     rewritten(cities["rows"], copy, change)
     assert "not one that mdpext export writes" in refusal(lambda: open_city(copy), kind=StoreError)
 
 
-def test_sections_that_somebody_else_has_made_are_refused_politely(
-    cities: dict[str, Path], tmp_path: Path
-) -> None:
+def test_sections_that_somebody_else_has_made_are_refused_politely(cities: Cities, tmp_path: Path) -> None:
     """Digests of sections that are right do not make the rows those that were certified."""
     copy = tmp_path / "copy.mdp"
     for name, change, complaint in (
@@ -524,7 +520,7 @@ def test_sections_that_somebody_else_has_made_are_refused_politely(
 
 
 def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
-    cities: dict[str, Path], tmp_path: Path
+    cities: Cities, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.mdp"
 
@@ -544,9 +540,7 @@ def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
 # --- exporting -------------------------------------------------------------------------------------
 
 
-def test_what_must_not_be_sampled_is_not_exported(
-    stores: dict[str, str], small_job: MakeJob, tmp_path: Path
-) -> None:
+def test_what_must_not_be_sampled_is_not_exported(stores: Stores, small_job: MakeJob, tmp_path: Path) -> None:
     target = tmp_path / "city.mdp"
     unfinished = str(tmp_path / "unfinished.zarr")
     init(parse_job(small_job()), unfinished)
@@ -566,7 +560,7 @@ def test_what_must_not_be_sampled_is_not_exported(
 
 
 def test_a_store_that_is_replaced_meanwhile_is_not_exported(
-    stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of the one would go out under the certificate of the other."""
     target, copy = tmp_path / "city.mdp", Path(shutil.copytree(stores["plain"], tmp_path / "copy.zarr"))
@@ -582,7 +576,7 @@ def test_a_store_that_is_replaced_meanwhile_is_not_exported(
     assert not target.exists()
 
 
-def test_where_and_how_it_cannot_be_exported(stores: dict[str, str], tmp_path: Path) -> None:
+def test_where_and_how_it_cannot_be_exported(stores: Stores, tmp_path: Path) -> None:
     store = stores["planar"]
     for kind, path, packing, complaint in (
         (SpecError, Path(store) / "c.mdp", "auto", "lies inside the store"),
@@ -593,7 +587,7 @@ def test_where_and_how_it_cannot_be_exported(stores: dict[str, str], tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command(stores: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command(stores: Stores, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "city.mdp"
     answer = call(capfd, "export", stores["plain"], "-o", path)
     raw = 4 * answer["records"] * answer["outputs"]
@@ -632,7 +626,7 @@ print(sorted(name for name in loaded if not name.startswith("_")))
 
 
 @pytest.mark.parametrize("name", ["plain", "rows"])
-def test_numpy_is_all_that_is_needed(name: str, cities: dict[str, Path]) -> None:
+def test_numpy_is_all_that_is_needed(name: str, cities: Cities) -> None:
     _run_alone(sys.executable, cities[name])
 
 
@@ -644,7 +638,7 @@ def _run_alone(python: str | Path, city: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_with_numpy_alone(cities: dict[str, Path], tmp_path: Path) -> None:
+def test_an_environment_with_numpy_alone(cities: Cities, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
