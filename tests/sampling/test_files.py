@@ -493,7 +493,7 @@ def test_a_document_and_reports_do_not_share_standard_output(
     source = write(tmp_path / "p.csv", [(-73.98, 40.75)] * 20)
     for words in (["sample", store, source], ["export", store]):
         document = call(capfd, *words, "-o", "/dev/stdout", code=2)
-        assert "standard output is where /dev/stdout goes" in document["message"]
+        assert "/dev/stdout goes to standard output as well" in document["message"]
 
 
 def test_nobody_reading_on_is_no_fault_of_the_points(store: str, tmp_path: Path) -> None:
