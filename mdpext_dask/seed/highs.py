@@ -144,11 +144,7 @@ def solve_linear_program(
     if seconds <= 0:
         raise SolverError(f"no time is left to solve {what} within the limit")
     solver = _SilentHighs()
-    for option, value in {
-        **_OPTIONS,
-        **(_SIMPLEX if simplex else _INTERIOR),
-        "time_limit": seconds,
-    }.items():
+    for option, value in {**_OPTIONS, **(_SIMPLEX if simplex else _INTERIOR), "time_limit": seconds}.items():
         _check(solver.setOptionValue(option, value), f"option {option}")
 
     count, variables = matrix.shape
@@ -185,10 +181,7 @@ def _check(status: highspy.HighsStatus, what: str) -> None:
 
 
 def _dual_bound(
-    matrix: sparse.csr_array,
-    problem: SeedProblem,
-    scale: float,
-    multipliers: NDArray[np.float64],
+    matrix: sparse.csr_array, problem: SeedProblem, scale: float, multipliers: NDArray[np.float64]
 ) -> float:
     """Return a lower bound on the optimum of the scaled LP that holds for any multipliers."""
     seeds = problem.cost.shape[0]

@@ -226,8 +226,7 @@ def solve_program(
         each = pool.map if threads > 1 and parts > 1 else map
         columns = list(
             each(
-                lambda i: Columns(program.part(slice(cuts[i], cuts[i + 1])), level, least_slack),
-                range(parts),
+                lambda i: Columns(program.part(slice(cuts[i], cuts[i + 1])), level, least_slack), range(parts)
             )
         )
         team = _Team(columns, each, inverse_sums)
@@ -308,8 +307,7 @@ def _iterate(
             watcher(primal, dual)
         # A start that breaks some rows is led back to them; until then the objective may be below the bound.
         relative = max(
-            abs(primal - dual) / max(abs(primal), np.finfo(float).tiny),
-            *(m.infeasibility for m in measures),
+            abs(primal - dual) / max(abs(primal), np.finfo(float).tiny), *(m.infeasibility for m in measures)
         )
         if not np.isfinite(relative):
             break

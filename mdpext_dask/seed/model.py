@@ -262,10 +262,7 @@ def dual_bound_of(parts: Sequence[DualPart], nu: NDArray[np.float64], total: flo
 
 
 def dual_bound(
-    reduced: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    nu: NDArray[np.float64],
-    floor: float,
+    reduced: NDArray[np.float64], sizes: NDArray[np.float64], nu: NDArray[np.float64], floor: float
 ) -> float:
     """Return :func:`dual_bound_of` for a seed LP, whose rows have b = 0 and δ ≤ z ≤ 1.
 

@@ -110,12 +110,7 @@ class Scene:
     """A job under way on one kind of cluster, and what of it can be killed."""
 
     def __init__(
-        self,
-        processes: Processes,
-        folder: Path,
-        job: dict[str, dict[str, Any]],
-        *,
-        quick: bool = False,
+        self, processes: Processes, folder: Path, job: dict[str, dict[str, Any]], *, quick: bool = False
     ) -> None:
         self.processes, self.store, self.quick = processes, folder / "s.zarr", quick
         self.job = job_file(folder, job)
@@ -508,9 +503,7 @@ def receipts_of(store: Path, pid: int) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(tasks, "extended_block"), (MechanismStore, "encode_block")],
-    ids=["extend", "encode"],
+    ("owner", "name"), [(tasks, "extended_block"), (MechanismStore, "encode_block")], ids=["extend", "encode"]
 )
 def test_a_task_that_slept_while_others_did_its_work_writes_nothing(
     tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -95,11 +95,7 @@ def test_no_cell_is_steeper_than_the_bound(
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
-@given(
-    epsilon=st.floats(0.01, 20),
-    cell=st.floats(0.01, 20),
-    pick=st.integers(0, 4),
-)
+@given(epsilon=st.floats(0.01, 20), cell=st.floats(0.01, 20), pick=st.integers(0, 4))
 def test_bound_budgets_keep_the_split_and_beat_half(p: float, epsilon: float, cell: float, pick: int) -> None:
     splits = candidate_splits(epsilon, p)
     budgets = bound_budgets(splits[pick % len(splits)], cell)

@@ -94,14 +94,7 @@ def test_rows_that_break_epsilon_are_led_back() -> None:
     cost = rng.exponential(size=rows.shape)
     vectors = all_vectors(rows, 1, side, 2.0)
     better = improve(
-        rows,
-        cost,
-        vectors,
-        epsilon=epsilon,
-        dual_exponent=2.0,
-        cell_km=side,
-        reach=0.1,
-        min_probability=1e-6,
+        rows, cost, vectors, epsilon=epsilon, dual_exponent=2.0, cell_km=side, reach=0.1, min_probability=1e-6
     )
     assert largest_norm(better, 1, side, 2.0) < epsilon * 1.005
 

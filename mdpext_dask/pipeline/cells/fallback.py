@@ -40,10 +40,7 @@ def _solve_one(patches: Patches) -> NDArray[np.float64]:
     where = np.tile(np.arange(count), 2), np.concatenate([first, second])
     budgets = sparse.csr_array((values, where), shape=(count, points * outputs))
     sums = sparse.csr_array(
-        (
-            reference.ravel(),
-            (np.repeat(np.arange(points), outputs), np.arange(points * outputs)),
-        ),
+        (reference.ravel(), (np.repeat(np.arange(points), outputs), np.arange(points * outputs))),
         shape=(points, points * outputs),
     )
     # HiGHS refuses coefficients that it would drop; rows are normalised afterwards, and nobody misses them.

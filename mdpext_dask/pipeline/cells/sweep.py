@@ -134,12 +134,7 @@ class _Built:
     """The programs of some patches of one shape."""
 
     def __init__(
-        self,
-        window: Window,
-        surroundings: Floats,
-        shape: tuple[int, int],
-        places: list[Patch],
-        tube: float,
+        self, window: Window, surroundings: Floats, shape: tuple[int, int], places: list[Patch], tube: float
     ) -> None:
         self._window = window
         corner = np.array(places, dtype=np.intp) - np.array(window.origin)

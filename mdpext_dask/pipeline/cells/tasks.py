@@ -188,10 +188,7 @@ def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: Latt
     """
     store = MechanismStore.open(url, mode="r+")
     around = Box(
-        box.x0 // parts,
-        -(-(box.x1 - 1) // parts) + 1,
-        box.y0 // parts,
-        -(-(box.y1 - 1) // parts) + 1,
+        box.x0 // parts, -(-(box.x1 - 1) // parts) + 1, box.y0 // parts, -(-(box.y1 - 1) // parts) + 1
     )
     scores = coarse.read(store, around)
     scores = interpolated(interpolated(scores, parts), parts, axis=1)
