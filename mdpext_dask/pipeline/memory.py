@@ -4,6 +4,7 @@ import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
+from mdpext_dask.job.sections import CELL_PROGRAMS, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileFrame, Frame
 from mdpext_dask.problem.outputs import output_count
@@ -44,16 +45,16 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         needed[loss] = frame.problem.loss_bytes
     certified = spec.privacy.budget == "certified"
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
-    if spec.extension.method == "cell-lp":
+    if spec.extension.method == CELL_PROGRAMS:
         peak += _CELL_BYTES
     program = seed_bytes(plan)  # one worker solves it
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
-        _check_worker(spec, frame, spec.cluster.memory_gib, peak, program)
+        _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, frame), peak, program)
     if spec.cluster.kind in ("inline", "local"):
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        needed[tasks] = workers * (peak + table_bytes(spec, frame))
+        needed[tasks] = workers * (peak + table_bytes(spec.loss, frame))
         needed[seed] = program
     total, available = sum(needed.values()), psutil.virtual_memory().total
     if total > available:
@@ -72,13 +73,13 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         )
 
 
-def _check_worker(spec: JobSpec, frame: Frame | FileFrame, gib: float, peak: int, program: int) -> None:
+def _check_worker(gib: float, table: int, peak: int, program: int) -> None:
     """Refuse a job of which a worker with so many GiB cannot hold a task or the seed program.
 
     A worker pauses when what is left may not do for another task, at :data:`dask_settings.PAUSE` of what it
     may use; what needs more than that by itself would never be done.
     """
-    needed = _WORKER_BASE + table_bytes(spec, frame) + max(peak, program)
+    needed = _WORKER_BASE + table + max(peak, program)
     if needed > PAUSE * gib * 2**30:
         what, way_out = "a task", "or smaller store.block_cells"
         if program > peak:
@@ -112,15 +113,15 @@ def check_workers(plan: Plan, method: str, limit: int | None) -> None:
         )
 
 
-def table_bytes(spec: JobSpec, frame: Frame | FileFrame) -> int:
+def table_bytes(loss: LossSection, frame: Frame | FileFrame) -> int:
     """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
     if isinstance(frame, FileFrame):
         return min(CACHE_BYTES, frame.problem.loss_bytes)
-    tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
+    tasks = loss.tasks if loss.kind == "travel" else 0
     return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def client_bytes(spec: JobSpec, frame: Frame | FileFrame, plan: Plan) -> int:
+def client_bytes(loss: LossSection, frame: Frame | FileFrame, plan: Plan) -> int:
     """Return about what the client holds at most: arrays over all records, the seed cost, or receipts."""
     prior = _CLIENT_ARRAYS * frame.grid.records * FLOAT64
     if isinstance(frame, FileFrame):
@@ -128,8 +129,8 @@ def client_bytes(spec: JobSpec, frame: Frame | FileFrame, plan: Plan) -> int:
     # Corners of all cells, the cost that is assembled from them, and its digest.
     cost = (2 * 4 * frame.grid.source_cells + frame.grid.seeds) * plan.outputs * FLOAT64
     receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
-    loss = table_bytes(spec, frame) if isinstance(frame, Frame) else 0
-    return _CLIENT_BASE + loss + max(prior, cost, receipts)
+    table = table_bytes(loss, frame) if isinstance(frame, Frame) else 0
+    return _CLIENT_BASE + table + max(prior, cost, receipts)
 
 
 def receipt_bytes(plan: Plan) -> int:

@@ -30,8 +30,9 @@ from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.resume import create, find_or_prepare
+from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
+from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed.pair_rows import PairRows, directions, ends
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -313,8 +314,7 @@ def test_shapes_are_those_of_all_offsets(shape: tuple[int, int], stride: int) ->
 def problem(job: dict[str, dict[str, Any]], path: Path) -> MechanismStore:
     """Return a store with a job's problem and nothing else."""
     spec = parse_job(job)
-    _, domain = find_or_prepare(spec, str(path), overwrite=False, stages=Stages(silent))
-    return create(spec, str(path), domain)
+    return create(spec, str(path), build_domain(spec))
 
 
 def bound_of(store: MechanismStore, **options: Any) -> LowerBound:

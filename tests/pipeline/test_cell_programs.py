@@ -15,12 +15,16 @@ from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.extend.normalise import exponential, logarithm
 from mdpext_dask.pipeline.cells import programs
 from mdpext_dask.pipeline.cells import sweep as sweeping
-from mdpext_dask.pipeline.cells.budgets import edge_budgets, normaliser_drift
-from mdpext_dask.pipeline.cells.fallback import solve_with_highs
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of, cell_patches, line_patches
-from mdpext_dask.pipeline.cells.programs import Patches, Solutions, solve_patches
-from mdpext_dask.pipeline.cells.small_matrices import factorised, solved
-from mdpext_dask.pipeline.cells.sweep import Window, sweep
+from mdpext_dask.pipeline.cells.programs import (
+    Patches,
+    Solutions,
+    factorised,
+    solve_patches,
+    solve_with_highs,
+    solved,
+)  # fmt: skip
+from mdpext_dask.pipeline.cells.sweep import Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
 from tests.support.reference import softmax
 
@@ -347,7 +351,7 @@ def test_highs_says_so_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise SolverError("no")
 
-    monkeypatch.setattr("mdpext_dask.pipeline.cells.fallback.solve_linear_program", fails)
+    monkeypatch.setattr("mdpext_dask.pipeline.cells.programs.solve_linear_program", fails)
     patches = random_patches(np.random.default_rng(0), (2, 2), 3, count=2)
     solutions = solve_with_highs(patches)
     assert solutions.failed.all()

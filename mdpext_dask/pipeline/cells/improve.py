@@ -9,7 +9,7 @@ the records.
 A sweep begins from a mechanism whose certificate holds, and is accepted only if that of its result does, on
 the very rows that extend from it. On the finest lattice that is so by the programs' own constraints. On
 coarser ones the log-normaliser between the points is charged as it was before
-(:mod:`mdpext_dask.pipeline.cells.budgets`); where the certificate finds that it has grown too much, the
+(:mod:`mdpext_dask.pipeline.cells.sweep`); where the certificate finds that it has grown too much, the
 sweep is made again with what it has become, and where that is not enough, with the cells in question left as
 they were. So no step can end without a mechanism within ε, and none has more loss, as the programs see it.
 
@@ -21,25 +21,28 @@ end, where budgets are certified, the last level is begun from planar noise as w
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.errors import SolverError, StoreError
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.pipeline.axis_budgets import Chosen
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
-from mdpext_dask.pipeline.cells.state import Candidates, Found, Improved, State
 from mdpext_dask.pipeline.cells.sweep import Swept
 from mdpext_dask.pipeline.cells.tasks import (
+    Improved,
     LatticeArray,
     Level,
+    State,
     Sweep,
     Verdict,
     begin_level,
@@ -54,6 +57,7 @@ from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.store.blocks import FLOAT32
 from mdpext_dask.store.extension import RECORD_SCORES
+from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
 
@@ -84,15 +88,8 @@ BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
 _TEMPERINGS = 20
 
 
-def improve_cells(
-    store: MechanismStore,
-    executor: Executor,
-    candidates: Candidates,
-    design_epsilon: float,
-    sweeps: int,
-    observer: Observer,
-) -> Found:
-    """Improve the mechanism that extends from seed rows; go on where an earlier call was interrupted.
+class CellPrograms:
+    """Improves the mechanism that extends from seed rows; goes on where an earlier call was interrupted.
 
     Parameters
     ----------
@@ -100,38 +97,22 @@ def improve_cells(
         The store.
     executor
         Where programs are solved.
-    candidates
-        Seeds to choose from.
-    design_epsilon
+    design
         ε in the plane that leaves room for storing, in 1/km.
     sweeps
         Sweeps of the finest level; a coarser one gets twice as many as the next.
     observer
         Is told of every sweep.
-
-    Raises
-    ------
-    SolverError
-        If no tempering brings the seeds within ε.
     """
-    cells = _Cells(store, executor, design_epsilon, sweeps, observer)
-    return cells.run(candidates)
 
-
-class _Cells:
     def __init__(
-        self,
-        store: MechanismStore,
-        executor: Executor,
-        design_epsilon: float,
-        sweeps: int,
-        observer: Observer,
+        self, store: MechanismStore, executor: Executor, design: float, sweeps: int, observer: Observer
     ) -> None:
         self._store, self._executor, self._observer = store, executor, observer
         self._finest_sweeps = sweeps
         # Storing adds to what programs keep, and to the certificate of what they begin with: twice what is
         # set aside for it.
-        self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
+        self._target = (1 - _RESERVE) * (2 * design - store.planar_limit())
         self._costs = LatticeArray("cells_cost")
         self._ready: set[str] = set()
         privacy = store.attributes["job"]["privacy"]
@@ -140,8 +121,28 @@ class _Cells:
         self._parts = [n for n in store.grid.refine if n > 1] or [1]
         self._numbers = itertools.count()
 
-    def run(self, candidates: Candidates) -> Found:
-        """Go through all levels."""
+    def run(self, candidates: Sequence[Callable[[], Chosen]]) -> tuple[int, str, dict[str, Any]]:
+        """Go through all levels.
+
+        Parameters
+        ----------
+        candidates
+            Seeds to choose from, in the order of what they use of ε; made when they are called.
+
+        Returns
+        -------
+        candidate
+            Which of the seeds they began from.
+        name
+            Name of the array in the seed group with log probabilities of all records.
+        facts
+            What to note about them, for the attributes of the seed.
+
+        Raises
+        ------
+        SolverError
+            If no tempering brings the seeds within ε.
+        """
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
         self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
@@ -153,17 +154,19 @@ class _Cells:
             self._save(state, instead_of=before)
             state = self._sweeps(state, self._sweeps_of(state.level))
         state = self._from_noise(state)
-        self._clear_but(state.scores)
+        name = state.scores.name
+        others = {other for other in store.seed_arrays() if other.startswith("cells_")} - {name}
+        store.delete_seed_arrays(*others)
         facts = {
             "tube": None if math.isinf(state.tube) else state.tube,
             "tried": list(state.tried),
             "sweeps": [asdict(sweep) for sweep in state.sweeps],
             "seconds": time.perf_counter() - started,
         }
-        where = {"name": state.scores.name, "padding": list(state.scores.padding)}
+        where = {"name": name, "padding": list(state.scores.padding)}
         fallbacks = sum(e * n for sweep in state.sweeps for *_, e, n in sweep.fallbacks)
         attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, _PROGRESS: None}
-        return Found(state.candidate, state.scores.name, attributes)
+        return state.candidate, name, attributes
 
     # --- levels -----------------------------------------------------------------------------------
 
@@ -192,37 +195,32 @@ class _Cells:
         self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
-    def _search_split(self, candidates: Candidates) -> State:
+    def _search_split(self, candidates: Sequence[Callable[[], Chosen]]) -> State:
         """Try seeds, then tubes with the best of them, on the first level; return the best."""
         tried: list[dict[str, Any]] = []
-        best: State | None = None
-        for candidate in range(len(candidates)):
-            best = self._better(best, self._first_sweeps(candidate, _TUBES[0], candidates, tried))
-        assert best is not None  # there is a candidate
+
+        def first_sweeps(candidate: int, tube: float) -> State:
+            seeds = self._seeds_within(candidates[candidate]().rows)
+            state = self._begin(State(candidate, tube, (), 0, seeds, math.inf, ()))
+            state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
+            self._forget(seeds)
+            tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
+            return state
+
+        best = first_sweeps(0, _TUBES[0])
+        for candidate in range(1, len(candidates)):
+            best = self._better(best, first_sweeps(candidate, _TUBES[0]))
         for tube in _TUBES[1:]:
-            best = self._better(best, self._first_sweeps(best.candidate, tube, candidates, tried))
+            best = self._better(best, first_sweeps(best.candidate, tube))
         best = replace(best, tried=tuple(tried))
         self._save(best)
         return best
 
-    def _better(self, first: State | None, second: State) -> State:
+    def _better(self, first: State, second: State) -> State:
         """Return the state with less loss, and forget the other."""
-        if first is None:
-            return second
         worse, better = (first, second) if second.loss_km < first.loss_km else (second, first)
         self._forget(worse.scores)
         return better
-
-    def _first_sweeps(
-        self, candidate: int, tube: float, candidates: Candidates, tried: list[dict[str, Any]]
-    ) -> State:
-        """Make a few sweeps from a seed."""
-        seeds = self._seeds_within(candidates[candidate].rows)
-        state = self._begin(State(candidate, tube, (), 0, seeds, math.inf, ()))
-        state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
-        self._forget(seeds)
-        tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
-        return state
 
     def _sweeps(self, state: State, sweeps: int, *, save: bool = True) -> State:
         """Sweep over the state's level until it has had so many sweeps, or nothing is gained any more."""
@@ -256,7 +254,7 @@ class _Cells:
                 raise SolverError(f"no tempering brings the seeds' certificate within {goal:.4g}/km")
         finally:
             trials.clear()
-        array = LatticeArray(self._new_name())
+        array = LatticeArray(f"cells_{next(self._numbers)}")
         seeds = raised_to_floor(seeds, self._floor)
         scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
@@ -294,29 +292,29 @@ class _Cells:
 
     def _save(self, state: State, instead_of: State | None = None) -> None:
         """Note a state, and only then forget the one before."""
-        noted = {"sha256": self._digest(state.scores), "next": next(self._numbers)}
-        self._store.note_seed({_PROGRESS: {**state.as_json(), **noted}})
+        digest = sha256_of(self._store.array(f"seed/{state.scores.name}"))
+        noted = replace(state, sha256=digest, next=next(self._numbers))
+        self._store.note_seed({_PROGRESS: noted.as_json()})
         if instead_of is not None:
             self._forget(instead_of.scores)
-
-    def _digest(self, array: LatticeArray) -> str:
-        return sha256_of(self._store.array(f"seed/{array.name}"))
 
     def _resumed(self, candidates: int) -> State | None:
         """Return what an interrupted call has come to, if it is still what it was."""
         try:
-            noted = dict(self._store.seed_attributes[_PROGRESS])
-            state, following = State.from_json(noted), int(noted["next"])
-            if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):
-                return None
-            level = self._level(state.level)
-            padded = tuple(n + pad for n, pad in zip(level.shape, state.scores.padding, strict=True))
-            array = self._store.array(f"seed/{state.scores.name}")
-            if array.shape[:2] != padded or sha256_of(array) != noted["sha256"]:
-                return None
-        except (KeyError, TypeError, ValueError, RuntimeError, OSError, StoreError):
+            state = State.from_json(self._store.seed_attributes.get(_PROGRESS))
+        except ValidationError:
             return None
-        self._numbers = itertools.count(following + 1)
+        if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):
+            return None
+        level = self._level(state.level)
+        padded = tuple(n + pad for n, pad in zip(level.shape, state.scores.padding, strict=True))
+        try:
+            array = self._store.array(f"seed/{state.scores.name}")
+            if array.shape[:2] != padded or sha256_of(array) != state.sha256:
+                return None
+        except DAMAGED_CONTENT:
+            return None
+        self._numbers = itertools.count(state.next + 1)
         return state
 
     # --- sweeps -----------------------------------------------------------------------------------
@@ -411,11 +409,8 @@ class _Cells:
         across, along = (Lines(n - 1, PATCH, 0) for n in level.shape)
         return boxes_of((across, along), self._side(level))
 
-    def _new_name(self) -> str:
-        return f"cells_{next(self._numbers)}"
-
     def _new_array(self, level: Level, padding: tuple[int, int] = (0, 0)) -> LatticeArray:
-        array = LatticeArray(self._new_name(), padding)
+        array = LatticeArray(f"cells_{next(self._numbers)}", padding)
         self._create(array, level.shape, self._side(level))
         return array
 
@@ -436,10 +431,6 @@ class _Cells:
     def _forget(self, array: LatticeArray, but: Sequence[LatticeArray] = ()) -> None:
         if array not in but:
             self._store.delete_seed_arrays(array.name)
-
-    def _clear_but(self, array: LatticeArray) -> None:
-        names = [name for name in self._store.seed_arrays() if name.startswith("cells_")]
-        self._store.delete_seed_arrays(*(name for name in names if name != array.name))
 
     def _map(self, function: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Run tasks and return their results in order."""

@@ -8,19 +8,21 @@ Arrays of a sweep are padded in front, so that its lines lie on borders of chunk
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from mdpext_dask.auditors.certificate import certify_source_cells
 from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.extend.normalise import exponential, logarithm
-from mdpext_dask.pipeline.cells.budgets import edge_budgets, normaliser_drift
+from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, cell_patches, line_patches
-from mdpext_dask.pipeline.cells.sweep import Swept, Window, sweep
+from mdpext_dask.pipeline.cells.sweep import Swept, Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -150,6 +152,86 @@ class Verdict:
     worst: float
     loss_km: float
     swept: Swept
+
+
+@dataclass(frozen=True)
+class Improved:
+    """What a sweep has come to.
+
+    Parameters
+    ----------
+    level
+        Which level, from 1.
+    loss_km
+        Expected loss of the records that extend from it, in km.
+    tries
+        How often it was made.
+    frozen_share
+        Share of points that had to stay in the end.
+    programs, by_highs
+        How many programs, and how many of them HiGHS solved in the place of the structured method.
+    fallbacks
+        Patches whose program could not be solved, on the lattice of the level: lower left point, points.
+    seconds
+        How long it took.
+    """
+
+    level: int
+    loss_km: float
+    tries: int
+    frozen_share: float
+    programs: int
+    by_highs: int
+    fallbacks: tuple[tuple[int, int, int, int], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the programs are: log probabilities on a lattice, and how they came about.
+
+    Parameters
+    ----------
+    candidate, tube
+        Which seeds they began from, and how far points on lines may go.
+    tried
+        What else was tried.
+    level
+        Which level, from 1.
+    scores
+        Log probabilities of its points.
+    loss_km
+        Expected loss of the records that extend from them, in km.
+    sweeps
+        Sweeps so far.
+    sha256, next
+        Digest of the scores, and a number that no array has yet, when it was saved.
+    """
+
+    candidate: int
+    tube: float
+    tried: tuple[dict[str, Any], ...]
+    level: int
+    scores: LatticeArray
+    loss_km: float
+    sweeps: tuple[Improved, ...]
+    sha256: str = ""
+    next: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "tube": json_number(self.tube), "loss_km": json_number(self.loss_km)}
+
+    @staticmethod
+    def from_json(values: object) -> "State":
+        """Return what :meth:`as_json` was made of.
+
+        Raises
+        ------
+        pydantic.ValidationError
+            If it was made of nothing of the kind.
+        """
+        return TypeAdapter(State).validate_python(values)
 
 
 def write_costs(url: str, index: int, costs: LatticeArray) -> None:
