@@ -25,7 +25,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from mdpext_dask.seed.block_tridiagonal import FIRST_SHIFT, LARGEST_SHIFT, Array, NormalMatrix
 from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
-from mdpext_dask.seed.grid_rows import EdgeRows
+from mdpext_dask.seed.grid_rows import PairRows
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound_of
 
 _ITERATIONS = 200
@@ -56,7 +56,8 @@ class Solution:
     Parameters
     ----------
     z
-        float64 of shape (K, n, m), summing to the program's total up to rounding.
+        float64 of shape (K, n, m). Over K it sums to the program's total up to rounding, or as nearly as the
+        arithmetic of an ill-conditioned end allows: divide by the sum.
     dual
         Certified lower bound on the optimum.
     gap
@@ -114,9 +115,10 @@ def solve_interior_point(
     # A budget beyond log(1/δ) binds nothing, and its huge coefficient would only do harm.
     largest = -np.log(problem.min_probability)
     growth = [np.exp(np.minimum(by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
+    between, within = reversed(growth) if flip else growth
     program = GridProgram(
         cost=cost,
-        rows=EdgeRows(*(reversed(growth) if flip else growth)),
+        rows=PairRows((cost.shape[1], 1, cost.shape[2]), {(1, 0): between, (0, 1): within}),
         lower=np.array(problem.min_probability * outputs),
         upper=np.array(float(outputs)),
         capped=False,
@@ -375,19 +377,19 @@ def _advance(team: _Team, schur: _Schur, sums: Array) -> Array | None:
 
 def _newton(team: _Team, schur: _Schur, largest: list[float], sums: Array) -> Array:
     """Solve the Newton system for the right-hand sides that the parts aim at; return Δν."""
-    tolerance = _REFINE_ABOVE * max(*largest, 1e-300)
-    nu, rest_sums, rest = np.zeros_like(sums), sums, np.inf
+    size = max(*largest, 1e-300)
+    nu, rest_sums, error = np.zeros_like(sums), sums, np.inf
     for _ in range(1 + _REFINEMENTS):
         more_nu = schur.solve(rest_sums - sum(team.each(Columns.eliminate)))
         outcomes = team.each(Columns.couple, more_nu, nu + more_nu)
-        before, rest = rest, max(left for left, _ in outcomes)
-        if not rest < before:
+        left = sums - sum(moved for _, moved in outcomes)
+        before, error = error, max(max(rest for rest, _ in outcomes) / size, float(np.abs(left).max()))
+        if not error < before:
             # Where the arithmetic ends, refining makes it worse.
             team.each(Columns.undo)
             break
-        nu = nu + more_nu
-        rest_sums = sums - sum(moved for _, moved in outcomes)
-        if rest <= tolerance and np.abs(rest_sums).max() <= _REFINE_ABOVE:
+        nu, rest_sums = nu + more_nu, left
+        if error <= _REFINE_ABOVE:
             break
     return nu
 

@@ -33,7 +33,8 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.seed.pair_rows import PairRows, directions, ends
+from mdpext_dask.seed.block_tridiagonal import ends
+from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -240,7 +241,7 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             row[np.arange(len(low)), high] = -1
             dense.append(row)
     matrix = np.concatenate(dense)
-    rows = PairRows(shape, growth)
+    rows = PairRows(shape, {d: np.broadcast_to(g, (2, 1, *g.shape)) for d, g in growth.items()})
     z = rng.random((outputs, blocks, lines * positions))
     flat = z.reshape(outputs, -1)
 
@@ -269,10 +270,8 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             assert np.allclose(found, whole[here, here])
             if i + 1 < blocks:
                 after = slice((i + 1) * size, (i + 2) * size)
-                assert np.allclose(unit.between.times(i, z[:, i + 1])[k], whole[here, after] @ z[k, i + 1])
-                assert np.allclose(
-                    unit.between.transposed_times(i, z[:, i])[k], whole[here, after].T @ z[k, i]
-                )
+                assert np.allclose(unit.times(i, z[:, i + 1])[k], whole[here, after] @ z[k, i + 1])
+                assert np.allclose(unit.transposed_times(i, z[:, i])[k], whole[here, after].T @ z[k, i])
 
 
 # --- parts of the lattices ------------------------------------------------------------------------
