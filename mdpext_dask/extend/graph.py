@@ -11,9 +11,9 @@ nothing. A rule that must carry *un-normalised* scores from level to level (McSh
 here; take all its levels in one step.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
 import numpy as np
@@ -196,47 +196,27 @@ class ExtensionGraph:
                     by_record.setdefault(record, row)
             rows[name] = np.stack([by_record[record] for record in node.records])
             rows[name].setflags(write=False)
+        successors: dict[str, tuple[str, ...]] = dict.fromkeys(order, ())
+        for parent, child in self._edges:
+            successors[parent] += (child,)
         everything = dict.fromkeys(record for name in order for record in self._nodes[name].records)
         return Extended(
             given=tuple(given),
             records=MappingProxyType({name: self._nodes[name].records for name in order}),
             rows=MappingProxyType(rows),
-            successors=MappingProxyType(self._successors(order)),
+            successors=MappingProxyType(successors),
             target=tuple(everything) if self._target is None else self._target,
         )
 
-    def _successors(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {name: [] for name in names}
-        for parent, child in self._edges:
-            found[parent].append(child)
-        return {name: tuple(children) for name, children in found.items()}
-
     def _topological_order(self) -> list[str]:
         """Return the nodes, parents before children and sources before all others."""
-        waiting = dict.fromkeys(self._nodes, 0)
-        for _, child in self._edges:
-            waiting[child] += 1
-        successors = self._successors(self._nodes)
-        ready = deque(name for name, parents in waiting.items() if not parents)
-        order = []
-        while ready:
-            order.append(ready.popleft())
-            for child in successors[order[-1]]:
-                waiting[child] -= 1
-                if not waiting[child]:
-                    ready.append(child)
-        stuck = set(self._nodes) - set(order)
-        if stuck:
-            raise SpecError(f"edges form a cycle: {' -> '.join(self._cycle(stuck))}")
-        return order
-
-    def _cycle(self, stuck: set[str]) -> list[str]:
-        """Return a cycle, first node again at the end, among nodes that all have a parent among them."""
-        parent_of = {child: parent for parent, child in self._edges if parent in stuck and child in stuck}
-        path = [next(name for name in self._nodes if name in stuck)]
-        while path[-1] not in path[:-1]:
-            path.append(parent_of[path[-1]])
-        return path[path.index(path[-1]) :][::-1]
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self._nodes, ()))
+        for parent, child in self._edges:
+            sorter.add(child, parent)
+        try:
+            return list(sorter.static_order())
+        except CycleError as error:
+            raise SpecError(f"edges form a cycle: {' -> '.join(error.args[1])}") from None
 
 
 def grid_tree(grid: Grid, refine_cell: CellRefinement, seed_scores: NDArray[np.float64]) -> ExtensionGraph:

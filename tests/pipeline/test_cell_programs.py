@@ -235,8 +235,8 @@ def test_every_point_has_one_place_in_a_sweep(
     programs_of = np.zeros((2, *seen.shape), dtype=int)
     boxes = boxes_of(lines, (side * patch, side * patch))
     for number, box in enumerate(boxes):
-        assert (owner[box.x0 : box.x1, box.y0 : box.y1] == -1).all()
-        owner[box.x0 : box.x1, box.y0 : box.y1] = number
+        assert (owner[box.part()] == -1).all()
+        owner[box.part()] = number
         for turn, patches in enumerate((line_patches(lines, box), cell_patches(lines, box))):
             for (east, north), places in patches.items():
                 for i, j in places:
@@ -264,7 +264,7 @@ def window_of(rng: np.random.Generator, shape: tuple[int, int], outputs: int, al
 
 def swept_twice(window: Window, lines: tuple[Lines, Lines]) -> NDArray[np.float64]:
     n, m = window.scores.shape[:2]
-    box = Box(0, n, 0, m)
+    box = Box((0, n), (0, m))
     sides, _ = sweep(window, window.scores, line_patches(lines, box), math.inf)
     return sweep(window, sides, cell_patches(lines, box), math.inf)[0]
 
@@ -295,13 +295,13 @@ def test_a_sweep_keeps_every_budget_and_lowers_the_cost(
 def test_a_tube_bounds_how_far_lines_go_and_frozen_points_stay() -> None:
     window = window_of(np.random.default_rng(3), (9, 9), 5, allowed=0.8)
     lines = Lines(8, 4, 0), Lines(8, 4, 0)
-    moved, swept = sweep(window, window.scores, line_patches(lines, Box(0, 9, 0, 9)), 0.05)
+    moved, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), 0.05)
     away = np.abs(moved - window.scores)
     assert 0.01 < away.max() <= 0.05 + 1e-6
     assert swept.programs == 12
     assert swept.fallbacks == ()
     window.frozen[:5] = True
-    held, swept = sweep(window, window.scores, line_patches(lines, Box(0, 9, 0, 9)), math.inf)
+    held, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), math.inf)
     assert np.array_equal(held[:5], window.scores[:5])
     assert not np.array_equal(held[5:], window.scores[5:])
     # Lines that run into the frozen half are not solved at all.
@@ -311,7 +311,7 @@ def test_a_tube_bounds_how_far_lines_go_and_frozen_points_stay() -> None:
 def test_programs_that_fail_are_solved_by_highs_and_else_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     window = window_of(np.random.default_rng(4), (5, 5), 4, allowed=0.6)
     lines = Lines(4, 4, 0), Lines(4, 4, 0)
-    patches = cell_patches(lines, Box(0, 5, 0, 5))
+    patches = cell_patches(lines, Box((0, 5), (0, 5)))
     expected, swept = sweep(window, window.scores, patches, math.inf)
     assert (swept.programs, swept.by_highs, swept.fallbacks) == (1, 0, ())
 

@@ -398,9 +398,9 @@ def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(tmp_path:
         )
     for index in range(store.plan.blocks):
         write_costs(str(path), index, fine)
-    for box in (Box(0, 3, 0, 4), Box(3, grid.seeds_shape[0], 0, 4)):
+    for box in (Box((0, 3), (0, 4)), Box((3, grid.seeds_shape[0]), (0, 4))):
         write_level_costs(str(path), box, coarse, fine)
-    write_level_costs(str(path), Box(0, grid.seeds_shape[0], 4, grid.seeds_shape[1]), coarse, fine)
+    write_level_costs(str(path), Box((0, grid.seeds_shape[0]), (4, grid.seeds_shape[1])), coarse, fine)
     shared = store.read("seed/cells_cost_0")
     assert np.allclose(shared, store.read("seed/cost"), rtol=1e-9, atol=1e-15)
 

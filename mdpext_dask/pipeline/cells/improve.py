@@ -270,7 +270,8 @@ class CellPrograms:
         level = self._level(state.level)
         scores = self._new_array(level)
         for box in self._unmoved(level):
-            part = rows(slice(box.x0, box.x1))[:, box.y0 : box.y1]
+            across, along = box.part()
+            part = rows(across)[:, along]
             scores.write(self._store, box, normalised(np.log(part)))
         other = replace(state, scores=scores, loss_km=math.inf, sweeps=())
         # It has had no sweeps on coarser levels.
@@ -353,7 +354,7 @@ class CellPrograms:
             above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
             for box, verdict in zip(boxes, verdicts, strict=True):
                 east, north = verdict.above.shape
-                above[box.x0 : box.x0 + east, box.y0 : box.y0 + north] = verdict.above
+                above[box.x[0] : box.x[0] + east, box.y[0] : box.y[0] + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
             above &= ~_inside(frozen)
             worst = max(verdict.worst for verdict in verdicts)

@@ -47,7 +47,7 @@ class LatticeArray:
 
     def read(self, store: MechanismStore, box: Box) -> Floats:
         """Return the points of a box, float64 of shape (points, points, K)."""
-        return store.read(f"seed/{self.name}", *self._part(box))
+        return store.read(f"seed/{self.name}", *box.part(self.padding))
 
     def write(self, store: MechanismStore, box: Box, values: Floats) -> None:
         """Write the points of a box.
@@ -58,13 +58,9 @@ class LatticeArray:
             If the store refuses the write.
         """
         try:
-            store.array(f"seed/{self.name}")[self._part(box)] = values
+            store.array(f"seed/{self.name}")[box.part(self.padding)] = values
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(f"{store.url}: {self.name} cannot be written: {first_line(error)}") from None
-
-    def _part(self, box: Box) -> tuple[slice, slice]:
-        east, north = self.padding
-        return slice(box.x0 + east, box.x1 + east), slice(box.y0 + north, box.y1 + north)
 
 
 @dataclass(frozen=True)
@@ -246,8 +242,8 @@ def write_costs(url: str, index: int, costs: LatticeArray) -> None:
         used = np.flatnonzero(prior[i])
         records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
         values[i, used] = prior[i, used, None] * loss.rows(records)
-    owned = Box(block.owned_x.start, block.owned_x.stop, block.owned_y.start, block.owned_y.stop)
-    costs.write(store, owned, values)
+    owned = ((part.start, part.stop) for part in (block.owned_x, block.owned_y))
+    costs.write(store, Box(*owned), values)
 
 
 def write_level_costs(url: str, box: Box, level: Level, costs: LatticeArray) -> None:
@@ -269,13 +265,10 @@ def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: Latt
         Log probabilities on the lattice before and on the next one.
     """
     store = MechanismStore.open(url, mode="r+")
-    around = Box(
-        box.x0 // parts, -(-(box.x1 - 1) // parts) + 1, box.y0 // parts, -(-(box.y1 - 1) // parts) + 1
-    )
+    around = Box(*((first // parts, -(-(last - 1) // parts) + 1) for first, last in box))
     scores = coarse.read(store, around)
     scores = interpolated(interpolated(scores, parts), parts, axis=1)
-    first_x, first_y = box.x0 - around.x0 * parts, box.y0 - around.y0 * parts
-    scores = scores[first_x : first_x + box.x1 - box.x0, first_y : first_y + box.y1 - box.y0]
+    scores = scores[box.part((-around.x[0] * parts, -around.y[0] * parts))]
     fine.write(store, box, normalised(scores))
 
 
@@ -308,7 +301,8 @@ def normalised(scores: Floats) -> Floats:
 
 def widened(box: Box, shape: tuple[int, int]) -> Box:
     """Return a box with the points around it, where the lattice has any."""
-    return Box(max(box.x0 - 1, 0), min(box.x1 + 1, shape[0]), max(box.y0 - 1, 0), min(box.y1 + 1, shape[1]))
+    ranges = zip(box, shape, strict=True)
+    return Box(*((max(first - 1, 0), min(last + 1, points)) for (first, last), points in ranges))
 
 
 def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window:
@@ -323,16 +317,16 @@ def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window
         scores, task.allowed, (drift_x, drift_y), dual_exponent(store.metric_p), task.margin
     )
     cost = np.zeros_like(scores)
-    inner = _cut(cost, (around.x0, around.y0), box)
-    inner[...] = task.level.cost.read(store, box)
+    origin = around.x[0], around.y[0]
+    _cut(cost, origin, box)[...] = task.level.cost.read(store, box)
     frozen = np.zeros(shape, dtype=bool)
     if task.frozen is not None:
-        frozen = store.read(f"seed/{task.frozen}", slice(around.x0, around.x1), slice(around.y0, around.y1))
-    return Window((around.x0, around.y0), scores, budget_x, budget_y, cost, frozen, task.floor)
+        frozen = store.read(f"seed/{task.frozen}", *around.part())
+    return Window(origin, scores, budget_x, budget_y, cost, frozen, task.floor)
 
 
 def _cut(values: Floats, origin: tuple[int, int], box: Box) -> Floats:
-    return values[box.x0 - origin[0] : box.x1 - origin[0], box.y0 - origin[1] : box.y1 - origin[1]]
+    return values[box.part((-origin[0], -origin[1]))]
 
 
 def _verified(
@@ -340,25 +334,21 @@ def _verified(
 ) -> tuple[NDArray[np.bool_], float, float]:
     """Return where the records' certificate is above the target, how large it is, their part of the loss."""
     level = task.level
-    closed = Box(box.x0, min(box.x1 + 1, level.shape[0]), box.y0, min(box.y1 + 1, level.shape[1]))
-    corners = _cut(scores, origin, closed)
+    sides = list(zip(box, level.shape, strict=True))
+    closed = ((first, min(last + 1, points)) for (first, last), points in sides)
+    corners = _cut(scores, origin, Box(*closed))
     fine = extend_log_convex(np.minimum(corners, 0.0), level.rest)
     above = np.zeros((len(corners) - 1, corners.shape[1] - 1), dtype=bool)
     worst = 0.0
     if above.size:
-        side = store.grid.spacing_km
-        norms = certify_source_cells(fine, side, level.rest, store.metric_p)
+        norms = certify_source_cells(fine, store.grid.spacing_km, level.rest, store.metric_p)
         # Written so that not-a-number is above.
         above = ~(norms.max(axis=-1) <= task.target)
         worst = float(norms.max())
     # A record belongs to the box of the lattice's point to its lower left.
-    owned = Box(
-        box.x0 * level.rest,
-        (box.x1 - 1) * level.rest + (level.rest if box.x1 < level.shape[0] else 1),
-        box.y0 * level.rest,
-        (box.y1 - 1) * level.rest + (level.rest if box.y1 < level.shape[1] else 1),
-    )
-    cost = task.costs.read(store, owned)
+    rest = level.rest
+    owned = ((first * rest, (last - 1) * rest + (rest if last < n else 1)) for (first, last), n in sides)
+    cost = task.costs.read(store, Box(*owned))
     rows = fine[: cost.shape[0], : cost.shape[1]]
     return above, worst, float((rows * cost).sum())
 
@@ -366,14 +356,10 @@ def _verified(
 def _restricted(store: MechanismStore, box: Box, level: Level, costs: LatticeArray) -> Floats:
     """Return the costs of records, shared out to a lattice's points by bilinear weights."""
     rest, grid = level.rest, store.grid
-    fine = Box(
-        max((box.x0 - 1) * rest + 1, 0),
-        min(box.x1 * rest, grid.shape[0]),
-        max((box.y0 - 1) * rest + 1, 0),
-        min(box.y1 * rest, grid.shape[1]),
-    )
+    ranges = zip(box, grid.shape, strict=True)
+    fine = Box(*((max((start - 1) * rest + 1, 0), min(stop * rest, n)) for (start, stop), n in ranges))
     values = costs.read(store, fine)
-    for axis, (first, start, stop) in enumerate(((fine.x0, box.x0, box.x1), (fine.y0, box.y0, box.y1))):
+    for axis, ((first, _), (start, stop)) in enumerate(zip(fine, box, strict=True)):
         values = np.moveaxis(values, axis, 0)
         shared = np.zeros((stop - start, *values.shape[1:]))
         for away in range(1 - rest, rest):
