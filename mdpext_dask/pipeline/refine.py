@@ -22,7 +22,7 @@ from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.sections import SeedSection
 from mdpext_dask.pipeline.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered, told
 from mdpext_dask.seed.budget import dual_exponent
-from mdpext_dask.seed.cuts import CertificateVectors, improve, threshold
+from mdpext_dask.seed.cuts import CertificateVectors, Limit, improve
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -53,22 +53,14 @@ def improve_seed(
         See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
     store = MechanismStore.open(url)
-    grid, epsilon, q = store.grid, AIM * store.planar_limit(), dual_exponent(store.metric_p)
+    grid, q = store.grid, dual_exponent(store.metric_p)
+    limit = Limit(AIM * store.planar_limit(), q, grid.cell_km)
     rows = read_rows(store)
-    near = threshold(reach, epsilon, grid.cell_km) * epsilon
+    cost = store.read_seed_cost().reshape(rows.shape)
+    near = vectors_above(read_slopes(store), limit.threshold(reach) * limit.epsilon, grid.factor, q)
+    floor = float(store.attributes["job"]["privacy"]["min_probability"])
     with one_blas_thread():
-        improved = improve(
-            rows,
-            store.read_seed_cost().reshape(rows.shape),
-            vectors_above(read_slopes(store), near, grid.factor, q),
-            epsilon=epsilon,
-            dual_exponent=q,
-            cell_km=grid.cell_km,
-            reach=reach,
-            min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
-            threads=threads,
-            inverse_sums=inverse_sums,
-        )
+        improved = improve(rows, cost, near, limit, reach, floor, threads=threads, inverse_sums=inverse_sums)
     return improved.reshape(grid.seeds, -1)
 
 

@@ -7,12 +7,14 @@ one batched call of LAPACK or BLAS.
 """
 
 import itertools
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from mdpext_dask.seed.model import Array
+
+T = TypeVar("T")
 # From one point of a pair to the other: lines, and positions in a line.
 Direction = tuple[int, int]
 _Ends = tuple[tuple[slice, slice], tuple[slice, slice]]
@@ -215,6 +217,24 @@ class _DenseBlocks(NamedTuple):
         return np.asarray(matrices @ self.between[outputs, block])
 
 
+def first_that_factorises(factorise: Callable[[float], T]) -> tuple[T, float]:
+    """Return what comes of the least shift of a unit diagonal with which factorising succeeds, and the shift.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If none does, up to the largest.
+    """
+    shift = 0.0
+    while True:
+        try:
+            return factorise(shift), shift
+        except np.linalg.LinAlgError:
+            shift = max(FIRST_SHIFT, 10 * shift)
+            if not shift <= LARGEST_SHIFT:
+                raise
+
+
 class BlockTridiagonal:
     """Factorised matrices H_k of several outputs k.
 
@@ -234,18 +254,9 @@ class BlockTridiagonal:
         # Scaled to a unit diagonal: the entries of an interior-point iteration span twenty decades.
         self._scale = 1 / np.sqrt(matrix.main)
         self._unit = matrix.scaled(self._scale)
-        self.shift = 0.0
-        while True:
-            try:
-                self._factorise()
-            except np.linalg.LinAlgError:
-                self.shift = max(FIRST_SHIFT, 10 * self.shift)
-                if not self.shift <= LARGEST_SHIFT:
-                    raise
-            else:
-                break
+        self._inverse, self.shift = first_that_factorises(self._factorise)
 
-    def _factorise(self) -> None:
+    def _factorise(self, shift: float) -> Array:
         """Block Cholesky: S_i = D_i − E_{i-1}ᵀ S_{i-1}^{-1} E_{i-1}, S_i = L_i L_iᵀ; S_i^{-1} is kept.
 
         The Schur complement is formed from L^{-1} E, not from an inverse: near the end of the iteration the
@@ -253,17 +264,18 @@ class BlockTridiagonal:
         """
         m = self.size
         shape = (self.blocks, self.outputs, m, m)
-        self._inverse = np.empty(shape)
+        inverse = np.empty(shape)
         lower_inverse = np.empty(shape[1:])
         diagonal = np.arange(m)
         for i in range(self.blocks):
             block = self._unit.off_diagonal(i)
-            block[:, diagonal, diagonal] = 1.0 + self.shift
+            block[:, diagonal, diagonal] = 1.0 + shift
             if i:
                 coupled = self._unit.after(i - 1, lower_inverse)
                 block -= coupled.transpose(0, 2, 1) @ coupled
             lower_inverse = np.linalg.inv(np.linalg.cholesky(block))
-            np.matmul(lower_inverse.transpose(0, 2, 1), lower_inverse, out=self._inverse[i])
+            np.matmul(lower_inverse.transpose(0, 2, 1), lower_inverse, out=inverse[i])
+        return inverse
 
     def solve(self, right: Array) -> Array:
         """Return H_k^{-1} r_k for all outputs, float64 of shape (K, n, m)."""

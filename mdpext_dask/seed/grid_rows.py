@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from mdpext_dask.seed.block_tridiagonal import Array, Direction, LatticeMatrix, NormalMatrix, by_lines, ends
+from mdpext_dask.seed.block_tridiagonal import Direction, LatticeMatrix, NormalMatrix, by_lines, ends
+from mdpext_dask.seed.model import Array
 
 # By kind of row, one array for each.
 Groups = tuple[Array, ...]

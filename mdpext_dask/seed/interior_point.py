@@ -15,6 +15,7 @@ Nothing here is trusted: the rows are repaired to keep every constraint exactly,
 lower bound for whatever multipliers come out.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from mdpext_dask.seed.block_tridiagonal import FIRST_SHIFT, LARGEST_SHIFT, Array, NormalMatrix
+from mdpext_dask.seed.block_tridiagonal import NormalMatrix, first_that_factorises
 from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
 from mdpext_dask.seed.grid_rows import PairRows
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound_of
+from mdpext_dask.seed.model import Array, SeedMechanism, SeedProblem, dual_bound_of
 
 _ITERATIONS = 200
 # Multipliers start at this share of the mean cost over the slack.
@@ -107,7 +108,7 @@ def solve_interior_point(
         # One mechanism, or all equally good.
         rows = np.full_like(problem.cost, 1 / outputs)
         value = problem.objective(rows)
-        return SeedMechanism(rows=rows, primal=value, dual=value, solver="structured", iterations=0)
+        return SeedMechanism(rows, value, value, "structured", 0)
     # Blocks along the longer side: the work grows with the cube of the shorter one.
     flip = seeds_y > seeds_x
     scale = float(np.abs(problem.cost).max())
@@ -135,13 +136,8 @@ def solve_interior_point(
         watcher=None if watcher is None else lambda primal, dual: watcher(primal * in_km, dual * in_km),
     )
     rows = problem.repair(by_seed(solution.z, flip).reshape(problem.cost.shape) / outputs)
-    return SeedMechanism(
-        rows=rows,
-        primal=problem.objective(rows),
-        dual=in_km * solution.dual,
-        solver="structured",
-        iterations=solution.iterations,
-    )
+    dual = in_km * solution.dual
+    return SeedMechanism(rows, problem.objective(rows), dual, "structured", solution.iterations)
 
 
 def by_output(values: Array, flip: bool) -> Array:
@@ -226,13 +222,9 @@ def solve_program(
     level = _START * float((np.abs(program.cost) * program.start).mean())
     with ThreadPoolExecutor(threads) as pool:
         each = pool.map if threads > 1 and parts > 1 else map
-        columns = list(
-            each(
-                lambda i: Columns(program.part(slice(cuts[i], cuts[i + 1])), level, least_slack), range(parts)
-            )
-        )
-        team = _Team(columns, each, inverse_sums)
-        return _iterate(program, team, gap, iterations, watcher)
+        ranges = (slice(*ends) for ends in itertools.pairwise(cuts))
+        columns = list(each(lambda part: Columns(program.part(part), level, least_slack), ranges))
+        return _iterate(program, _Team(columns, each, inverse_sums), gap, iterations, watcher)
 
 
 @dataclass(frozen=True)
@@ -277,17 +269,12 @@ class _Schur:
         self._scale = 1 / np.sqrt(np.diag(upper))
         upper *= self._scale[:, None]
         upper *= self._scale
-        shift = 0.0
-        while True:
-            try:
-                shifted = upper + shift * np.eye(len(upper)) if shift else upper
-                self._factor = cho_factor(shifted, check_finite=False)
-            except np.linalg.LinAlgError:
-                shift = max(FIRST_SHIFT, 10 * shift)
-                if shift > LARGEST_SHIFT:
-                    raise
-            else:
-                break
+
+        def factorise(shift: float) -> tuple[Array, bool]:
+            shifted = upper + shift * np.eye(len(upper)) if shift else upper
+            return cho_factor(shifted, check_finite=False)
+
+        self._factor, _ = first_that_factorises(factorise)
 
     def solve(self, right: Array) -> Array:
         """Return the solution for one right-hand side of shape (n, m)."""
@@ -356,9 +343,8 @@ def _advance(team: _Team, schur: _Schur, sums: Array) -> Array | None:
         more_nu = _newton(team, schur, largest, none)
         # A share of each corrector that lengthens the steps most (Colombo and Gondzio, Comput. Optim.
         # Appl. 41, 2008).
-        by_share = [
-            _shortest(list(lengths)) for lengths in zip(*team.each(Columns.finish_corrector), strict=True)
-        ]
+        shares = zip(*team.each(Columns.finish_corrector), strict=True)
+        by_share = [_shortest(list(lengths)) for lengths in shares]
         (primal, at_primal), (dual, at_dual) = (
             max((lengths[side], share) for lengths, share in zip(by_share, SHARES, strict=True))
             for side in (0, 1)
