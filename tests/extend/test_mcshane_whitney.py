@@ -18,11 +18,10 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney, refined_budgets
 from mdpext_dask.extend.operator import Corners
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.seed.budget import bound_budgets, even_split, half_budgets
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
-from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.reference import audited_epsilon, softmax
 
@@ -437,19 +436,6 @@ def test_blocks_and_workers_do_not_decide_the_bytes(tmp_path: Path, small_job: J
         assert build(parse_job(job_of(small_job, stages, **layout)), url)["boundary_mismatches"] == 0
         found.append(MechanismStore.open(url).read("probability"))
     assert all(np.array_equal(other, found[0]) for other in found[1:])
-
-
-def test_an_interrupted_job_goes_on_and_in_pieces_it_is_the_same(tmp_path: Path, small_job: Job) -> None:
-    job = parse_job(job_of(small_job, privacy={"budget": "certified"}, store={"block_cells": [2, 4]}))
-    whole, pieces = str(tmp_path / "whole.zarr"), str(tmp_path / "pieces.zarr")
-    build(job, whole)
-    blocks = init(job, pieces)["blocks"]
-    partition(pieces, 0, blocks)
-    objects.delete_keys(MechanismStore.open(pieces, mode="r+").objects, [receipts.key_of(1)])
-    assert build(job, pieces)["state"] == "complete"
-    assert finalise(pieces)["state"] == "complete"
-    rows = [MechanismStore.open(url).read("probability") for url in (whole, pieces)]
-    assert np.array_equal(*rows)
 
 
 @pytest.mark.parametrize("name", ["extension_x", "extension_y", "extension_exponent"])

@@ -76,131 +76,59 @@ class Unpromising(Operator):
         return plain(corners)
 
 
-class Promising(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 2.0
+def operator(name, base=Unpromising, **methods):
+    globals()[name] = type(name, (base,), {**methods, "__module__": __name__})
 
 
-class Levels(Promising):
-    '''Says how it was called.'''
-
-    def scores(self, corners):
-        return plain(corners) * (1 - 0.01 * len(corners.refine))
+def steepening(value):
+    return {"steepening": lambda *_: value}
 
 
-class Bold(Unpromising):
-    '''Promises what it does not keep.'''
+def raising(error):
+    def method(*_):
+        raise error
 
-    def scores(self, corners):
-        return 3 * plain(corners)
-
-    def steepening(self, delta_axis, delta_other):
-        return 1.0
+    return method
 
 
-class Wild(Unpromising):
-    '''Spreads scores beyond what float64 can exponentiate.'''
-
-    def scores(self, corners):
-        return 1e4 * plain(corners)
-
-
-class FarSighted(Promising):
-    '''Looks at a corner that is none of the record's cell.'''
-
-    def scores(self, corners):
-        return plain(corners) + 0.01 * corners.scores[-1, -1]
+def holed(self, corners):
+    scores = np.array(plain(corners))
+    scores[0, 1, 0] = np.nan
+    return scores
 
 
-class Nothing:
-    pass
-
-
-class Unfinished(Operator):
-    pass
-
-
-class Broken(Unpromising):
-    def __init__(self):
-        raise RuntimeError("no file\\nwith tables")
-
-
-class Argumentative(Unpromising):
-    def __init__(self, table):
-        self.table = table
-
-
-class Failing(Unpromising):
-    def scores(self, corners):
+def late(self, corners):
+    if corners.scores.shape[1] > 2:  # on more than a single cell
         raise IndexError("out of range")
+    return plain(corners)
 
 
-class Short(Unpromising):
-    def scores(self, corners):
-        return plain(corners)[:-1]
-
-
-class Empty(Unpromising):
-    def scores(self, corners):
-        scores = np.array(plain(corners))
-        scores[0, 1, 0] = np.nan
-        return scores
-
-
-class Certain(Unpromising):
-    def scores(self, corners):
-        return np.where(plain(corners) > -1, 0.0, -np.inf)
-
-
-class Flat(Unpromising):
-    def rows(self, corners):
-        return self.scores(corners)
-
-
-class Modest(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 0.5
-
-
-class Undecided(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return float("nan")
-
-
-class Overflowing(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return math.exp(1000)
-
-
-class Quitting(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        raise SystemExit(0)
-
-
-class Resigning(Unpromising):
-    def scores(self, corners):
-        raise SystemExit(0)
-
-
-class Vanishing(Unpromising):
-    def scores(self, corners):
-        raise GeneratorExit
-
-
-class Backwards(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 10 / min(delta_axis, 1)
-
-
-class LateFailure(Unpromising):
-    '''Works on a single cell.'''
-
-    def scores(self, corners):
-        if corners.scores.shape[1] > 2:
-            raise IndexError("out of range")
-        return plain(corners)
-
-
+operator("Promising", **steepening(2.0))
+# Says how it was called.
+operator("Levels", Promising, scores=lambda _, c: plain(c) * (1 - 0.01 * len(c.refine)))
+# Promises what it does not keep.
+operator("Bold", scores=lambda _, c: 3 * plain(c), **steepening(1.0))
+# Spreads scores beyond what float64 can exponentiate.
+operator("Wild", scores=lambda _, c: 1e4 * plain(c))
+# Looks at a corner that is none of the record's cell.
+operator("FarSighted", Promising, scores=lambda _, c: plain(c) + 0.01 * c.scores[-1, -1])
+operator("Nothing", object)
+operator("Unfinished", Operator)
+operator("Broken", __init__=raising(RuntimeError("no file\\nwith tables")))
+operator("Argumentative", __init__=lambda self, table: None)
+operator("Failing", scores=raising(IndexError("out of range")))
+operator("Short", scores=lambda _, c: plain(c)[:-1])
+operator("Empty", scores=holed)
+operator("Certain", scores=lambda _, c: np.where(plain(c) > -1, 0.0, -np.inf))
+operator("Flat", rows=lambda self, c: self.scores(c))
+operator("Modest", **steepening(0.5))
+operator("Undecided", **steepening(float("nan")))
+operator("Overflowing", steepening=lambda *_: math.exp(1000))
+operator("Quitting", steepening=raising(SystemExit(0)))
+operator("Resigning", scores=raising(SystemExit(0)))
+operator("Vanishing", scores=raising(GeneratorExit))
+operator("Backwards", steepening=lambda _, along, across: 10 / min(along, 1))
+operator("LateFailure", scores=late)
 number = 7
 """
 

@@ -106,6 +106,8 @@ def test_every_executor_finds_the_same_bytes(
     build(spec, str(tmp_path / "s.zarr"))
     rows = [MechanismStore.open(str(path)).read("probability") for path in (searched, tmp_path / "s.zarr")]
     assert np.array_equal(*rows)
+    for shard in filter(Path.is_file, (searched / "probability" / "c").rglob("0")):
+        assert shard.read_bytes() == (tmp_path / "s.zarr" / shard.relative_to(searched)).read_bytes()
 
 
 def test_a_solver_that_fails_in_the_middle_leaves_the_closed_form(

@@ -29,7 +29,6 @@ from mdpext_dask.pipeline.cells.tasks import LatticeArray, Level, write_costs, w
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.receipts import check_boundaries
 from mdpext_dask.store.schema import sha256_of
 from tests.support.processes import write_toml
 from tests.support.reference import audited_epsilon
@@ -129,12 +128,15 @@ def test_one_output_leaves_nothing_to_choose(tmp_path: Path, cell_job: Job) -> N
     assert (bytes_of(tmp_path / "s.zarr") == 1).all()
 
 
-def test_the_store_has_the_least_loss_of_all_sweeps(built: Path) -> None:
+def test_the_store_has_the_least_loss_of_all_sweeps_and_says_what_was_done(built: Path) -> None:
     """A sweep that loses has not been made, so the last state is the best one."""
-    store = MechanismStore.open(str(built))
-    losses = [sweep["loss_km"] for sweep in store.seed_attributes["cells"]["sweeps"]]
-    assert min(losses) == pytest.approx(store.attributes["loss_km"], rel=1e-6)
+    cells = facts_of(built)["cells"]
+    losses = [sweep["loss_km"] for sweep in cells["sweeps"]]
+    assert min(losses) == pytest.approx(MechanismStore.open(str(built)).attributes["loss_km"], rel=1e-6)
     assert losses[-1] < losses[0]
+    assert json.loads(json.dumps(cells)) == cells
+    assert {"tube", "tried", "sweeps", "seconds"} <= set(cells)
+    assert all(sweep["programs"] > 0 for sweep in cells["sweeps"])
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
@@ -183,9 +185,10 @@ def test_every_way_to_run_gives_the_same_bytes(
 def test_the_shape_of_blocks_does_not_matter(
     tmp_path: Path, cell_job: Job, built: Path, block_cells: list[int]
 ) -> None:
-    job = cell_job(store={"block_cells": block_cells})
-    make(job, tmp_path / "s.zarr")
+    summary = make(cell_job(store={"block_cells": block_cells}), tmp_path / "s.zarr")
     assert np.array_equal(bytes_of(tmp_path / "s.zarr"), bytes_of(built))
+    assert summary["boundary_mismatches"] == 0
+    assert (summary["boundary_rows_checked"] > 0) == (block_cells != [9, 9])
 
 
 def test_boxes_and_batches_do_not_matter_either(
@@ -203,10 +206,6 @@ def test_boxes_and_batches_do_not_matter_either(
 # --- interrupted ----------------------------------------------------------------------------------
 
 
-class Interruption(Exception):
-    """The user presses Ctrl-C."""
-
-
 def test_interrupted_after_any_sweep_it_goes_on(tmp_path: Path, cell_job: Job) -> None:
     """In the search of the split, and twice on the last level."""
     job, path = cell_job(extension={"sweeps": 2}), tmp_path / "s.zarr"
@@ -217,7 +216,7 @@ def test_interrupted_after_any_sweep_it_goes_on(tmp_path: Path, cell_job: Job) -
         if isinstance(event, Note) and event.text.startswith("cells:"):
             told.append(event.text.split(":")[1])
             if len(told) in stops:
-                raise Interruption
+                raise KeyboardInterrupt
 
     make(job, tmp_path / "whole.zarr", observer=interrupt)
     # Six sweeps of the search, one more of the first level, two of the last one.
@@ -226,7 +225,7 @@ def test_interrupted_after_any_sweep_it_goes_on(tmp_path: Path, cell_job: Job) -
     for stop in (2, 8, 1):
         told.clear()
         stops[:] = [stop]
-        with pytest.raises(Interruption):
+        with pytest.raises(KeyboardInterrupt):
             make(job, path, observer=interrupt)
         made.append(list(told))
     stops.clear()
@@ -246,10 +245,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Note) and event.text.startswith("cells: level 2"):
-            raise Interruption
+            raise KeyboardInterrupt
 
     path = tmp_path_factory.mktemp("interrupted") / "s.zarr"
-    with pytest.raises(Interruption):
+    with pytest.raises(KeyboardInterrupt):
         make(cell_job(), path, observer=interrupt)
     return path
 
@@ -305,14 +304,6 @@ def test_in_pieces_it_is_the_same(tmp_path: Path, cell_job: Job, built: Path) ->
 
 
 # --- what must be noticed -------------------------------------------------------------------------
-
-
-def test_sides_of_blocks_agree(tmp_path: Path, cell_job: Job) -> None:
-    make(cell_job(store={"block_cells": [1, 2]}), tmp_path / "s.zarr")
-    store = MechanismStore.open(str(tmp_path / "s.zarr"))
-    report = check_boundaries(store.plan, store.read_receipts())
-    assert report.rows_checked > 0
-    assert report.mismatches == ()
 
 
 def test_changed_scores_of_records_are_noticed(finished: Path) -> None:
@@ -403,13 +394,6 @@ def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(tmp_path:
     write_level_costs(str(path), Box((0, grid.seeds_shape[0]), (4, grid.seeds_shape[1])), coarse, fine)
     shared = store.read("seed/cells_cost_0")
     assert np.allclose(shared, store.read("seed/cost"), rtol=1e-9, atol=1e-15)
-
-
-def test_json_of_the_store_says_what_was_done(built: Path) -> None:
-    cells = facts_of(built)["cells"]
-    assert json.loads(json.dumps(cells)) == cells
-    assert {"tube", "tried", "sweeps", "seconds"} <= set(cells)
-    assert all(sweep["programs"] > 0 for sweep in cells["sweeps"])
 
 
 @pytest.mark.slow

@@ -156,6 +156,15 @@ class Scene:
         self.finish()
         return kept
 
+    def everything(self, moment: Moment) -> dict[str, bytes]:
+        """Kill the command and all its workers at once."""
+        command = self.run()
+        moment.wait(self.store, command)
+        command.kill_group()
+        kept = valid_receipts(self.store)
+        self.finish()
+        return kept
+
     def partition(self, moment: Moment) -> dict[str, bytes]:
         """Kill a command that extends blocks in its own process."""
         init(self.spec, str(self.store))
@@ -208,8 +217,8 @@ class Scene:
 
 
 VICTIMS = (
-    "local_worker", "all_local_workers", "client", "partition", "address_worker", "all_address_workers",
-    "scheduler",
+    "local_worker", "all_local_workers", "client", "everything", "partition", "address_worker",
+    "all_address_workers", "scheduler",
 )  # fmt: skip
 
 
@@ -219,7 +228,7 @@ def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbe
     assert audit(str(scene.store)).holds
 
 
-@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "partition"))
+@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "everything", "partition"))
 def test_killed_while_blocks_are_written(
     tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
 ) -> None:
@@ -653,6 +662,12 @@ def swap(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 NO_RECEIPT = "no receipt of blocks: 2"
 
 
@@ -676,8 +691,10 @@ HARM: dict[str, tuple[Callable[[Path, Path, Path], object], str | None]] = {
         lambda _, receipt, __: swap(receipt, receipt.with_name("00000001.json")), "no receipt of blocks: 1, 2"
     ),
     "receipt of a block that is none": (lambda _, receipt, __: of_another(receipt, 999), None),
+    "receipt gone": (lambda _, receipt, __: receipt.unlink(missing_ok=True), NO_RECEIPT),
     "shard truncated": (lambda _, __, shard: os.truncate(shard, 100), "changed shards: probability/c/0/2/0"),
     "shard empty": (lambda _, __, shard: os.truncate(shard, 0), "changed shards: probability/c/0/2/0"),
+    "shard changed": (lambda _, __, shard: flip_a_bit(shard), "changed shards: probability/c/0/2/0"),
     "shard gone": (lambda _, __, shard: shard.unlink(), "missing shards: probability/c/0/2/0"),
     "leftovers everywhere": (
         lambda store, receipt, shard: [
@@ -692,9 +709,10 @@ HARM: dict[str, tuple[Callable[[Path, Path, Path], object], str | None]] = {
 @pytest.mark.parametrize(
     "harm",
     mostly_slow(
-        HARM, "receipt garbage", "receipts swapped", "receipt of a block that is none", "shard empty"
+        HARM, "receipt garbage", "receipt gone", "receipts swapped", "receipt of a block that is none",
+        "shard changed", "shard empty", "shard gone", "leftovers everywhere",
     ),
-)
+)  # fmt: skip
 def test_what_is_damaged_is_named_when_finished_and_mended_by_running_again(
     tmp_path: Path, small_job: Job, undisturbed_in_large_blocks: Undisturbed, harm: str
 ) -> None:
@@ -769,13 +787,10 @@ def test_the_oldest_store_is_read(oldest: Path, small_job: Job) -> None:
 def test_the_oldest_store_is_held_against_what_it_says(oldest: Path) -> None:
     store = MechanismStore.open(str(oldest), mode="r+")
     shard = oldest / store.shard_keys(store.plan[3])[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     with pytest.raises(GuaranteeViolation, match="changed shards"):
         open_mechanism(oldest, verify=True)
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     hashes = store.attributes["chunk_hashes"]
     store.update(chunk_hashes={**hashes, "digest": "0" * 64})
     with pytest.raises(GuaranteeViolation, match="chunk_hashes has changed"):
