@@ -79,7 +79,6 @@ def solve_interior_point(
     gap: float = 1e-6,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
-    watcher: Watcher | None = None,
 ) -> SeedMechanism:
     """Solve a seed LP to a relative duality gap.
 
@@ -89,8 +88,8 @@ def solve_interior_point(
         The LP.
     gap
         Relative duality gap at which to stop.
-    threads, inverse_sums, watcher
-        See :func:`solve_program`; the watcher is told km.
+    threads, inverse_sums
+        See :func:`solve_program`.
 
     Returns
     -------
@@ -127,16 +126,9 @@ def solve_interior_point(
         start=np.ones_like(cost),
         total=float(outputs),
     )
-    in_km = scale / outputs
-    solution = solve_program(
-        program,
-        gap=gap,
-        threads=threads,
-        inverse_sums=inverse_sums,
-        watcher=None if watcher is None else lambda primal, dual: watcher(primal * in_km, dual * in_km),
-    )
+    solution = solve_program(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
     rows = problem.repair(by_seed(solution.z, flip).reshape(problem.cost.shape) / outputs)
-    dual = in_km * solution.dual
+    dual = scale / outputs * solution.dual
     return SeedMechanism(rows, problem.objective(rows), dual, "structured", solution.iterations)
 
 

@@ -51,35 +51,6 @@ class SeedProblem:
     budget_y: Array
     min_probability: float
 
-    @classmethod
-    def with_axis_budgets(
-        cls,
-        cost: Array,
-        seeds_shape: tuple[int, int],
-        beta: tuple[float, float],
-        cell_km: float,
-        min_probability: float,
-    ) -> "SeedProblem":
-        """Return the LP with one budget for each axis.
-
-        Parameters
-        ----------
-        cost, seeds_shape, min_probability
-            See the class.
-        beta
-            Budgets (β_1, β_2) along the axes, in 1/km.
-        cell_km
-            Distance h_0 between neighbouring seeds, in km.
-        """
-        seeds_x, seeds_y = seeds_shape
-        return cls(
-            cost=cost,
-            seeds_shape=seeds_shape,
-            budget_x=np.full((2, seeds_x - 1, seeds_y, 1), beta[0] * cell_km),
-            budget_y=np.full((2, seeds_x, seeds_y - 1, 1), beta[1] * cell_km),
-            min_probability=min_probability,
-        )
-
     def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
         """Return neighbouring seeds i, j, each pair once, and their budgets, shape (2, pairs, K or 1).
 

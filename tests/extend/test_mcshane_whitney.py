@@ -20,10 +20,10 @@ from mdpext_dask.extend.operator import Corners
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.seed.budget import bound_budgets, even_split, half_budgets
-from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.reference import audited_epsilon, softmax
+from tests.support.seed_problems import problem_of_axes
 
 Array = NDArray[np.float64]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -242,7 +242,7 @@ def test_normalising_at_every_level_as_published_breaks_epsilon_and_ours_keeps_i
     found: tuple[float, Array] = (-math.inf, np.empty(0))
     for number in range(8):
         cost = np.random.default_rng(number).uniform(size=(6, outputs))
-        problem = SeedProblem.with_axis_budgets(cost, (2, 3), beta, 1.0, 1e-6)
+        problem = problem_of_axes(cost, (2, 3), beta, 1e-6)
         scores = np.log(solve_seed_problem(problem, "highs", 1e-6).rows).reshape(2, 3, outputs)
         crossing = level_by_level(scores, refine, beta, normalise=True)[1]
         found = max(found, (crossing, scores), key=lambda one: one[0])

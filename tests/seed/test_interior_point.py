@@ -19,7 +19,7 @@ from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.interior_point import solve_interior_point, solve_program, sum_of_inverses
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
-from tests.support.seed_problems import assert_feasible, random_problem
+from tests.support.seed_problems import assert_feasible, problem_of_axes, random_problem
 
 
 def agree(problem: SeedProblem, tolerance: float = 2e-6) -> None:
@@ -42,16 +42,8 @@ def test_it_agrees_with_highs(seed: int) -> None:
 @pytest.mark.parametrize("budget", [1e-3, 0.03, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1), (1, 9), (7, 1), (3, 6), (6, 3)])
 def test_budgets_from_tight_to_none_on_every_shape(budget: float, shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(1)
-    agree(
-        SeedProblem.with_axis_budgets(
-            cost=rng.exponential(size=(shape[0] * shape[1], 5)),
-            seeds_shape=shape,
-            beta=(budget, budget),
-            cell_km=1.0,
-            min_probability=1e-6,
-        )
-    )
+    cost = np.random.default_rng(1).exponential(size=(shape[0] * shape[1], 5))
+    agree(problem_of_axes(cost, shape, (budget, budget), 1e-6))
 
 
 def costs(kind: str) -> np.ndarray:
@@ -118,10 +110,14 @@ def test_auto_falls_back_to_highs_and_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_lower_bound_on_the_way_is_one() -> None:
-    problem = random_problem(np.random.default_rng(7))
-    optimum = solve_highs(problem).primal
+    program = random_program(5, 3, 4, seed=7)
+    optimum = general_solver(program)
     told: list[tuple[float, float]] = []
-    solved = solve_interior_point(problem, watcher=lambda primal, dual: told.append((primal, dual)))
+
+    def watch(primal: float, dual: float) -> None:
+        told.append((primal, dual))
+
+    solved = solve_program(program, gap=1e-6, least_slack=0.01, watcher=watch)
     assert len(told) == solved.iterations + 1
     assert all(dual <= optimum * (1 + 1e-9) for _, dual in told)
     assert max(dual for _, dual in told) == pytest.approx(optimum, rel=2e-6)
@@ -265,6 +261,22 @@ def random_program(outputs: int, blocks: int, size: int, seed: int) -> GridProgr
     )
 
 
+def general_solver(program: GridProgram) -> float:
+    """Return the optimum of a program on cells, written out as one matrix."""
+    rows = program.rows
+    assert isinstance(rows, CellRows)
+    outputs, blocks, size = rows.shape
+    answer = linprog(
+        program.cost.ravel(),
+        A_ub=-as_matrix(rows),
+        b_ub=-rows.limit,
+        A_eq=np.tile(np.eye(blocks * size), outputs),
+        b_eq=np.full(blocks * size, program.total),
+        bounds=np.stack([program.lower.ravel(), program.upper.ravel()], axis=1),
+    )
+    return float(answer.fun)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     outputs=st.integers(2, 6),
@@ -276,19 +288,9 @@ def test_programs_with_rows_on_cells_against_a_general_solver(
     outputs: int, blocks: int, size: int, seed: int
 ) -> None:
     program = random_program(outputs, blocks, size, seed)
-    rows = program.rows
-    assert isinstance(rows, CellRows)
-    solution = solve_program(program, gap=1e-5, least_slack=0.01)
-    oracle = linprog(
-        program.cost.ravel(),
-        A_ub=-as_matrix(rows),
-        b_ub=-rows.limit,
-        A_eq=np.tile(np.eye(blocks * size), outputs),
-        b_eq=np.full(blocks * size, program.total),
-        bounds=np.stack([program.lower.ravel(), program.upper.ravel()], axis=1),
-    )
-    assert solution.dual <= oracle.fun * (1 + 1e-9)
-    assert float(np.vdot(program.cost, solution.z)) == pytest.approx(oracle.fun, rel=1e-4)
+    solution, optimum = solve_program(program, gap=1e-5, least_slack=0.01), general_solver(program)
+    assert solution.dual <= optimum * (1 + 1e-9)
+    assert float(np.vdot(program.cost, solution.z)) == pytest.approx(optimum, rel=1e-4)
     # Where all constraints of a seed bind, the arithmetic may end early, in the sums of rows as well.
     assert solution.gap <= 1e-4
     np.testing.assert_allclose(solution.z.sum(axis=0), program.total, rtol=1e-4)

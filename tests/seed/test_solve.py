@@ -77,7 +77,7 @@ def test_one_output_is_certain() -> None:
 def test_what_hinders_nobody_is_the_best_output() -> None:
     """With budgets so wide that nothing binds, every seed reports its cheapest output."""
     rng = np.random.default_rng(1)
-    problem = random_problem(rng, beta=(40.0, 40.0), cell_km=1.0, min_probability=1e-9)
+    problem = random_problem(rng, deltas=(40.0, 40.0), min_probability=1e-9)
     rows = solve_highs(problem).rows
     assert (rows.argmax(axis=1) == problem.cost.argmin(axis=1)).all()
     assert rows.max(axis=1).min() > 1 - 1e-5
@@ -103,7 +103,7 @@ def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
 
 def test_rubbish_is_not_repaired() -> None:
     problem = random_problem(
-        np.random.default_rng(2), seeds_shape=(2, 3), cost=np.ones((6, 4)), beta=(0.1, 0.1), cell_km=1.0
+        np.random.default_rng(2), seeds_shape=(2, 3), cost=np.ones((6, 4)), deltas=(0.1, 0.1)
     )
     rubbish = np.eye(4)[np.arange(6) % 4]
     with pytest.raises(SolverError, match="beyond repair"):
