@@ -71,13 +71,13 @@ def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: floa
         split = even_split(design_epsilon, p)
         candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
     solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
-    best = min(sorted(solved), key=lambda position: solved[position].primal)
-    primal_dual = [(solved[i].primal, solved[i].dual) for i in range(len(candidates))]
+    seeds = [solved[position] for position in sorted(solved)]
+    best = min(range(len(seeds)), key=lambda position: seeds[position].primal)
     tried = [
-        {"split_per_km": list(candidate.split), "primal_km": primal, "dual_km": dual}
-        for candidate, (primal, dual) in zip(candidates, primal_dual, strict=True)
+        {"split_per_km": list(candidate.split), "primal_km": seed.primal, "dual_km": seed.dual}
+        for candidate, seed in zip(candidates, seeds, strict=True)
     ]
-    return _chosen(store, solved[best], candidates[best], {"solves": len(candidates), "tried": tried})
+    return _chosen(store, seeds[best], candidates[best], {"solves": len(candidates), "tried": tried})
 
 
 def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: float, share: float) -> Chosen:

@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.seed.budget import bound_budgets
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.processes import write_toml
-from tests.support.reference import audited_epsilon, softmax, spread_over_orders
+from tests.support.reference import SEEDS, audited_epsilon, softmax, spread_over_orders
 
 PROJECT = Path(__file__).resolve().parents[2]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -141,7 +141,7 @@ def readme_module() -> str:
     return found[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder on Python's path with modules of operators, one of them the README's."""
     folder = tmp_path_factory.mktemp("modules")
@@ -174,7 +174,6 @@ def corners_of(scores: NDArray[np.float64], refine: tuple[int, ...], exponent: f
 # --- rules ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("refine", [(2, 3), (2, 3, 4), (3, 3)])
 def test_linear_in_a_transform_the_order_makes_no_difference(refine: tuple[int, ...]) -> None:
     """Of probabilities or of their logarithms: any order of levels, either axis first, normalised or not."""
@@ -185,7 +184,6 @@ def test_linear_in_a_transform_the_order_makes_no_difference(refine: tuple[int, 
         assert by_axes < 1e-12
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_check_of_the_order_can_fail() -> None:
     """Smoothed weights within each level are not smoothed weights at once."""
     scores = seeds(np.random.default_rng(0), (3, 2), 5)
@@ -194,7 +192,6 @@ def test_the_check_of_the_order_can_fail() -> None:
     assert by_axes < 1e-12
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_mean_needs_no_normaliser() -> None:
     scores = seeds(np.random.default_rng(1), (3, 4), 6)
     fine = own("mean:Mean").scores(corners_of(scores, (2, 3)))
@@ -202,14 +199,8 @@ def test_the_mean_needs_no_normaliser() -> None:
     assert np.exp(fine[3, 3]) == pytest.approx(np.exp(scores[:2, :2]).mean(axis=(0, 1)))
 
 
-@pytest.mark.usefixtures("folder")
-@settings(max_examples=40, deadline=None)
-@given(
-    factor=st.integers(1, 20),
-    outputs=st.integers(2, 5),
-    scale=st.floats(0.1, 4),
-    seed=st.integers(0, 2**32 - 1),
-)
+@settings(max_examples=40)
+@given(factor=st.integers(1, 20), outputs=st.integers(2, 5), scale=st.floats(0.1, 4), seed=SEEDS)
 def test_the_mean_is_as_steep_as_it_says_at_most(factor: int, outputs: int, scale: float, seed: int) -> None:
     scores = np.log(softmax(np.random.default_rng(seed).normal(scale=scale, size=(2, 3, outputs))))
     operator, fine = own("mean:Mean"), own("mean:Mean").scores(corners_of(scores, (factor,)))
@@ -219,7 +210,6 @@ def test_the_mean_is_as_steep_as_it_says_at_most(factor: int, outputs: int, scal
         assert slope <= delta[axis] * operator.steepening(delta[axis], delta[1 - axis]) + 1e-11
 
 
-@pytest.mark.usefixtures("folder")
 def test_what_the_mean_says_is_nearly_reached() -> None:
     """On an edge that uses its budget, at its lower end; so a smaller number would be wrong."""
     low = 0.01 * math.exp(-1.5)
@@ -229,7 +219,6 @@ def test_what_the_mean_says_is_nearly_reached() -> None:
     assert slope == pytest.approx(1.5 * own("mean:Mean").steepening(1.5, 0.0), rel=2e-3)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0, 40.0])
 def test_closed_form_budgets_are_the_largest_that_a_promise_allows(epsilon: float) -> None:
     operator, cell_km = own("mean:Mean"), 3.0
@@ -240,7 +229,6 @@ def test_closed_form_budgets_are_the_largest_that_a_promise_allows(epsilon: floa
         assert beta == pytest.approx(math.log1p(limit * cell_km) / cell_km, rel=1e-9)
 
 
-@pytest.mark.usefixtures("folder")
 def test_tempering_a_linear_rule_is_tempering_its_seed() -> None:
     scores, alpha = seeds(np.random.default_rng(2), (3, 3), 5), 0.6
     operator = own("own_operators:Smooth")
@@ -251,7 +239,6 @@ def test_tempering_a_linear_rule_is_tempering_its_seed() -> None:
     assert operator.rows(corners_of(scores, (4,), alpha)) == pytest.approx(tempered, rel=1e-6)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 def test_bits_do_not_depend_on_the_block(method: str) -> None:
     scores, operator = seeds(np.random.default_rng(3), (5, 4), 3), own(method)
@@ -259,7 +246,6 @@ def test_bits_do_not_depend_on_the_block(method: str) -> None:
     assert np.array_equal(part, whole[6:13, 12:])
 
 
-@pytest.mark.usefixtures("folder")
 def test_rows_are_the_same_column_by_column_and_all_at_once() -> None:
     scores = seeds(np.random.default_rng(4), (4, 3), 5)
     for operator in (own("mean:Mean"), own("own_operators:Smooth")):
@@ -267,7 +253,6 @@ def test_rows_are_the_same_column_by_column_and_all_at_once() -> None:
         assert operator.rows(corners_of(scores, (2, 2), 0.7)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 @pytest.mark.parametrize(
     ("block_cells", "refine", "outputs"), [([4, 5], [4, 6], 60), ([4, 5], [2, 3], 300), ([1, 1], [60], 20)]
@@ -295,7 +280,6 @@ def test_a_task_needs_no_more_memory_than_planned(
 # --- in the pipeline ------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 @pytest.mark.parametrize("budget", ["bound", "certified"])
 def test_an_operator_of_ones_own_ends_in_a_certified_store(
@@ -317,7 +301,6 @@ def test_an_operator_of_ones_own_ends_in_a_certified_store(
         assert summary["epsilon_certified"] >= 0.99 * summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_without_a_promise_the_certificate_finds_budgets(tmp_path: Path, small_job: Job) -> None:
     """The rule is log-convex, but keeps that to itself."""
     job = small_job(extension={"method": "own_operators:Unpromising"}, privacy={"budget": "certified"})
@@ -329,7 +312,6 @@ def test_without_a_promise_the_certificate_finds_budgets(tmp_path: Path, small_j
     )
 
 
-@pytest.mark.usefixtures("folder")
 def test_scores_out_of_all_bounds_are_tempered(tmp_path: Path, small_job: Job) -> None:
     job = small_job(
         extension={"method": "own_operators:Wild"},
@@ -342,7 +324,6 @@ def test_scores_out_of_all_bounds_are_tempered(tmp_path: Path, small_job: Job) -
     assert summary["epsilon_certified"] >= 0.99 * summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_stages_are_what_the_operator_sees(tmp_path: Path, small_job: Job) -> None:
     rows = []
     for stages in ("levels", "one"):
@@ -364,12 +345,7 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     job = small_job(extension={"method": "mean:Mean"}, store={"block_cells": [2, 3]})
     here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
     build(parse_job(job), str(here))
-    lines = [
-        f"{key} = {json.dumps(value)}" if key else f"[{section}]"
-        for section, keys in {**job, "cluster": {"kind": "local", "workers": 2}, "extension": {}}.items()
-        for key, value in [("", None), *keys.items()]
-    ]
-    (tmp_path / "job.toml").write_text("\n".join(lines))
+    write_toml(tmp_path / "job.toml", {**job, "cluster": {"kind": "local", "workers": 2}, "extension": {}})
     command = [sys.executable, "-P", "-m", "mdpext_dask.cli", "run", str(tmp_path / "job.toml")]
     options = ["--set", "extension.method=mean:Mean", "--store", str(there), "--json"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder, check=False)
@@ -382,7 +358,6 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
 # --- what must be refused -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("method", "budget", "says"),
     [
@@ -436,9 +411,8 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
 
 @pytest.mark.parametrize("method", ["leaving:Mean", "own_operators:Resigning", "own_operators:Vanishing"])
 def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
-    tmp_path: Path, small_job: Job, folder: Path, capfd: pytest.CaptureFixture[str], method: str
+    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], method: str
 ) -> None:
-    assert folder.exists()
     write_toml(tmp_path / "job.toml", small_job(extension={"method": method}))
     with pytest.raises(SystemExit) as stop:
         main(["run", str(tmp_path / "job.toml"), "--store", str(tmp_path / "s.zarr")])
@@ -447,14 +421,12 @@ def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
     assert not (tmp_path / "s.zarr").exists()
 
 
-@pytest.mark.usefixtures("folder")
 def test_half_is_allowed_where_the_promise_is_two_or_less(tmp_path: Path, small_job: Job) -> None:
     job = small_job(extension={"method": "mean:Mean"}, privacy={"budget": "half"}, domain={"cell_km": 2.0})
     summary = build(parse_job(job), str(tmp_path / "s.zarr"))
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("cluster", [{"kind": "inline"}, {"kind": "local", "workers": 1}])
 def test_what_fails_only_on_a_block_is_one_error_as_well(
     tmp_path: Path, small_job: Job, cluster: dict[str, Any]
@@ -466,7 +438,6 @@ def test_what_fails_only_on_a_block_is_one_error_as_well(
         build(parse_job(job), str(tmp_path / "s.zarr"))
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("block_cells", [[1, 9], [9, 1], [2, 2]])
 def test_an_operator_that_is_not_local_is_caught_where_blocks_meet(
     tmp_path: Path, small_job: Job, block_cells: list[int]
@@ -477,7 +448,6 @@ def test_an_operator_that_is_not_local_is_caught_where_blocks_meet(
     assert MechanismStore.open(str(tmp_path / "s.zarr")).state == "refused"
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_promise_that_is_not_kept_is_caught_by_the_certificate(tmp_path: Path, small_job: Job) -> None:
     bold = {"method": "own_operators:Bold"}
     with pytest.raises(GuaranteeViolation, match=r"certificate .* exceeds"):

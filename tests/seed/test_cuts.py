@@ -18,7 +18,7 @@ from tests.support.reference import softmax
 EXPONENTS = st.one_of(st.just(1.0), st.just(math.inf), st.floats(1.01, 50))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     q=EXPONENTS,
     turn=st.floats(0.001, 3),

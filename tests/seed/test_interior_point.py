@@ -19,6 +19,7 @@ from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.interior_point import solve_interior_point, solve_program, sum_of_inverses
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
+from tests.support.reference import SEEDS
 from tests.support.seed_problems import assert_feasible, problem_of_axes, random_problem
 
 
@@ -33,8 +34,8 @@ def agree(problem: SeedProblem, tolerance: float = 2e-6) -> None:
     assert structured.gap <= tolerance
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60)
+@given(seed=SEEDS)
 def test_it_agrees_with_highs(seed: int) -> None:
     agree(random_problem(np.random.default_rng(seed)))
 
@@ -160,13 +161,13 @@ def dense(matrix: LatticeMatrix, output: int) -> np.ndarray:
     return whole
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     outputs=st.integers(1, 20),
     blocks=st.integers(1, 5),
     size=st.integers(1, 5),
     diagonals=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
+    seed=SEEDS,
 )
 def test_block_tridiagonal_systems_against_dense_ones(
     outputs: int, blocks: int, size: int, diagonals: bool, seed: int
@@ -218,13 +219,8 @@ def as_matrix(rows: CellRows) -> np.ndarray:
     return matrix.reshape(len(rows.cell), -1)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    outputs=st.integers(1, 6),
-    blocks=st.integers(2, 4),
-    size=st.integers(2, 4),
-    seed=st.integers(0, 2**32 - 1),
-)
+@settings(max_examples=30)
+@given(outputs=st.integers(1, 6), blocks=st.integers(2, 4), size=st.integers(2, 4), seed=SEEDS)
 def test_rows_on_cells_against_a_dense_matrix(outputs: int, blocks: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = random_cells(rng, outputs, blocks, size)
@@ -277,13 +273,8 @@ def general_solver(program: GridProgram) -> float:
     return float(answer.fun)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    outputs=st.integers(2, 6),
-    blocks=st.integers(2, 4),
-    size=st.integers(2, 4),
-    seed=st.integers(0, 2**32 - 1),
-)
+@settings(max_examples=25)
+@given(outputs=st.integers(2, 6), blocks=st.integers(2, 4), size=st.integers(2, 4), seed=SEEDS)
 def test_programs_with_rows_on_cells_against_a_general_solver(
     outputs: int, blocks: int, size: int, seed: int
 ) -> None:

@@ -13,6 +13,7 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.seed import highs
 from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.model import SeedProblem
+from tests.support.reference import SEEDS
 from tests.support.seed_problems import assert_feasible, edges, random_problem
 
 
@@ -38,8 +39,8 @@ def dense_optimum(problem: SeedProblem) -> float:
     return float(answer.fun)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+@given(seed=SEEDS)
 def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
     problem = random_problem(np.random.default_rng(seed))
     solved = solve_highs(problem)
@@ -89,8 +90,8 @@ def test_repair_keeps_what_is_feasible() -> None:
     assert np.array_equal(problem.repair(uniform), uniform)
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), error=st.floats(-12, -8))
+@settings(max_examples=60)
+@given(seed=SEEDS, error=st.floats(-12, -8))
 def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, min_probability=1e-6)
@@ -114,8 +115,8 @@ def test_rubbish_is_not_repaired() -> None:
         problem.repair(np.full((6, 4), -0.25))
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=30)
+@given(seed=SEEDS)
 def test_any_multipliers_give_a_lower_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng)

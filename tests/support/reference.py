@@ -4,9 +4,13 @@ import itertools
 import math
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.extend.operator import Corners, Operator
+
+# Of random examples.
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def dual(p: float) -> float:
