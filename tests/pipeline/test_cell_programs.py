@@ -225,7 +225,7 @@ def test_every_point_has_one_place_in_a_sweep(
     seen = np.zeros((last[0] + 1, last[1] + 1), dtype=int)
     owner = np.full(seen.shape, -1)
     programs_of = np.zeros((2, *seen.shape), dtype=int)
-    boxes = boxes_of(lines, (side * patch, side * patch))
+    boxes = boxes_of(lines, side * patch)
     for number, box in enumerate(boxes):
         assert (owner[box.part()] == -1).all()
         owner[box.part()] = number

@@ -37,14 +37,12 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.axis_budgets import Chosen
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
-from mdpext_dask.pipeline.cells.sweep import Swept
 from mdpext_dask.pipeline.cells.tasks import (
     Improved,
     LatticeArray,
     Level,
     State,
     Sweep,
-    Verdict,
     begin_level,
     normalised,
     solve_insides,
@@ -179,7 +177,7 @@ class CellPrograms:
             return Level(shape, rest, self._costs)
         level = Level(shape, rest, LatticeArray(f"cells_cost_{number}"))
         if level.cost.name not in self._ready:
-            self._create(level.cost, shape, self._side(level))
+            self._create(level.cost, shape, 2 * (self._side(level),))
             boxes = self._unmoved(level)
             self._map(write_level_costs, [(self._store.url, box, level, self._costs) for box in boxes])
         return level
@@ -323,16 +321,13 @@ class CellPrograms:
     def _one_sweep(self, state: State, level: Level, offset: tuple[int, int]) -> State:
         """Make one sweep; again, with less freedom, until the certificate of its result holds."""
         started = time.perf_counter()
-        half = PATCH // 2
-        across, along = (
-            Lines(n - 1, PATCH, half * moved) for n, moved in zip(level.shape, offset, strict=True)
-        )
-        padding = across.padding, along.padding
+        lines = _lines(level.shape, offset)
+        padding = lines[0].padding, lines[1].padding
         allowed = self._target * self._store.grid.spacing_km * level.rest
         sides = self._new_array(level, padding)
         task = Sweep(
             level=level,
-            lines=(across, along),
+            lines=lines,
             reference=state.scores,
             sides=sides,
             result=sides,
@@ -346,21 +341,22 @@ class CellPrograms:
             target=(1 + _LOOSE) * self._target,
             costs=self._costs,
         )
-        boxes = boxes_of((across, along), self._side(level))
+        boxes = boxes_of(lines, self._side(level))
         frozen = np.zeros(level.shape, dtype=bool)
         for tries in itertools.count(1):
             task = replace(task, result=self._new_array(level, padding))
-            swept, verdicts = self._try(task, boxes)
+            arguments = [(self._store.url, task, box) for box in boxes]
+            swept, verdicts = self._map(solve_sides, arguments), self._map(solve_insides, arguments)
+            swept += [verdict.swept for verdict in verdicts]
             above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
             for box, verdict in zip(boxes, verdicts, strict=True):
                 east, north = verdict.above.shape
                 above[box.x[0] : box.x[0] + east, box.y[0] : box.y[0] + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
             above &= ~_inside(frozen)
-            worst = max(verdict.worst for verdict in verdicts)
-            if not above.any() and not worst <= _DAMAGED * task.target:
-                raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
             if not above.any():
+                if not max(verdict.worst for verdict in verdicts) <= _DAMAGED * task.target:
+                    raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
                 break
             if tries == 1 and level.rest > 1:
                 # What the normaliser has become is what it is likely to become again.
@@ -383,12 +379,6 @@ class CellPrograms:
         )
         return replace(state, scores=task.result, loss_km=done.loss_km, sweeps=(*state.sweeps, done))
 
-    def _try(self, task: Sweep, boxes: Sequence[Box]) -> tuple[list[Swept], list[Verdict]]:
-        arguments = [(self._store.url, task, box) for box in boxes]
-        swept = self._map(solve_sides, arguments)
-        verdicts = self._map(solve_insides, arguments)
-        return [*swept, *(v.swept for v in verdicts)], verdicts
-
     def _write_frozen(self, frozen: NDArray[np.bool_]) -> str:
         name = "cells_frozen"
         chunk = 2 * self._store.plan.seed_chunk_shape[0]
@@ -397,22 +387,20 @@ class CellPrograms:
 
     # --- arrays -----------------------------------------------------------------------------------
 
-    def _side(self, level: Level) -> tuple[int, int]:
-        """Return the sides of a box: whole patches, so that lines are borders."""
+    def _side(self, level: Level) -> int:
+        """Return the side of a box: whole patches, so that lines are borders."""
         across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
         patches = math.sqrt(across * along / box_count(across * along))
         largest = math.sqrt(_BOX_BYTES / (FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
-        side = PATCH * max(math.ceil(min(patches, largest)), 1)
-        return side, side
+        return PATCH * max(math.ceil(min(patches, largest)), 1)
 
     def _unmoved(self, level: Level) -> list[Box]:
         """Return the boxes of arrays without padding."""
-        across, along = (Lines(n - 1, PATCH, 0) for n in level.shape)
-        return boxes_of((across, along), self._side(level))
+        return boxes_of(_lines(level.shape, (0, 0)), self._side(level))
 
     def _new_array(self, level: Level, padding: tuple[int, int] = (0, 0)) -> LatticeArray:
         array = LatticeArray(f"cells_{next(self._numbers)}", padding)
-        self._create(array, level.shape, self._side(level))
+        self._create(array, level.shape, 2 * (self._side(level),))
         return array
 
     def _create(self, array: LatticeArray, shape: tuple[int, int], chunk: tuple[int, ...]) -> None:
@@ -444,6 +432,12 @@ def box_count(patches: float) -> float:
     return min(max(patches / BOX_PATCHES, 1), max(_FEW_BOXES, patches / _MOST_PATCHES))
 
 
+def _lines(shape: tuple[int, int], offset: tuple[int, int]) -> tuple[Lines, Lines]:
+    """Return the lines of a lattice, moved so many half patches to the east and to the north."""
+    across, along = (Lines(n - 1, PATCH, PATCH // 2 * moved) for n, moved in zip(shape, offset, strict=True))
+    return across, along
+
+
 def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the cells of a lattice whose four corners are among some points."""
     return points[:-1, :-1] & points[1:, :-1] & points[:-1, 1:] & points[1:, 1:]
@@ -454,22 +448,17 @@ def _with_cells(
 ) -> NDArray[np.bool_]:
     """Return the points that stay, and with them the cells of lines, sides included, that hold one above."""
     frozen = frozen.copy()
-    bounds = [axis.bounds() for axis in lines]
-    for left, right in itertools.pairwise(bounds[0]):
-        strip = above[left:right]
-        if strip.any():
-            for low, high in itertools.pairwise(bounds[1]):
-                if strip[:, low:high].any():
-                    frozen[left : right + 1, low : high + 1] = True
+    across, along = (itertools.pairwise(axis.bounds()) for axis in lines)
+    for (left, right), (low, high) in itertools.product(across, along):
+        if above[left:right, low:high].any():
+            frozen[left : right + 1, low : high + 1] = True
     return frozen
 
 
 def _little_gained(losses: list[float]) -> bool:
     """Whether the last sweeps, one with each offset, have gained next to nothing over those before them."""
-    turns = len(_OFFSETS)
-    if len(losses) <= turns:
-        return False
-    return min(losses) > (1 - _NOTHING_LEFT) * min(losses[:-turns])
+    before = losses[: -len(_OFFSETS)]
+    return bool(before) and min(losses) > (1 - _NOTHING_LEFT) * min(before)
 
 
 def _told(state: State, turn: int) -> str:

@@ -78,12 +78,10 @@ class Box(NamedTuple):
         return across, along
 
 
-def boxes_of(lines: tuple[Lines, Lines], sides: tuple[int, int]) -> list[Box]:
-    """Return boxes that part a lattice along lines, whole chunks of `sides` points of a padded array each."""
-    across, along = (
-        list(itertools.pairwise(axis.cuts(side))) for axis, side in zip(lines, sides, strict=True)
-    )
-    return [Box(x, y) for x in across for y in along]
+def boxes_of(lines: tuple[Lines, Lines], side: int) -> list[Box]:
+    """Return boxes that part a lattice along lines, whole chunks of `side` points of a padded array each."""
+    across, along = (itertools.pairwise(axis.cuts(side)) for axis in lines)
+    return [Box(x, y) for x, y in itertools.product(across, along)]
 
 
 Patch = tuple[int, int]
