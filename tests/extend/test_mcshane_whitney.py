@@ -415,14 +415,8 @@ def test_certified_budgets_use_epsilon_and_cost_less(tmp_path: Path, small_job: 
 
 
 @pytest.mark.parametrize("stages", ["levels", "one"])
-def test_blocks_and_workers_do_not_decide_the_bytes(tmp_path: Path, small_job: Job, stages: str) -> None:
-    layouts: list[dict[str, dict[str, Any]]] = [
-        {},
-        {"store": {"block_cells": [1, 1]}},
-        {"store": {"block_cells": [2, 3]}},
-    ]
-    if stages == "levels":
-        layouts.append({"store": {"block_cells": [2, 3]}, "cluster": {"kind": "local", "workers": 2}})
+def test_blocks_do_not_decide_the_bytes(tmp_path: Path, small_job: Job, stages: str) -> None:
+    layouts: list[dict[str, Any]] = [{}, *({"store": {"block_cells": cells}} for cells in ([1, 1], [2, 3]))]
     found = []
     for number, layout in enumerate(layouts):
         url = str(tmp_path / f"{number}.zarr")

@@ -38,6 +38,7 @@ from mdpext_dask.pipeline.axis_budgets import Chosen
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
 from mdpext_dask.pipeline.cells.tasks import (
+    COSTS,
     Improved,
     LatticeArray,
     Level,
@@ -111,7 +112,6 @@ class CellPrograms:
         # Storing adds to what programs keep, and to the certificate of what they begin with: twice what is
         # set aside for it.
         self._target = (1 - _RESERVE) * (2 * design - store.planar_limit())
-        self._costs = LatticeArray("cells_cost")
         self._ready: set[str] = set()
         privacy = store.attributes["job"]["privacy"]
         self._budget, least = privacy["budget"], float(privacy["min_probability"])
@@ -143,8 +143,8 @@ class CellPrograms:
         """
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
-        self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
-        self._map(write_costs, [(store.url, index, self._costs) for index in range(store.plan.blocks)])
+        self._create(COSTS, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
+        self._map(write_costs, [(store.url, index) for index in range(store.plan.blocks)])
         state = self._resumed(len(candidates)) or self._search_split(candidates)
         state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
@@ -174,12 +174,12 @@ class CellPrograms:
         rest = grid.factor // done
         shape = grid.cells_x * done + 1, grid.cells_y * done + 1
         if rest == 1:
-            return Level(shape, rest, self._costs)
+            return Level(shape, rest, COSTS)
         level = Level(shape, rest, LatticeArray(f"cells_cost_{number}"))
         if level.cost.name not in self._ready:
             self._create(level.cost, shape, 2 * (self._side(level),))
             boxes = self._unmoved(level)
-            self._map(write_level_costs, [(self._store.url, box, level, self._costs) for box in boxes])
+            self._map(write_level_costs, [(self._store.url, box, level) for box in boxes])
         return level
 
     def _sweeps_of(self, number: int) -> int:
@@ -339,7 +339,6 @@ class CellPrograms:
             margin=min(_MARGIN, _LOOSE / 4 / self._sweeps_of(state.level)),
             floor=self._floor,
             target=(1 + _LOOSE) * self._target,
-            costs=self._costs,
         )
         boxes = boxes_of(lines, self._side(level))
         frozen = np.zeros(level.shape, dtype=bool)

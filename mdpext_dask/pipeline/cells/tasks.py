@@ -63,6 +63,10 @@ class LatticeArray:
             raise StoreError(f"{store.url}: {self.name} cannot be written: {first_line(error)}") from None
 
 
+# What probabilities of records cost, in km.
+COSTS = LatticeArray("cells_cost")
+
+
 @dataclass(frozen=True)
 class Level:
     """A lattice between the seeds and the records.
@@ -109,8 +113,6 @@ class Sweep:
         Least probability.
     target
         ε, in 1/km, for the certificate of what extends from the result.
-    costs
-        What probabilities of records cost, in km.
     """
 
     level: Level
@@ -125,7 +127,6 @@ class Sweep:
     margin: float
     floor: float
     target: float
-    costs: LatticeArray
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class State:
         return TypeAdapter(State).validate_python(values)
 
 
-def write_costs(url: str, index: int, costs: LatticeArray) -> None:
+def write_costs(url: str, index: int) -> None:
     """Write π(x) c(x, y) of the records that a block owns."""
     store = MechanismStore.open(url, mode="r+")
     block = store.plan[index]
@@ -243,13 +244,25 @@ def write_costs(url: str, index: int, costs: LatticeArray) -> None:
         records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
         values[i, used] = prior[i, used, None] * loss.rows(records)
     owned = ((part.start, part.stop) for part in (block.owned_x, block.owned_y))
-    costs.write(store, Box(*owned), values)
+    COSTS.write(store, Box(*owned), values)
 
 
-def write_level_costs(url: str, box: Box, level: Level, costs: LatticeArray) -> None:
-    """Write what the points of a box of a lattice cost, from the costs of the records."""
+def write_level_costs(url: str, box: Box, level: Level) -> None:
+    """Write what the points of a box of a lattice cost: records' costs, shared out by bilinear weights."""
     store = MechanismStore.open(url, mode="r+")
-    level.cost.write(store, box, _restricted(store, box, level, costs))
+    rest, grid = level.rest, store.grid
+    ranges = zip(box, grid.shape, strict=True)
+    fine = Box(*((max((start - 1) * rest + 1, 0), min(stop * rest, n)) for (start, stop), n in ranges))
+    values = COSTS.read(store, fine)
+    for axis, ((first, _), (start, stop)) in enumerate(zip(fine, box, strict=True)):
+        values = np.moveaxis(values, axis, 0)
+        shared = np.zeros((stop - start, *values.shape[1:]))
+        for away in range(1 - rest, rest):
+            at = np.arange(start, stop) * rest + away - first
+            there = (at >= 0) & (at < len(values))
+            shared[there] += (1 - abs(away) / rest) * values[at[there]]
+        values = np.moveaxis(shared, 0, axis)
+    level.cost.write(store, box, values)
 
 
 def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: LatticeArray) -> None:
@@ -348,23 +361,6 @@ def _verified(
     # A record belongs to the box of the lattice's point to its lower left.
     rest = level.rest
     owned = ((first * rest, (last - 1) * rest + (rest if last < n else 1)) for (first, last), n in sides)
-    cost = task.costs.read(store, Box(*owned))
+    cost = COSTS.read(store, Box(*owned))
     rows = fine[: cost.shape[0], : cost.shape[1]]
     return above, worst, float((rows * cost).sum())
-
-
-def _restricted(store: MechanismStore, box: Box, level: Level, costs: LatticeArray) -> Floats:
-    """Return the costs of records, shared out to a lattice's points by bilinear weights."""
-    rest, grid = level.rest, store.grid
-    ranges = zip(box, grid.shape, strict=True)
-    fine = Box(*((max((start - 1) * rest + 1, 0), min(stop * rest, n)) for (start, stop), n in ranges))
-    values = costs.read(store, fine)
-    for axis, ((first, _), (start, stop)) in enumerate(zip(fine, box, strict=True)):
-        values = np.moveaxis(values, axis, 0)
-        shared = np.zeros((stop - start, *values.shape[1:]))
-        for away in range(1 - rest, rest):
-            at = np.arange(start, stop) * rest + away - first
-            there = (at >= 0) & (at < len(values))
-            shared[there] += (1 - abs(away) / rest) * values[at[there]]
-        values = np.moveaxis(shared, 0, axis)
-    return values
