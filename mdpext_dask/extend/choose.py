@@ -70,7 +70,7 @@ def promise(operator: Operator, split: tuple[float, float], cell_km: float) -> f
     with _told(f"{_named(operator)}: steepening fails"):
         promised = [float(operator.steepening(*deltas)) for deltas in ((first, second), (second, first))]
     for value in promised:
-        # Not-a-number included. A rule that gives the corners back steepens what is linear by 1.
+        # NaN included. A rule that gives the corners back steepens what is linear by 1.
         if not value >= 1:
             raise SpecError(
                 f"extension.method: {_named(operator)}: steepening must be at least 1, but is {value:g}"

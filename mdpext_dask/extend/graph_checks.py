@@ -51,8 +51,8 @@ class Violation:
     bound
         ε d(x, x'); 0 for a record given twice.
     via
-        A1: the node u whose successors are looked at. A3: the node u that is extended to v. A2: who gave the
-        two rows, the parents of v and w, or v and w themselves where they are sources.
+        A1: the node u whose successors are looked at. A3: the node u that is extended to v. A2: where the two
+        rows come from, the parents of v and w, or v and w themselves where they are sources.
     """
 
     nodes: tuple[str, str]

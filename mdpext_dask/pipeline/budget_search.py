@@ -91,7 +91,7 @@ def search_budgets(
     design_epsilon
         ε, in 1/km, for the closed-form budgets that compete.
     observer
-        Is told of every round.
+        Called with a note for every round.
 
     Returns
     -------

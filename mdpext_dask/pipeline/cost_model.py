@@ -42,7 +42,7 @@ TASK = {"loss": 0.005, "extend": 0.012, "audit": 0.010, "evaluate": 0.007, "tria
 _SCORES = 3.5e-8
 # Reading and checking one element of a loss file.
 _READ = 1.0e-8
-# What client and scheduler do for a task, one after the other, whoever runs it.
+# What client and scheduler do for a task, one after the other, whichever worker runs it.
 DISPATCH = 2.5e-3
 # What the client does for a block when a store is finished: lists it, reads its receipt, compares its sides.
 _CLOSE, _CLOSE_BLOCK = 0.05, 1.0e-3

@@ -96,7 +96,7 @@ def refine(
     limits
         How many rounds, and how many seconds, at most.
     observer
-        Is told of every round.
+        Called with a note for every round.
 
     Returns
     -------

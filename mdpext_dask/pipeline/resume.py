@@ -50,7 +50,7 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
 
 
 def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore | Domain:
-    """Return the job's store at `url`, or else the job's problem, so that bad input costs nobody a store."""
+    """Return the job's store; if there is none, the job's problem, so that bad input replaces no store."""
     if not overwrite:
         found = MechanismStore.find(url, spec)
         if found is not None:

@@ -1,7 +1,7 @@
 """The stages of a job: domain, loss, seed, extend, boundary, audit, evaluate; each resumable.
 
-Every function leaves the store in a state from which the next call goes on. Nothing is marked complete
-before the certificate has passed on the bytes read back from the store.
+Every function leaves the store in a state from which the next call resumes. Nothing is marked complete before
+the certificate has passed on the bytes read back from the store.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def build(
     workers: int | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
-    """Do a whole job, or what is left of it, and return its summary.
+    """Run a whole job, or what is left of it, and return its summary.
 
     Local processes start by importing the main module: in a script, keep the call under
     ``if __name__ == "__main__":``. Notebooks need nothing of the kind.
@@ -57,13 +57,14 @@ def build(
     spec
         The job.
     url
-        Where the store goes: a path, or a URL. A store of the same job is gone on with, or returned as it is.
+        Where the store goes: a path, or a URL. A store of the same job is resumed, or returned if it is
+        complete.
     overwrite
         Whether another job's store in the same place is replaced.
     workers
-        How many local processes, instead of the job's.
+        Number of local processes, instead of the job's.
     observer
-        Is told of progress; see :class:`mdpext_dask.cli.progress_lines.PlainLines`.
+        Called with each event; see :class:`mdpext_dask.cli.progress_lines.PlainLines`.
 
     Returns
     -------
@@ -191,7 +192,7 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
     if store.state == COMPLETE:
         return summarise(store)
     with at_work(store.url, observer) as stages:
-        store = MechanismStore.open(url, mode="r+")  # as whoever had it before has left it
+        store = MechanismStore.open(url, mode="r+")  # as the run before has left it
         with open_executor(job_of(store).cluster, workers) as executor:
             observe_cluster(executor, observer)
             tell_plan(store, executor.workers, stages)

@@ -43,7 +43,7 @@ class _SilentHighs(highspy.Highs):
     """HiGHS without its banner, which would break a machine-readable standard output.
 
     The constructor of :class:`highspy.Highs` enables callbacks, and that prints already (seen in 1.16),
-    before anybody can turn printing off; this one initialises the base alone and turns it off first.
+    before printing can be turned off; this one initialises the base alone and turns it off first.
     """
 
     def __init__(self) -> None:

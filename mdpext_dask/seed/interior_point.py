@@ -46,7 +46,7 @@ _PART_ENTRIES, _PART_OUTPUTS, _MOST_PARTS = 24_000, 8, 16
 
 # From the matrices of every part to the upper triangles of their sums of inverses, in order.
 InverseSums = Callable[[Sequence[NormalMatrix]], Iterable[Array]]
-# Is told of every iterate: its objective, and the lower bound of its multipliers.
+# Called with every iterate: its objective, and the lower bound of its multipliers.
 Watcher = Callable[[float, float], None]
 
 
@@ -193,9 +193,10 @@ def solve_program(
     threads
         Threads for the parts; they do not change the result.
     inverse_sums
-        Who makes the sums of inverses instead of these threads: the most expensive part for many seeds.
+        Function that makes the sums of inverses instead of these threads: the most expensive part for many
+        seeds.
     watcher
-        Is told the objective and the lower bound of every iterate.
+        Called with the objective and the lower bound of every iterate.
     least_slack
         Slacks of rows start at no less than this share of the largest, for a start on the boundary.
     iterations
@@ -221,7 +222,7 @@ def solve_program(
 
 @dataclass(frozen=True)
 class _Team:
-    """All parts, and who works on them."""
+    """All parts, and how their methods are called."""
 
     columns: list[Columns]
     mapper: Any

@@ -40,7 +40,7 @@ def solve_seed_problem(
 
     Returns
     -------
-    The solution; its `solver` says who found it.
+    The solution; its `solver` says which solver found it.
 
     Raises
     ------

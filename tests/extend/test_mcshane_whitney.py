@@ -382,14 +382,14 @@ def job_of(small_job: Job, stages: str = "levels", **sections: dict[str, Any]) -
     ],
 )
 def test_every_budget_ends_in_a_certified_store(
-    tmp_path: Path, small_job: Job, budget: str, stages: str, p: float | str
+    path: Path, small_job: Job, budget: str, stages: str, p: float | str
 ) -> None:
     job = job_of(small_job, stages, privacy={"budget": budget}, domain={"metric_p": p})
-    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    summary = build(parse_job(job), str(path))
     assert summary["state"] == "complete"
     assert summary["method"] == "mcshane-whitney"
     assert 0.3 < summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
-    store = MechanismStore.open(str(tmp_path / "s.zarr"))
+    store = MechanismStore.open(str(path))
     exact = audited_epsilon(store.read("probability"), store.read("x"), store.read("y"), store.metric_p)
     assert exact <= summary["epsilon_certified"]
     # What it is extended from is kept, and nothing of what was tried.

@@ -283,9 +283,9 @@ def test_a_task_needs_no_more_memory_than_planned(
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 @pytest.mark.parametrize("budget", ["bound", "certified"])
 def test_an_operator_of_ones_own_ends_in_a_certified_store(
-    tmp_path: Path, small_job: Job, method: str, budget: str
+    path: Path, small_job: Job, method: str, budget: str
 ) -> None:
-    url = str(tmp_path / "s.zarr")
+    url = str(path)
     job = small_job(extension={"method": method}, privacy={"budget": budget}, store={"block_cells": [2, 3]})
     summary = build(parse_job(job), url)
     assert (summary["state"], summary["method"]) == ("complete", method)
@@ -312,14 +312,14 @@ def test_without_a_promise_the_certificate_finds_budgets(tmp_path: Path, small_j
     )
 
 
-def test_scores_out_of_all_bounds_are_tempered(tmp_path: Path, small_job: Job) -> None:
+def test_scores_out_of_all_bounds_are_tempered(path: Path, small_job: Job) -> None:
     job = small_job(
         extension={"method": "own_operators:Wild"},
         privacy={"budget": "certified"},
         domain={"cell_km": 6.0},
         outputs={"count": 4},
     )
-    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    summary = build(parse_job(job), str(path))
     assert summary["state"] == "complete"
     assert summary["epsilon_certified"] >= 0.99 * summary["epsilon_planar_per_km"]
 
@@ -391,7 +391,7 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
-    tmp_path: Path, small_job: Job, method: str, budget: str, says: str
+    path: Path, small_job: Job, method: str, budget: str, says: str
 ) -> None:
     spec = parse_job(small_job(extension={"method": method}, privacy={"budget": budget}))
     stages: list[str] = []
@@ -401,10 +401,10 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
             stages.append(event.stage)
 
     with pytest.raises(SpecError, match=says) as error:
-        build(spec, str(tmp_path / "s.zarr"), observer=watch)
+        build(spec, str(path), observer=watch)
     assert "\n" not in str(error.value)
     assert stages == []
-    assert not (tmp_path / "s.zarr").exists()
+    assert not (path).exists()
     with pytest.raises(SpecError, match=says):
         plan_job(spec)
 
@@ -421,31 +421,31 @@ def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
     assert not (tmp_path / "s.zarr").exists()
 
 
-def test_half_is_allowed_where_the_promise_is_two_or_less(tmp_path: Path, small_job: Job) -> None:
+def test_half_is_allowed_where_the_promise_is_two_or_less(path: Path, small_job: Job) -> None:
     job = small_job(extension={"method": "mean:Mean"}, privacy={"budget": "half"}, domain={"cell_km": 2.0})
-    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    summary = build(parse_job(job), str(path))
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
 
 
 @pytest.mark.parametrize("cluster", [{"kind": "inline"}, {"kind": "local", "workers": 1}])
 def test_what_fails_only_on_a_block_is_one_error_as_well(
-    tmp_path: Path, small_job: Job, cluster: dict[str, Any]
+    path: Path, small_job: Job, cluster: dict[str, Any]
 ) -> None:
     job = small_job(
         extension={"method": "own_operators:LateFailure"}, privacy={"budget": "certified"}, cluster=cluster
     )
     with pytest.raises(SpecError, match="LateFailure: fails: IndexError: out of range"):
-        build(parse_job(job), str(tmp_path / "s.zarr"))
+        build(parse_job(job), str(path))
 
 
 @pytest.mark.parametrize("block_cells", [[1, 9], [9, 1], [2, 2]])
 def test_an_operator_that_is_not_local_is_caught_where_blocks_meet(
-    tmp_path: Path, small_job: Job, block_cells: list[int]
+    path: Path, small_job: Job, block_cells: list[int]
 ) -> None:
     job = small_job(extension={"method": "own_operators:FarSighted"}, store={"block_cells": block_cells})
     with pytest.raises(GuaranteeViolation, match=r"disagree on record .*not local"):
-        build(parse_job(job), str(tmp_path / "s.zarr"))
-    assert MechanismStore.open(str(tmp_path / "s.zarr")).state == "refused"
+        build(parse_job(job), str(path))
+    assert MechanismStore.open(str(path)).state == "refused"
 
 
 def test_a_promise_that_is_not_kept_is_caught_by_the_certificate(tmp_path: Path, small_job: Job) -> None:
@@ -458,10 +458,10 @@ def test_a_promise_that_is_not_kept_is_caught_by_the_certificate(tmp_path: Path,
 
 
 def test_a_job_whose_operator_is_gone_stops_at_once_and_a_finished_store_does_not_need_it(
-    tmp_path: Path, small_job: Job, folder: Path
+    path: Path, small_job: Job, folder: Path
 ) -> None:
     (folder / "passing.py").write_text("from mean import Mean\n")
-    url = str(tmp_path / "s.zarr")
+    url = str(path)
     job = parse_job(small_job(extension={"method": "passing:Mean"}))
     blocks = init(job, url)["blocks"]
     (folder / "passing.py").unlink()

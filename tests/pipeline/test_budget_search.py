@@ -57,8 +57,7 @@ def test_certified_stores_hold_for_all_pairs_and_waste_nothing(
     assert summary["seed_gap"] < 2e-5
 
 
-def test_the_seed_keeps_what_the_search_did(tmp_path: Path, small_job: Job) -> None:
-    path = tmp_path / "s.zarr"
+def test_the_seed_keeps_what_the_search_did(path: Path, small_job: Job) -> None:
     summary = build(parse_job(small_job(privacy={"budget": "certified"})), str(path))
     store = MechanismStore.open(str(path))
     seed = store.seed_attributes
@@ -129,9 +128,9 @@ def test_a_solver_that_fails_in_the_middle_leaves_the_closed_form(
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_few_outputs_are_no_obstacle(tmp_path: Path, small_job: Job, outputs: int) -> None:
+def test_few_outputs_are_no_obstacle(path: Path, small_job: Job, outputs: int) -> None:
     job = small_job(privacy={"budget": "certified"}, outputs={"count": outputs})
-    assert build(parse_job(job), str(tmp_path / "s.zarr"))["state"] == "complete"
+    assert build(parse_job(job), str(path))["state"] == "complete"
 
 
 def test_a_search_that_was_killed_begins_again(

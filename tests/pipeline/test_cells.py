@@ -122,10 +122,10 @@ def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]
     assert summary["loss_km"] < without["loss_km"]
 
 
-def test_one_output_leaves_nothing_to_choose(tmp_path: Path, cell_job: Job) -> None:
-    summary = make(cell_job(outputs={"count": 1}), tmp_path / "s.zarr")
+def test_one_output_leaves_nothing_to_choose(path: Path, cell_job: Job) -> None:
+    summary = make(cell_job(outputs={"count": 1}), path)
     assert summary["state"] == "complete"
-    assert (bytes_of(tmp_path / "s.zarr") == 1).all()
+    assert (bytes_of(path) == 1).all()
 
 
 def test_the_store_has_the_least_loss_of_all_sweeps_and_says_what_was_done(built: Path) -> None:
@@ -140,12 +140,12 @@ def test_the_store_has_the_least_loss_of_all_sweeps_and_says_what_was_done(built
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_the_least_floor_there_is(tmp_path: Path, cell_job: Job, epsilon: float) -> None:
+def test_the_least_floor_there_is(path: Path, cell_job: Job, epsilon: float) -> None:
     """Programs want to go to the floor; nothing falls below what the sampler can represent."""
     privacy = {"min_probability": 2.0**-36, "epsilon_per_km": epsilon}
-    summary = make(cell_job(privacy=privacy, extension={"sweeps": 3}), tmp_path / "s.zarr")
+    summary = make(cell_job(privacy=privacy, extension={"sweeps": 3}), path)
     assert summary["state"] == "complete"
-    least = bytes_of(tmp_path / "s.zarr").min()
+    least = bytes_of(path).min()
     assert least >= 2.0**-36
     assert least < 2.0**-35 or epsilon < 8
 
@@ -173,20 +173,20 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
 
 
 def test_every_way_to_run_gives_the_same_bytes(
-    tmp_path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path
+    path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path
 ) -> None:
     job = cell_job(cluster=any_cluster.model_dump(exclude_none=True))
-    summary = make(job, tmp_path / "s.zarr")
+    summary = make(job, path)
     assert summary["state"] == "complete"
-    assert np.array_equal(bytes_of(tmp_path / "s.zarr"), bytes_of(built))
+    assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
 @pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [9, 9]])
 def test_the_shape_of_blocks_does_not_matter(
-    tmp_path: Path, cell_job: Job, built: Path, block_cells: list[int]
+    path: Path, cell_job: Job, built: Path, block_cells: list[int]
 ) -> None:
-    summary = make(cell_job(store={"block_cells": block_cells}), tmp_path / "s.zarr")
-    assert np.array_equal(bytes_of(tmp_path / "s.zarr"), bytes_of(built))
+    summary = make(cell_job(store={"block_cells": block_cells}), path)
+    assert np.array_equal(bytes_of(path), bytes_of(built))
     assert summary["boundary_mismatches"] == 0
     assert (summary["boundary_rows_checked"] > 0) == (block_cells != [9, 9])
 
@@ -294,8 +294,7 @@ def test_killed_for_real_while_it_sweeps_it_goes_on(tmp_path: Path, cell_job: Jo
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
-def test_in_pieces_it_is_the_same(tmp_path: Path, cell_job: Job, built: Path) -> None:
-    path = tmp_path / "s.zarr"
+def test_in_pieces_it_is_the_same(path: Path, cell_job: Job, built: Path) -> None:
     blocks = init(parse_job(cell_job()), str(path))["blocks"]
     for index in range(blocks):
         partition(str(path), index, index + 1)
@@ -354,7 +353,7 @@ def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
 
 
 def test_programs_that_ask_for_too_much_do_not_break_the_guarantee(
-    tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
+    path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A solver that ignores its constraints: cells above ε are found, and stay as they were."""
     original = programs.usable
@@ -366,18 +365,17 @@ def test_programs_that_ask_for_too_much_do_not_break_the_guarantee(
         )
 
     monkeypatch.setattr(programs, "usable", greedy)
-    summary = make(cell_job(), tmp_path / "s.zarr")
+    summary = make(cell_job(), path)
     assert summary["state"] == "complete"
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
-    assert any(sweep["frozen_share"] > 0 for sweep in facts_of(tmp_path / "s.zarr")["cells"]["sweeps"])
+    assert any(sweep["frozen_share"] > 0 for sweep in facts_of(path)["cells"]["sweeps"])
 
 
 # --- costs ----------------------------------------------------------------------------------------
 
 
-def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(tmp_path: Path, cell_job: Job) -> None:
+def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(path: Path, cell_job: Job) -> None:
     """Costs shared out by bilinear weights, against those the seed program was made of."""
-    path = tmp_path / "s.zarr"
     make(cell_job(extension={"method": "log-convex"}, domain={"refine": [2, 3]}), path)
     store = MechanismStore.open(str(path), mode="r+")
     grid, outputs = store.grid, store.outputs
@@ -397,14 +395,14 @@ def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(tmp_path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("epsilon", "log_convex"), [(0.5, 4.727), (1.0, 3.529), (1.5, 3.052)])
 def test_rome_loses_an_eighth_less_than_the_published_recipe(
-    tmp_path: Path, city_roads: Callable[[str], Path], epsilon: float, log_convex: float
+    path: Path, city_roads: Callable[[str], Path], epsilon: float, log_convex: float
 ) -> None:
     overrides = [
         f"domain.roads={city_roads('rome')}",
         f"privacy.epsilon_per_km={epsilon}",
         "extension.method=cell-lp",
     ]
-    summary = build(load_job(WORKFLOWS / "rome.toml", overrides), str(tmp_path / "s.zarr"))
+    summary = build(load_job(WORKFLOWS / "rome.toml", overrides), str(path))
     assert summary["fallbacks"] == 0
     assert 0.999 <= summary["epsilon_certified"] / summary["epsilon_planar_per_km"] <= 1
     assert summary["loss_km"] < 0.885 * log_convex

@@ -29,9 +29,9 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 Job = Callable[..., dict[str, dict[str, Any]]]
 
 
-def test_the_plan_is_kept_and_told(tmp_path: Path, small_job: Job) -> None:
+def test_the_plan_is_kept_and_told(path: Path, small_job: Job) -> None:
     events: list[Event] = []
-    spec, url = parse_job(small_job()), str(tmp_path / "s.zarr")
+    spec, url = parse_job(small_job()), str(path)
     summary = build(spec, url, observer=events.append)
     stages = ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
     (planned,) = (event.seconds for event in events if isinstance(event, Planned))
@@ -65,8 +65,8 @@ def test_a_plan_by_hand(small_job: Job) -> None:
     assert planned["scheduler"]["tasks_at_once"]["32"] == 21
 
 
-def test_receipts_are_as_large_as_planned(tmp_path: Path, small_job: Job) -> None:
-    spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(tmp_path / "s.zarr")
+def test_receipts_are_as_large_as_planned(path: Path, small_job: Job) -> None:
+    spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(path)
     build(spec, url)
     store = MechanismStore.open(url)
     found = [objects.get_bytes(store.objects, receipts.key_of(index)) for index in range(store.plan.blocks)]

@@ -51,14 +51,8 @@ LARGE = {"block_cells": [3, 3]}
 
 def fault_job(small_job: Job, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a small job of many blocks, so that there is always something left to break."""
-    return small_job(
-        **{
-            "domain": {"cell_km": 2.0, "refine": [2, 4]},
-            "store": {"block_cells": [1, 1]},
-            "outputs": {"count": 6},
-            **sections,
-        }
-    )
+    usual = {"domain": {"cell_km": 2.0, "refine": [2, 4]}, "store": {"block_cells": [1, 1]}}
+    return small_job(**{**usual, "outputs": {"count": 6}, **sections})
 
 
 def mostly_slow(cases: Iterable[str], *quick: str) -> list[Any]:
@@ -74,18 +68,19 @@ class Undisturbed(NamedTuple):
     blocks: int
 
 
+def built_undisturbed(folder: Path, job: dict[str, Any]) -> Undisturbed:
+    blocks = build(parse_job(job), str(folder / "s.zarr"))["blocks"]
+    return Undisturbed(folder / "s.zarr", digests(folder / "s.zarr"), blocks)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Undisturbed:
-    path = tmp_path_factory.mktemp("undisturbed") / "s.zarr"
-    blocks = build(parse_job(fault_job(small_job)), str(path))["blocks"]
-    return Undisturbed(path, digests(path), blocks)
+    return built_undisturbed(tmp_path_factory.mktemp("undisturbed"), fault_job(small_job))
 
 
 @pytest.fixture(scope="module")
 def undisturbed_in_large_blocks(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Undisturbed:
-    path = tmp_path_factory.mktemp("undisturbed") / "s.zarr"
-    blocks = build(parse_job(fault_job(small_job, store=LARGE)), str(path))["blocks"]
-    return Undisturbed(path, digests(path), blocks)
+    return built_undisturbed(tmp_path_factory.mktemp("undisturbed"), fault_job(small_job, store=LARGE))
 
 
 @pytest.fixture
@@ -146,24 +141,18 @@ class Scene:
     def all_local_workers(self, moment: Moment) -> dict[str, bytes]:
         return self.local_worker(moment, all_of_them=True)
 
-    def client(self, moment: Moment) -> dict[str, bytes]:
-        """Kill the command alone; its workers end by themselves."""
+    def client(self, moment: Moment, *, and_workers: bool = False) -> dict[str, bytes]:
+        """Kill the command, whose workers then end by themselves, or all of them at once."""
         command = self.run()
         moment.wait(self.store, command)
-        command.kill()
+        (command.kill_group if and_workers else command.kill)()
         wait_until(lambda: not command.members(), "the orphaned workers to end", 30)
         kept = valid_receipts(self.store)
         self.finish()
         return kept
 
     def everything(self, moment: Moment) -> dict[str, bytes]:
-        """Kill the command and all its workers at once."""
-        command = self.run()
-        moment.wait(self.store, command)
-        command.kill_group()
-        kept = valid_receipts(self.store)
-        self.finish()
-        return kept
+        return self.client(moment, and_workers=True)
 
     def partition(self, moment: Moment) -> dict[str, bytes]:
         """Kill a command that extends blocks in its own process."""

@@ -101,7 +101,7 @@ class CellPrograms:
     sweeps
         Sweeps of the finest level; a coarser one gets twice as many as the next.
     observer
-        Is told of every sweep.
+        Called with a note for every sweep.
     """
 
     def __init__(

@@ -288,7 +288,7 @@ def _interior_point(patches: Patches) -> tuple[Floats, Floats]:
     with np.errstate(all="ignore"):  # a program that fails is told by its gap, and no warning
         for iteration in range(_ITERATIONS):
             gap = iterate.gap()
-            # Who has come close enough stops, whoever else is in the batch.
+            # A program stops when it is close enough, whatever others are in the batch.
             closer = (gap < reached[running]) & (reached[running] > _GAP)
             u[..., running[closer]] = iterate.u[..., closer]
             reached[running[closer]] = gap[closer]
@@ -392,7 +392,7 @@ def _solve_one(patches: Patches) -> NDArray[np.float64]:
     of_point = np.repeat(np.arange(points), outputs), np.arange(shape[1])
     sums = sparse.csr_array((reference.ravel(), of_point), shape=shape)
     matrix = sparse.csr_array(sparse.vstack([budgets, sums]))
-    # HiGHS refuses coefficients that it would drop; rows are normalised afterwards, and nobody misses them.
+    # HiGHS refuses coefficients that it would drop; rows are normalised afterwards, so they are not needed.
     matrix.data[np.abs(matrix.data) < _NEGLIGIBLE] = 0
     matrix.eliminate_zeros()
     u, _, _ = solve_linear_program(

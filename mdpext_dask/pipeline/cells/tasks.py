@@ -1,7 +1,7 @@
 """What a worker runs to improve rows on a lattice, a box of points at a time.
 
 Every task reads windows of arrays that other tasks have finished, and writes the box that it owns: whole
-chunks of an array of its own. So a program is solved once, by one task, and everybody who needs its points
+chunks of an array of its own. So a program is solved once, by one task, and every task that needs its points
 afterwards reads the same bytes (requirement A2), whichever worker solved it.
 
 Arrays of a sweep are padded in front, so that its lines lie on borders of chunks.
@@ -355,7 +355,7 @@ def _verified(
     worst = 0.0
     if above.size:
         norms = certify_source_cells(fine, store.grid.spacing_km, level.rest, store.metric_p)
-        # Written so that not-a-number is above.
+        # Written so that NaN counts as above.
         above = ~(norms.max(axis=-1) <= task.target)
         worst = float(norms.max())
     # A record belongs to the box of the lattice's point to its lower left.
