@@ -39,10 +39,10 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     """
     grid = frame.grid
     plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
-    arrays, loss, seed, tasks = "arrays over all records", "the loss file", "the seed program", "the tasks"
-    needed = {arrays: _CLIENT_ARRAYS * grid.records * FLOAT64}
+    smaller = "larger cells or less refinement"
+    needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
     if isinstance(frame, FileFrame):
-        needed[loss] = frame.problem.loss_bytes
+        needed.append((frame.problem.loss_bytes, "the loss file", smaller))
     certified = spec.privacy.budget == "certified"
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
@@ -54,22 +54,17 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
         _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, frame), peak, program)
     if spec.cluster.kind in ("inline", "local"):
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        needed[tasks] = workers * (peak + table_bytes(spec.loss, frame))
-        needed[seed] = program
-    total, available = sum(needed.values()), psutil.virtual_memory().total
+        # A block is one source cell at least.
+        way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
+        needed.append((workers * (peak + table_bytes(spec.loss, frame)), "the tasks", way_out))
+        needed.append((program, "the seed program", "larger cells"))
+    total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
-        most = max(needed, key=lambda part: needed[part])
-        ways_out = {
-            arrays: "larger cells or less refinement",
-            loss: "larger cells or less refinement",
-            seed: "larger cells",
-            # A block is one source cell at least.
-            tasks: "smaller cells with less refinement, smaller store.block_cells or fewer workers",
-        }
+        most, what, way_out = max(needed)
         raise SpecError(
             f"domain: {grid.records:,} records x {plan.outputs} outputs need {total / 2**30:,.1f} GiB of "
-            f"memory here, {needed[most] / 2**30:,.1f} GiB of it for {most}, but there are "
-            f"{available / 2**30:,.1f} GiB; use {ways_out[most]}"
+            f"memory here, {most / 2**30:,.1f} GiB of it for {what}, but there are "
+            f"{available / 2**30:,.1f} GiB; use {way_out}"
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.seed.model import Array, SeedMechanism, SeedProblem, dual_bound
+from mdpext_dask.seed.model import Array, SeedMechanism, SeedProblem, dual_bound_of, dual_part
 
 # The thread count is fixed by the first solve of a process, so it goes first. One thread: the method is
 # serial, and thread counts must not decide bytes.
@@ -176,5 +176,6 @@ def _dual_bound(matrix: sparse.csr_array, problem: SeedProblem, scale: float, mu
     cost = problem.cost.ravel() / scale
     reduced = cost - matrix.T @ y
     sizes = np.abs(cost) + abs(matrix).T @ np.abs(y)
-    shape = problem.cost.shape
-    return dual_bound(reduced.reshape(shape), sizes.reshape(shape), y[-seeds:], problem.min_probability)
+    r, size = (values.reshape(problem.cost.shape).T for values in (reduced, sizes))
+    part = dual_part(r, size, np.array(problem.min_probability), np.array(1.0))
+    return dual_bound_of([part], y[-seeds:], 1.0)

@@ -231,21 +231,3 @@ def dual_bound_of(parts: Sequence[DualPart], nu: Array, total: float) -> float:
     terms = sum(p.terms for p in parts) + nu.size
     rounding = np.finfo(float).eps * (terms * (weight + magnitude) + _MOST_TERMS * total * float(sizes.sum()))
     return float(total * nu.sum() + value - rounding)
-
-
-def dual_bound(reduced: Array, sizes: Array, nu: Array, floor: float) -> float:
-    """Return :func:`dual_bound_of` for a seed LP, whose rows have b = 0 and δ ≤ z ≤ 1.
-
-    Parameters
-    ----------
-    reduced
-        r, float64 of shape (J, K).
-    sizes
-        Sum of the absolute values of the at most ten terms of each r, shape (J, K).
-    nu
-        ν, shape (J,).
-    floor
-        δ.
-    """
-    part = dual_part(reduced.T, sizes.T, np.array(floor), np.array(1.0))
-    return dual_bound_of([part], nu, 1.0)
