@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mdpext_dask.auditors.audit import audit as audit
     from mdpext_dask.auditors.methods import Sampling as Sampling
     from mdpext_dask.auditors.result import AuditReport as AuditReport
-    from mdpext_dask.cli.progress_lines import PlainLines as PlainLines
+    from mdpext_dask.cli.progress import PlainLines as PlainLines
     from mdpext_dask.evaluation.attackers.requests import AttackRequest as AttackRequest
     from mdpext_dask.evaluation.bound.lower_bound import BoundRequest as BoundRequest
     from mdpext_dask.evaluation.evaluate import evaluate as evaluate
@@ -37,7 +37,7 @@ _HOME = {
     "BoundRequest": "evaluation.bound.lower_bound",
     "JobSpec": "job.spec",
     "Mechanism": "sampling.mechanism",
-    "PlainLines": "cli.progress_lines",
+    "PlainLines": "cli.progress",
     "ReleaseBudget": "runtime.ledger",
     "Sampling": "auditors.methods",
     "StickyKey": "runtime.sticky",

@@ -1,7 +1,7 @@
-"""The errors a user can meet, as one small tree.
+"""The errors for users, as one small tree.
 
-Every class carries the exit code that the command line answers with; each also derives from the
-built-in exception that a caller who does not know this package would catch.
+Every class has the exit code of the command line, and derives from the built-in exception that a caller who
+does not know this package would catch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ EXIT_BAD_INPUT = 2
 EXIT_INCOMPLETE = 3
 EXIT_SOLVER = 4
 EXIT_CRASH = 70
-# As shells say of programs whose output nobody reads.
+# As of programs that end by SIGPIPE.
 EXIT_UNREAD = 141
 
 
 class MdpextError(Exception):
-    """Base of all expected errors: one line that says what, where and what to do."""
+    """Base of all expected errors: one line with what is wrong, where, and what to do."""
 
     exit_code: int = EXIT_BAD_INPUT
 
 
 class SpecError(MdpextError, ValueError):
-    """The job file, an override or an argument asks for something that cannot be."""
+    """The job file, an override or an argument asks for something impossible."""
 
 
 class DataError(MdpextError, ValueError):
@@ -31,7 +31,7 @@ class DataError(MdpextError, ValueError):
 
 
 class SolverError(MdpextError, RuntimeError):
-    """A linear program could not be solved to the accuracy that is needed."""
+    """A linear program could not be solved to the required accuracy."""
 
     exit_code = EXIT_SOLVER
 
@@ -47,9 +47,9 @@ class StoreError(MdpextError, OSError):
 
 
 class StoreAccessError(MdpextError):
-    """A store behind a URL did not answer, or refused to: that says nothing of what it holds.
+    """A remote store did not answer, or refused; what it holds is not known.
 
-    No :class:`StoreError`, nor an ``OSError``, so that nothing which takes those for damage can take this.
+    Neither a :class:`StoreError` nor an ``OSError``, so that it is never taken for damage.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ class GuaranteeViolation(MdpextError):
 
 
 class BudgetExceeded(MdpextError):
-    """A release would be one more than was promised for its user; nothing has been released or charged.
+    """A release would exceed its user's limit; nothing has been released or charged.
 
-    Like a :class:`GuaranteeViolation` it stands for a promise that would be broken, and not for bad input.
+    As with a :class:`GuaranteeViolation`, a promise would be broken; it is not bad input.
 
     Parameters
     ----------

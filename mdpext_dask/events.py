@@ -1,7 +1,7 @@
-"""Events of a run. Whatever shows or records them is an observer; how they are shown is not said here.
+"""Events of a run; observers show or record them.
 
-Stages come one after the other, or one within another. A task may belong to no stage that was announced: a
-search makes tasks of its own, whose number nobody knows before.
+Stages follow each other, or lie within one another. A task may belong to a stage that was not announced: a
+search makes tasks of its own, whose number is not known before.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ TOTAL = "total"
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage begins; `total` tasks will follow (0 where it is one piece), called `unit` in the plural."""
+    """A stage begins; `total` tasks follow (0 if it has none), called `unit` in the plural."""
 
     stage: str
     total: int = 0
@@ -38,7 +38,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class StageFailed:
-    """A stage has been given up after `seconds`; what stopped it follows as an error."""
+    """A stage has failed after `seconds`; the error follows."""
 
     stage: str
     seconds: float
@@ -53,7 +53,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ClusterReady:
-    """There are `workers` workers now, to be watched at the address `dashboard`, if anywhere."""
+    """There are `workers` workers now; `dashboard` is the address of their pages, if they have any."""
 
     workers: int
     dashboard: str | None = None
@@ -61,14 +61,14 @@ class ClusterReady:
 
 @dataclass(frozen=True)
 class Planned:
-    """How long the stages of a job should take, in s, in their order; `total` is all of it."""
+    """Predicted times of the stages of a job, in s, in their order, with `total`."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class JobFinished:
-    """A job has ended: what its stages took over all runs, and what was planned, in s, each with `total`."""
+    """A job has ended: times of its stages over all runs, and predicted ones, in s, each with `total`."""
 
     seconds: Mapping[str, float]
     planned: Mapping[str, float] | None = None

@@ -1,35 +1,35 @@
-"""Writing a file whole or not at all."""
+"""Files that are written whole or not at all, checks of where they go, pictures, and scratch folders."""
 
 import contextlib
 import fcntl
 import importlib
 import io
 import os
+import re
 import shutil
 import stat
 import tempfile
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from mdpext_dask.errors import SpecError, StoreError, first_line
+from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-import re
-from typing import IO
-
-from mdpext_dask.errors import DataError, MdpextError
-
 _STANDARD_OUTPUT = 1
 _STANDARD = {"/dev/stdout": _STANDARD_OUTPUT, "/dev/stderr": 2}
+SUFFIXES = (".png", ".pdf", ".svg")
+# The same picture whatever the user's own style, and the same bytes: no date, no random identifiers.
+_STYLE: list[Any] = ["default", {"font.size": 9, "svg.hashsalt": "mdpext"}]
+_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+_LOCK = ".lock"
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether a name, such as ``/dev/stdout``, stands for where this process' standard output goes."""
+    """Whether a path, such as ``/dev/stdout``, is where this process's standard output goes."""
     try:
         return os.path.samestat(path.stat(), os.fstat(_STANDARD_OUTPUT))
     except OSError:
@@ -37,26 +37,34 @@ def is_standard_output(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write to, which takes its name when all has gone well, and is gone otherwise.
+def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
+    """Yield a file to write to; it gets its name if all goes well, and is deleted otherwise.
 
-    It is written beside its name first, so that neither an error nor a full disk nor a kill leaves half a
-    file there, or harms one that is there already. Devices, pipes and open files such as /dev/stdout get
-    all of it at the end. A link stays, and what it points to is replaced.
+    It is written under another name in the same folder, so neither an error nor a full disk nor a kill leaves
+    half a file, or harms an existing one. Devices, pipes and open files such as /dev/stdout get all of it at
+    the end. A link stays; the file it points to is replaced.
+
+    Parameters
+    ----------
+    path
+        Where it is to be.
+    option
+        The option that names it, for messages.
 
     Raises
     ------
     SpecError
-        If its name is that of no file, but what other programs take for standard output.
-    DataError
-        If it cannot be written.
+        If the path is ``-``.
+    StoreError, DataError
+        If it cannot be written; the former with an option, the latter without.
     BrokenPipeError
-        If it is an open file such as /dev/stdout, and nobody reads on.
+        If it is an open file such as /dev/stdout, and its reader is gone.
     """
     if str(path) == "-":
         raise SpecError("-: is no file; for standard output give /dev/stdout")
-    target, descriptor = path.resolve(), _descriptor(path)
+    descriptor = _descriptor(path)
     try:
+        target = path.resolve()
         if descriptor is not None or (target.exists() and not target.is_file()):
             with tempfile.TemporaryFile() as waiting:
                 yield waiting
@@ -64,32 +72,34 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
                 with target.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb") as file:
                     shutil.copyfileobj(waiting, file)
             return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        # Private to the user until it is whole, and even if this process is killed. Names may be long.
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
+        partial = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file
                 file.flush()
-                # A name must not come before the bytes that it stands for, if the machine stops.
+                # The bytes must be on disk before the name is, in case the machine stops.
                 os.fsync(file.fileno())
-            # mkstemp is private to the user; the result gets the permissions of any new file.
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            partial.chmod(0o666 & ~umask)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
-        # A store's errors are OSErrors too, and speak for themselves.
+        # Errors of a store are OSErrors with messages of their own.
         if isinstance(error, MdpextError) or (descriptor and isinstance(error, BrokenPipeError)):
             raise
-        raise DataError(f"{path}: cannot be written: {error}") from None
+        if option is None:
+            raise DataError(f"{path}: cannot be written: {error}") from None
+        raise StoreError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number of an open file, if that is what a name stands for.
+    """Return the number of the open file that a path such as ``/dev/fd/3`` stands for; None for other paths.
 
-    Its place may be the name of a file, which others are writing to as well: that is not to be replaced.
+    It may be open on a named file that others write to as well, which must not be replaced.
     """
     name = str(path)
     if name in _STANDARD:
@@ -98,21 +108,8 @@ def _descriptor(path: Path) -> int | None:
     return None if found is None else int(found[1])
 
 
-SUFFIXES = (".png", ".pdf", ".svg")
-# Whoever has a style of their own gets the same picture; and the same answer the same bytes, without a date.
-_STYLE: list[Any] = ["default", {"font.size": 9, "svg.hashsalt": "mdpext"}]
-_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-
-
 def check_picture(path: Path, option: str = "--picture") -> None:
     """Refuse a picture that cannot be drawn or written, before any work is done for it.
-
-    Parameters
-    ----------
-    path
-        Where it is to be.
-    option
-        Who asks for it.
 
     Raises
     ------
@@ -136,14 +133,14 @@ def check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
     path
         Where it is to be.
     option
-        Who asks for it.
+        The option that names it.
     suffixes
         What its name may end in.
 
     Raises
     ------
     SpecError
-        If its format is unknown, its folder is not there or cannot be written, or a folder has its name.
+        If the suffix is unknown, the folder is missing or not writable, or the path is a folder.
     """
     if path.suffix.lower() not in suffixes:
         choice = " or ".join(part for part in (", ".join(suffixes[:-1]), suffixes[-1]) if part)
@@ -160,70 +157,29 @@ def check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
 
 
 def rendered(draw: "Callable[[], Figure]", suffix: str) -> bytes:
-    """Return the bytes of a picture.
-
-    Parameters
-    ----------
-    draw
-        Makes the figure.
-    suffix
-        One of :data:`SUFFIXES`.
-    """
+    """Return the bytes of the figure that `draw` makes, in the format of one of :data:`SUFFIXES`."""
     from matplotlib import style
 
     content = io.BytesIO()
     with style.context(_STYLE), warnings.catch_warnings():
-        # Names of files may be in any script.
+        # File names in a figure may be in any script.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         draw().savefig(content, format=suffix[1:], dpi="figure", metadata=_NO_DATE.get(suffix))
     return content.getvalue()
 
 
-def write_whole(path: Path, write: Callable[[Path], object], option: str = "--picture") -> None:
-    """Write a file as a whole or not at all; one that is there is replaced.
-
-    Parameters
-    ----------
-    path
-        A file that :func:`check_file` has passed.
-    write
-        Writes it to the path it is given.
-    option
-        Who asks for it.
-
-    Raises
-    ------
-    StoreError
-        If it cannot be written.
-    """
-    try:
-        # A link stays one.
-        target = path.resolve()
-        partial = target.with_name(f".mdpext-{uuid.uuid4().hex}.partial{target.suffix}")
-        try:
-            write(partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
-
-
-_LOCK = ".lock"
-
-
 @contextlib.contextmanager
 def scratch_in(folder: Path, prefix: str = "scratch-") -> Iterator[Path]:
-    """Make a folder of one's own, and delete it in the end, with what those that were killed have left.
+    """Make a scratch folder in a folder and delete it at the end, with those that killed processes have left.
 
-    The lock of a folder is held as long as its owner lives, and is there before the folder is.
+    Its lock file is held for as long as its owner lives, and exists before the folder does.
 
     Parameters
     ----------
     folder
         Where to make it.
     prefix
-        What its name begins with, and the names of those that are looked for.
+        Prefix of its name, and of the names of leftovers.
     """
     for left in folder.glob(f"{prefix}*{_LOCK}"):
         if not _is_own(left):
@@ -233,7 +189,7 @@ def scratch_in(folder: Path, prefix: str = "scratch-") -> Iterator[Path]:
             _delete(left)
     with tempfile.NamedTemporaryFile(prefix=prefix, suffix=_LOCK, dir=folder, delete=False) as lock:
         path = Path(lock.name)
-        # Where nothing can be locked, nothing is swept either.
+        # Where nothing can be locked, no leftovers are deleted either.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         own = path.with_suffix("")
@@ -245,7 +201,7 @@ def scratch_in(folder: Path, prefix: str = "scratch-") -> Iterator[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a file is a plain one of this user; in a folder that all share, anything may have any name."""
+    """Whether a path is a regular file of this user; in a shared folder, anything may have any name."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()

@@ -1,19 +1,18 @@
 """One call to audit any mechanism: a store of ours for what it promises, anyone's array for what is asked."""
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mdpext_dask.auditors.figure_file import draw_audit
+from mdpext_dask.auditors.figure import draw_audit
 from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.auditors.subject import Subject, is_store, plain_subject, store_subject
-from mdpext_dask.compute.executor import Executor, open_executor, processors
+from mdpext_dask.auditors.subject import is_store, plain_subject, store_subject
+from mdpext_dask.compute.executor import open_executor, processors
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
 from mdpext_dask.events import Note, Observer, silent
@@ -100,9 +99,8 @@ def audit(
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
-    picture = None if picture is None else Path(picture)
-    work = _Work(method, sampling, blocks, picture, Stages(observer))
     if picture is not None:
+        picture = Path(picture)
         check_picture(picture)
     if isinstance(subject, objects.Addressed):
         subject = subject.url
@@ -110,35 +108,54 @@ def audit(
         subject = _array(subject, "the mechanism")
     if points is not None and not isinstance(points, str | Path):
         points = _array(points, "--points")
-    if not isinstance(subject, np.ndarray) and is_store(str(subject)):
-        if points is not None:
-            raise SpecError("--points: a mechanism store knows where its records are")
-        store = MechanismStore.open(str(subject))
-        found = store_subject(store, epsilon_per_km, metric_p, tolerance)
-        require_all_blocks(store)
-        with open_executor(_cluster_of(store, scheduler), workers) as executor:
-            report, drawn = work.on(found, executor)
-        own = epsilon_per_km is None and metric_p is None and not tolerance
+    with contextlib.ExitStack() as prepared:
+        own = False
+        if not isinstance(subject, np.ndarray) and is_store(str(subject)):
+            if points is not None:
+                raise SpecError("--points: a mechanism store knows where its records are")
+            store = MechanismStore.open(str(subject))
+            found = store_subject(store, epsilon_per_km, metric_p, tolerance)
+            require_all_blocks(store)
+            own = epsilon_per_km is None and metric_p is None and not tolerance
+            # As its job says, unless that is anywhere but on this machine.
+            cluster = job_of(store).cluster
+            if cluster.kind not in ("inline", "local"):
+                cluster = ClusterSection(workers=processors())
+        else:
+            if not isinstance(subject, np.ndarray):
+                check_exists(str(subject))
+            if epsilon_per_km is None:
+                raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
+            p = 2.0 if metric_p is None else metric_p
+            found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
+            triples = exhaustive.pairs_of(found.source.records) * found.source.outputs
+            inline = workers is None and triples < _FEW_TRIPLES
+            cluster = ClusterSection(kind="inline" if inline else "local", workers=processors())
+        if scheduler is not None:
+            cluster = ClusterSection(kind="address", address=scheduler)
+        method = method or (EXHAUSTIVE if found.store is None else CERTIFICATE)
+        if tolerance and method not in (EXHAUSTIVE, SAMPLED):
+            raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
+        stages = Stages(observer)
+        with open_executor(cluster, workers) as executor:
+            if method == CERTIFICATE:
+                report = certify(found, executor, stages)
+            elif method == EXHAUSTIVE:
+                report = compare_all(found, executor, stages)
+            elif method == BOUNDARY:
+                report = check_boundary(found, blocks, executor, stages)
+            else:
+                report = sample_pairs(found, sampling or Sampling(), executor, stages)
+            drawn = report
+            if picture is not None and method != SAMPLED:
+                few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)
+                drawn = sample_pairs(found, few, executor, stages)
         if own and not _leave(store, report):
             observer(Note(f"{store.url} cannot be written: the report is not left there"))
         # Only now: a picture that cannot be written must not cost the report.
-        work.draw(report, drawn, found)
-        return report
-    if not isinstance(subject, np.ndarray):
-        check_exists(str(subject))
-    if epsilon_per_km is None:
-        raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
-    p = 2.0 if metric_p is None else metric_p
-    with plain_subject(subject, points, epsilon_per_km, p, tolerance) as plain:
-        triples = exhaustive.pairs_of(plain.source.records) * plain.source.outputs
-        inline = workers is None and triples < _FEW_TRIPLES
-        cluster = ClusterSection(kind="inline" if inline else "local", workers=workers or processors())
-        if scheduler is not None:
-            cluster = ClusterSection(kind="address", address=scheduler)
-        with open_executor(cluster) as executor:
-            report, drawn = work.on(plain, executor)
-        work.draw(report, drawn, plain)
-        return report
+        if picture is not None:
+            draw_audit(report, drawn, found, picture)
+    return report
 
 
 def _array(given: ArrayLike, name: str) -> NDArray[np.float64]:
@@ -146,48 +163,6 @@ def _array(given: ArrayLike, name: str) -> NDArray[np.float64]:
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: must be numbers in rows of one length: {first_line(error)}") from None
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What to do with whatever is audited; see :func:`audit`."""
-
-    method: str | None
-    sampling: Sampling | None
-    blocks: tuple[int, int] | None
-    picture: Path | None
-    stages: Stages
-
-    def on(self, subject: Subject, executor: Executor) -> tuple[AuditReport, AuditReport]:
-        """Do it; return the report, and one of pairs that are drawn, for a picture, if there is to be one."""
-        method = self.method or (EXHAUSTIVE if subject.store is None else CERTIFICATE)
-        if subject.promise.tolerance and method not in (EXHAUSTIVE, SAMPLED):
-            raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
-        if method == CERTIFICATE:
-            report = certify(subject, executor, self.stages)
-        elif method == EXHAUSTIVE:
-            report = compare_all(subject, executor, self.stages)
-        elif method == BOUNDARY:
-            report = check_boundary(subject, self.blocks, executor, self.stages)
-        else:
-            report = sample_pairs(subject, self.sampling or Sampling(), executor, self.stages)
-        if self.picture is None or method == SAMPLED:
-            return report, report
-        few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)
-        return report, sample_pairs(subject, few, executor, self.stages)
-
-    def draw(self, report: AuditReport, drawn: AuditReport, subject: Subject) -> None:
-        """Draw the picture, if there is to be one."""
-        if self.picture is not None:
-            draw_audit(report, drawn, subject, self.picture)
-
-
-def _cluster_of(store: MechanismStore, scheduler: str | None) -> ClusterSection:
-    """Return where to audit a store: as its job says, unless that is anywhere but on this machine."""
-    if scheduler is not None:
-        return ClusterSection(kind="address", address=scheduler)
-    cluster = job_of(store).cluster
-    return cluster if cluster.kind in ("inline", "local") else ClusterSection(workers=processors())
 
 
 def _leave(store: MechanismStore, report: AuditReport) -> bool:

@@ -10,7 +10,9 @@ The norm grows with both components, so the largest of the four corners is the n
 and the larger D2. Everything is float64, and what rounding could have hidden is added: a pass is a
 proof. Where rounding decides, the cell is computed again in as many digits as it takes, so what is counted as
 above the limit is above it. What the sampler cannot represent makes the certificate infinite: a probability
-that is not a number, or below 2^-36, and a row whose total is above 2.
+that is NaN or below 2^-36, and a row whose total is above 2.
+
+The rectangle is that of one block of a store, or a band of a plain array whose records are on a lattice.
 """
 
 import math
@@ -23,7 +25,8 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.exact import Undecided, cell_exceeds
 from mdpext_dask.auditors.findings import Finding, inspect_rows
-from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, Range
+from mdpext_dask.auditors.promise import Promise
+from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, ArraySource, Range
 from mdpext_dask.errors import StoreError
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,
@@ -32,12 +35,18 @@ from mdpext_dask.seed.budget import (
     log_ratio_error,
     vector_norm,
 )
+from mdpext_dask.store.blocks import FLOAT64
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.
 _STRIP_ELEMENTS = 8192
+# Of the rows of a band.
+_BAND_BYTES = 8 * 2**20
+# Where certificate vectors of a source cell are: at its four corners, then at its worst place.
+PLACES = 5
+CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 @dataclass(frozen=True)
@@ -73,42 +82,29 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockCertificate:
-    """Certificate of the fine cells of one block.
+    """Certificate of the fine cells of one block, or of one band.
 
     Parameters
     ----------
     block
         Index of the block.
-    epsilon
-        Smallest ε, in 1/km, for which the certificate holds there, rounded outward; may be infinite.
-    place
-        Where it is attained.
-    violations
-        Number of (fine cell, output) with a norm above the limit that was asked for.
+    cells
+        What is certified; its place is that in the whole lattice.
+    findings
+        What is wrong with rows, where they are not those of a sound store of ours.
     damage
         Shards that are not those of the block's receipt; among the changed, x or y where the stored
         coordinates are not those of the grid.
-    recomputed
-        Number of (fine cell, output) that float64 could not decide.
-    findings
-        What is wrong with rows, where they are not those of a sound store of ours.
     """
 
     block: int
-    epsilon: float
-    place: Place
-    violations: int
+    cells: Certificate
+    findings: tuple[Finding, ...]
     damage: ShardDamage = field(default_factory=ShardDamage)
-    recomputed: int = 0
-    findings: tuple[Finding, ...] = ()
 
 
 class _UnsoundTotalError(Exception):
-    """A row's total is above what the sampler's integers hold; the row is (i, j)."""
-
-    def __init__(self, i: int, j: int) -> None:
-        super().__init__(i, j)
-        self.i, self.j = i, j
+    """A row's total is above what the sampler's integers hold; its arguments are the row's (i, j)."""
 
 
 def certify_cells(
@@ -135,10 +131,10 @@ def certify_cells(
         Which rows can be used at all.
     """
     step_x, step_y = np.diff(x_km), np.diff(y_km)
-    if not (np.isfinite(x_km).all() and np.isfinite(y_km).all()):
-        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
-    if (step_x <= 0).any() or (step_y <= 0).any():
-        return Certificate(math.inf, Place(0, 0, 0), _all(probability))
+    rows, columns, outputs = probability.shape
+    finite = np.isfinite(x_km).all() and np.isfinite(y_km).all()
+    if not (finite and (step_x > 0).all() and (step_y > 0).all()):
+        return Certificate(math.inf, Place(0, 0, 0), (rows - 1) * (columns - 1) * outputs)
     sound = _sound(probability, usable)
     if sound is not None:
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
@@ -146,7 +142,6 @@ def certify_cells(
         return Certificate(math.inf, place, int((~sound).sum()))
 
     q = dual_exponent(metric_p)
-    outputs = probability.shape[2]
     shortest = float(step_x.min()), float(step_y.min())
     allowance = _allowance(probability, shortest, metric_p, usable)
     # A cell is over the limit if it is so after rounding outward; surely, if it is so after rounding inward.
@@ -155,23 +150,29 @@ def certify_cells(
     largest, place, violations, recomputed = -1.0, Place(0, 0, 0), 0, 0
     width = max(_STRIP_ELEMENTS // outputs, 1)
     for start in range(0, len(step_y), width):
-        cells = slice(start, min(start + width, len(step_y)))
-        records = slice(start, cells.stop + 1)
-        steps = step_x, step_y[cells]
+        stop = min(start + width, len(step_y))
+        unsure: list[Place] = []
+        ranks = _ranks(probability[:, start : stop + 1], step_x, step_y[start:stop], q, usable)
         try:
-            strip = _certify_strip(probability[:, records], steps, q, (raw_limit, sure_limit), usable)
+            for i, rank in enumerate(ranks):
+                peak = float(rank.max())
+                if peak > largest:
+                    j, output = divmod(int(rank.argmax()), outputs)
+                    largest, place = peak, Place(i, j + start, output)
+                if peak > raw_limit:
+                    violations += int((rank > sure_limit).sum())
+                    near = np.argwhere((rank > raw_limit) & (rank <= sure_limit))
+                    unsure += [Place(i, j + start, output) for j, output in near.tolist()]
         except _UnsoundTotalError as found:
-            return Certificate(math.inf, _cell_of(found.i, found.j + start, 0, probability.shape), outputs)
-        violations += strip.violations
-        recomputed += len(strip.unsure)
-        for cell in strip.unsure:
-            i, j = slice(cell.i, cell.i + 2), slice(cell.j + start, cell.j + start + 2)
+            i, j = found.args
+            return Certificate(math.inf, _cell_of(i, j + start, 0, probability.shape), outputs)
+        recomputed += len(unsure)
+        for cell in unsure:
+            x, y = slice(cell.i, cell.i + 2), slice(cell.j, cell.j + 2)
             try:
-                violations += cell_exceeds(probability[i, j], x_km[i], y_km[j], cell.output, metric_p, limit)
+                violations += cell_exceeds(probability[x, y], x_km[x], y_km[y], cell.output, metric_p, limit)
             except Undecided:
                 violations += 1  # what nothing decides is no proof
-        if strip.peak > largest:
-            largest, place = strip.peak, Place(strip.place.i, strip.place.j + start, strip.place.output)
     norm = math.sqrt(largest) if q == 2 else largest
     epsilon = norm * (1 + NORM_RELATIVE_ERROR) + allowance
     if norm * max(float(step_x.max()), float(step_y.max())) > INFINITE_DIFFERENCE:
@@ -213,22 +214,66 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
         probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
     found = certify_cells(probability, x, y, metric_p, limit)
-    place = found.place
-    findings: tuple[Finding, ...] = ()
+    findings: list[Finding] = []
     if math.isinf(found.epsilon):
         i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
         records = (i[:, None] * grid.shape[1] + j).ravel()
         rows = probability.reshape(len(records), -1)
-        findings = tuple(inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1])
-    return BlockCertificate(
-        block=index,
-        epsilon=found.epsilon,
-        place=Place(place.i + block.closed_x.start, place.j + block.closed_y.start, place.output),
-        violations=found.violations,
-        damage=damage,
-        recomputed=found.recomputed,
-        findings=findings,
-    )
+        findings = inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1]
+    cells = _moved(found, block.closed_x.start, block.closed_y.start)
+    return BlockCertificate(index, cells, tuple(findings), damage)
+
+
+def bands_of(shape: tuple[int, int], outputs: int) -> Iterator[slice]:
+    """Yield closed ranges of the first axis that share their ends, so that every fine cell is in one band.
+
+    Parameters
+    ----------
+    shape
+        Records along both axes of a lattice.
+    outputs
+        Number K of outputs.
+    """
+    cells = shape[0] - 1
+    bands = min(math.ceil(math.prod(shape) * outputs * FLOAT64 / _BAND_BYTES), cells)
+    for band in range(bands):
+        yield slice(cells * band // bands, cells * (band + 1) // bands + 1)
+
+
+def certify_band(
+    source: ArraySource, index: int, first: int, last: int, promise: Promise
+) -> BlockCertificate:
+    """Certify the fine cells of a plain array between two lines of its lattice.
+
+    Parameters
+    ----------
+    source
+        The array.
+    index
+        Number of the band.
+    first, last
+        Positions on the first axis of the lattice.
+    promise
+        What is audited.
+    """
+    assert source.lattice_shape is not None
+    records = source.lattice_rows(first, last)
+    rows = source.rows(records.ravel())
+    # The last line is the next band's, but for the last band.
+    owned = records.size if last + 1 == source.lattice_shape[0] else records[:-1].size
+    _, findings = inspect_rows(records.ravel()[:owned], rows[:owned], source.range, normalised=True)
+    # Whichever axis comes first: the certificate treats both alike.
+    lines, across = source.xy_km(records[:, 0]), source.xy_km(records[0])
+    axis = int(lines[0, 0] == lines[1, 0])
+    x_km, y_km = lines[:, axis], across[:, 1 - axis]
+    rows = rows.reshape(*records.shape, -1)
+    found = certify_cells(rows, x_km, y_km, promise.metric_p, promise.kept_per_km, source.range)
+    return BlockCertificate(index, _moved(found, first, 0), tuple(findings))
+
+
+def _moved(found: Certificate, i: int, j: int) -> Certificate:
+    """Return a certificate whose place is that of a lattice in which its rectangle begins at (i, j)."""
+    return found._replace(place=Place(found.place.i + i, found.place.j + j, found.place.output))
 
 
 def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -305,38 +350,6 @@ def _allowance(
     extremes = (float(positive.min()), float(positive.max()) * outputs) if len(positive) else (1.0, 1.0)
     error = log_ratio_error(outputs, max(abs(math.log(extreme)) for extreme in extremes))
     return error * vector_norm(1 / sides_km[0], 1 / sides_km[1], dual_exponent(metric_p))
-
-
-class _Strip(NamedTuple):
-    """What a strip holds: its largest :func:`norm_rank`, where, the excesses, and what rounding decides."""
-
-    peak: float
-    place: Place
-    violations: int
-    unsure: list[Place]
-
-
-def _certify_strip(
-    probability: NDArray[np.floating],
-    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
-    q: float,
-    limits: tuple[float, float],
-    usable: Range,
-) -> _Strip:
-    """Certify a strip that is narrow enough for the cache; `limits` are ranks to be sure below and above."""
-    outputs = probability.shape[2]
-    largest, place, violations = -1.0, Place(0, 0, 0), 0
-    unsure: list[Place] = []
-    for i, rank in enumerate(_ranks(probability, *steps, q, usable)):
-        peak = float(rank.max())
-        if peak > largest:
-            j, output = divmod(int(rank.argmax()), outputs)
-            largest, place = peak, Place(i, j, output)
-        if peak > limits[0]:
-            violations += int((rank > limits[1]).sum())
-            near = np.argwhere((rank > limits[0]) & (rank <= limits[1]))
-            unsure += [Place(i, j, output) for j, output in near.tolist()]
-    return _Strip(largest, place, violations, unsure)
 
 
 def _ranks(
@@ -419,5 +432,83 @@ def _cell_of(i: int, j: int, output: int, shape: tuple[int, ...]) -> Place:
     return Place(min(i, shape[0] - 2), min(j, shape[1] - 2), output)
 
 
-def _all(probability: NDArray[np.float32]) -> int:
-    return int((probability.shape[0] - 1) * (probability.shape[1] - 1) * probability.shape[2])
+# --- with directions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Certificate vectors of source cells, which refining a seed needs.
+
+    A certificate vector is (D1, D2): the differences of ℓ(y|·) along two sides of a fine cell that meet at
+    one of its corners, over the spacing. The certificate is their largest q-norm.
+
+    Parameters
+    ----------
+    vector
+        (D1, D2) in 1/km, float32 of shape (cells east, cells north, K, 5, 2): at the corners (west, south),
+        (west, north), (east, south), (east, north), and at the place with the largest norm.
+    worst
+        That place, in fine steps to the east and north from the cell's lower left corner, int16 of shape
+        (cells east, cells north, K, 2).
+    """
+
+    vector: NDArray[np.float32]
+    worst: NDArray[np.int16]
+
+
+def steepest_slopes(probability: NDArray[np.float32], side_km: float, factor: int, metric_p: float) -> Slopes:
+    """Return the certificate vectors of a block.
+
+    Parameters
+    ----------
+    probability
+        The closed block, float32 of shape (cells east · F + 1, cells north · F + 1, K).
+    side_km
+        Fine spacing h, in km.
+    factor
+        Refinement factor F.
+    metric_p
+        Exponent p of the metric.
+    """
+    outputs = probability.shape[2]
+    across, along = ((n - 1) // factor for n in probability.shape[:2])
+    vector = np.empty((across, along, outputs, PLACES, 2), dtype=np.float32)
+    worst = np.empty((across, along, outputs, 2), dtype=np.int16)
+    q = dual_exponent(metric_p)
+    for i in range(across):
+        logs = log_probability(probability[i * factor : (i + 1) * factor + 1])
+        east = np.diff(logs, axis=0) / side_km
+        north = np.diff(logs, axis=1) / side_km
+        for place, (to_east, to_north) in enumerate(CORNERS):
+            # The fine cell in that corner of the source cell, and the sides of it that meet there.
+            first = to_north * (factor - 1)
+            vector[i, :, :, place, 0] = east[to_east * (factor - 1), first + to_north :: factor][:along]
+            vector[i, :, :, place, 1] = north[to_east * factor, first::factor][:along]
+        vector[i, :, :, 4], worst[i] = _worst(east, north, factor, q)
+    return Slopes(vector, worst)
+
+
+def _worst(
+    east: NDArray[np.float64], north: NDArray[np.float64], factor: int, q: float
+) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+    """Return the largest vector of each cell of a row of source cells, and its place.
+
+    The norm grows with both components, so the worst corner of a fine cell has the larger D1 and the larger
+    D2.
+    """
+    along, outputs = north.shape[1] // factor, north.shape[2]
+    size_east, size_north = np.abs(east), np.abs(north)
+    rank = norm_rank(
+        np.maximum(size_east[:, :-1], size_east[:, 1:]), np.maximum(size_north[:-1], size_north[1:]), q
+    )
+    by_cell = rank.reshape(factor, along, factor, outputs).transpose(1, 3, 0, 2).reshape(along, outputs, -1)
+    step_east, step_north = np.divmod(by_cell.argmax(axis=-1), factor)
+    column = np.arange(along)[:, None] * factor + step_north
+    output = np.arange(outputs)
+    to_north = size_east[step_east, column + 1, output] > size_east[step_east, column, output]
+    to_east = size_north[step_east + 1, column, output] > size_north[step_east, column, output]
+    vector = np.stack(
+        [east[step_east, column + to_north, output], north[step_east + to_east, column, output]], axis=-1
+    )
+    place = np.stack([step_east + to_east, step_north + to_north], axis=-1)
+    return vector.astype(np.float32), place.astype(np.int16)

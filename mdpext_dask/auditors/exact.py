@@ -6,7 +6,7 @@ bound b = ε d_p(x, x') + tolerance is an algebraic number. If r = 1 the bound i
 transcendental (Hermite and Lindemann), so |ln r| ≠ b: with enough digits the two are told apart, always.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -101,17 +101,12 @@ def pair_exceeds(
     Undecided
         If thousands of digits do not tell; for exact numbers they do.
     """
-    if ratio == 1:
-        return False
-    digits = _DIGITS
-    while digits <= _MOST_DIGITS:
-        with localcontext(prec=digits, Emax=_LARGEST_EXPONENT, Emin=-_LARGEST_EXPONENT):
-            bound = Decimal(epsilon) * norm(apart_km, p, digits) + Decimal(tolerance)
-            excess = log_ratio(ratio, digits) - bound
-            if abs(excess) > (1 + bound) * Decimal(10) ** (_LAST_DIGITS - digits):
-                return excess > 0
-        digits *= 2
-    raise Undecided(f"|ln {ratio}| and its bound agree in {digits // 2} digits")
+
+    def over_bound(digits: int) -> tuple[Decimal, Decimal]:
+        bound = Decimal(epsilon) * norm(apart_km, p, digits) + Decimal(tolerance)
+        return log_ratio(ratio, digits) - bound, 1 + bound
+
+    return ratio != 1 and _is_positive(over_bound)
 
 
 def cell_exceeds(
@@ -148,22 +143,40 @@ def cell_exceeds(
         return bool(corners.any())  # impossible at some corners only
     east = [probability_ratio(rows[1, j], rows[0, j], output) for j in (0, 1)]
     north = [probability_ratio(rows[i, 1], rows[i, 0], output) for i in (0, 1)]
-    if all(ratio == 1 for ratio in east + north):
-        return False
+
+    def over_limit(digits: int) -> tuple[Decimal, Decimal]:
+        slopes = [
+            max(log_ratio(ratio, digits) for ratio in ratios) / _decimal(side)
+            for ratios, side in ((east, side_x), (north, side_y))
+        ]
+        # A logarithm near 0 has fewer digits than its size suggests, and short sides make much of that.
+        unit = 1 + Decimal(epsilon) + 1 / min(_decimal(side_x), _decimal(side_y))
+        return norm(slopes, _dual(p), digits) - Decimal(epsilon), unit
+
+    return any(ratio != 1 for ratio in east + north) and _is_positive(over_limit)
+
+
+def _is_positive(excess_of: Callable[[int], tuple[Decimal, Decimal]]) -> bool:
+    """Return whether a number is above 0, in as many digits as it takes to be sure.
+
+    Parameters
+    ----------
+    excess_of
+        Returns the number to so many digits, and the unit whose last digits rounding may have changed.
+
+    Raises
+    ------
+    Undecided
+        If thousands of digits do not tell.
+    """
     digits = _DIGITS
     while digits <= _MOST_DIGITS:
         with localcontext(prec=digits, Emax=_LARGEST_EXPONENT, Emin=-_LARGEST_EXPONENT):
-            slopes = [
-                max(log_ratio(ratio, digits) for ratio in ratios) / _decimal(side)
-                for ratios, side in ((east, side_x), (north, side_y))
-            ]
-            excess = norm(slopes, _dual(p), digits) - Decimal(epsilon)
-            # A logarithm near 0 has fewer digits than its size suggests, and short sides make much of that.
-            unit = 1 + Decimal(epsilon) + 1 / min(_decimal(side_x), _decimal(side_y))
+            excess, unit = excess_of(digits)
             if abs(excess) > unit * Decimal(10) ** (_LAST_DIGITS - digits):
                 return excess > 0
         digits *= 2
-    raise Undecided(f"a certificate and its limit agree in {digits // 2} digits")
+    raise Undecided(f"two numbers agree in {digits // 2} digits")
 
 
 def _decimal(number: Fraction) -> Decimal:

@@ -7,15 +7,17 @@ which is imported late: workers never need it.
 
 import math
 import textwrap
-from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport
-from mdpext_dask.auditors.words import sentence, table
+from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport, sentence, steepness, table
+from mdpext_dask.auditors.source import Source, coordinates_of_outputs
+from mdpext_dask.auditors.subject import Subject
+from mdpext_dask.files import rendered, whole_file
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.maps import (
     MANY_POINTS,
@@ -26,11 +28,11 @@ from mdpext_dask.problem.maps import (
     frame,
     limits_of,
 )
+from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.objects import is_remote
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PatchCollection
     from matplotlib.figure import Figure
 
 # Of the figure, in inches and dots per inch: 1320 x 792 pixels.
@@ -48,46 +50,33 @@ _FIRST_BAND = (2.0, 4.0)
 _CLOSEST_TICKS, _CLOSEST_VALUES = 0.075, 0.065
 _LEAST_SHARE = 1e-9
 _TITLE_POINTS, _TITLE_WIDTH, _TITLE_LINES, _SUBJECT_WIDTH = 10.0, 155, 4, 90
+# Records that a map shows: more are a stain, and a slow one.
+_MOST_POINTS = 20_000
 # Of the worst pairs, in points: where ends are closer, a ring tells where to look.
 _RING_POINTS = 15.0
 
 
-@dataclass(frozen=True)
-class MapData:
-    """What a map shows beside the audit's answer.
+def draw_audit(report: AuditReport, drawn: AuditReport, subject: Subject, path: Path) -> None:
+    """Draw an audit and write it, as a whole or not at all.
 
     Parameters
     ----------
-    box
-        The rectangle around all records.
-    axes
-        Names of the coordinates.
-    records
-        How many there are.
-    points_km
-        Records to show, float64 of shape (n, 2), in km.
-    outputs_km
-        Outputs to show, float64 of shape (m, 2), in km.
-    borders_km
-        Borders between blocks from west to east and from south to north, those of the grid among them,
-        float64 of shape (blocks + 1,), in km.
-    mismatches_km
-        Shared records that differ, float64 of shape (k, 2), in km.
-    attribution
-        Whose data the map shows, which has to be said wherever it is.
+    report, drawn, subject
+        As for :func:`figure_of`.
+    path
+        A file that :func:`mdpext_dask.files.check_picture` has passed; one that is there is replaced.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be written.
     """
-
-    box: Box
-    axes: tuple[str, str]
-    records: int
-    points_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
-    outputs_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
-    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-    mismatches_km: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
-    attribution: str = ""
+    content = rendered(lambda: figure_of(report, drawn, subject), path.suffix.lower())
+    with whole_file(path, "--picture") as file:
+        file.write(content)
 
 
-def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figure":
+def figure_of(report: AuditReport, drawn: AuditReport, subject: Subject) -> "Figure":
     """Draw an audit.
 
     Parameters
@@ -96,8 +85,8 @@ def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figu
         The audit.
     drawn
         A sampled audit of the same, whose pairs are shown by distance; the audit itself if it is one.
-    places
-        What the map shows.
+    subject
+        What was audited.
 
     Returns
     -------
@@ -106,12 +95,12 @@ def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figu
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    west, east, south, north = limits_of(places.box)
+    west, east, south, north = limits_of(_box_of(subject))
     width = _HEIGHT_INCHES * (east - west) / (north - south) + _BESIDE_INCHES
     width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
     left, right = figure.subplots(1, 2, width_ratios=(SIZE_INCHES[0] - width, width))
     draw_ratios(left, report, drawn)
-    draw_map(right, report, places)
+    draw_map(right, report, subject)
     handles: dict[str, Any] = {}
     for axes in (left, right):
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -119,14 +108,9 @@ def figure_of(report: AuditReport, drawn: AuditReport, places: MapData) -> "Figu
     figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    title = figure.suptitle(
-        _title(report, places.attribution),
-        x=0.012,
-        ha="left",
-        fontsize=_TITLE_POINTS,
-        linespacing=1.35,
-        parse_math=False,
-    )
+    attribution = "" if subject.store is None else str(subject.store.attributes.get("attribution", ""))
+    looks: dict[str, Any] = {"fontsize": _TITLE_POINTS, "linespacing": 1.35, "parse_math": False}
+    title = figure.suptitle(_title(report, attribution), x=0.012, ha="left", **looks)
     room = title.get_window_extent().width / (figure.bbox.width * 0.976)
     title.set_fontsize(_TITLE_POINTS / max(room, 1.0))
     return figure
@@ -168,12 +152,8 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
     least = float(shares[shares > 0].min(initial=1.0))
     highest = math.ceil(math.log10(float(shares.max(initial=_LEAST_SHARE))))
     lowest = min(math.floor(math.log10(max(least, _LEAST_SHARE))), highest - 1)
-    colours: dict[str, Any] = {
-        "cmap": SEQUENTIAL,
-        "norm": LogNorm(10.0**lowest, 10.0**highest),
-        "edgecolors": "white",
-        "linewidth": 0.4,
-    }
+    norm = LogNorm(10.0**lowest, 10.0**highest)
+    colours: dict[str, Any] = {"cmap": SEQUENTIAL, "norm": norm, "edgecolors": "white", "linewidth": 0.4}
     kept = np.ma.masked_equal(shares[:, :-1].T, 0)
     mesh = axes.pcolormesh(edges, drawn.details["ratio_edges"], kept, gid="kept", **colours)
     beyond = np.ma.masked_equal(shares[:, -1:].T, 0)
@@ -184,16 +164,14 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         [edges[0], edges[-1]], *_BEYOND, facecolor="none", edgecolor="black", linewidth=0.8, linestyle=":"
     )
 
-    axes.set_xscale("log")
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, _TOP)
-    ticks, names = _distance_ticks(edges, at_one_place=not uppers[-1] > 0)
-    axes.set_xticks(ticks, names)
+    axes.set(xscale="log", xlim=(edges[0], edges[-1]), ylim=(0, _TOP))
+    # Records that are all in one place have no distances.
+    ticks = _distance_ticks(edges) if uppers[-1] > 0 else [float(edges[0])]
+    axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
     axes.set_xticks([], minor=True)
     marks = [0, 0.2, 0.4, 0.6, 0.8, 1]
     axes.set_yticks([*marks, sum(_BEYOND) / 2], [*(f"{mark:g}" for mark in marks), _beyond_in_words(drawn)])
-    axes.set_xlabel("distance d of the two records (km)")
-    axes.set_ylabel("|log ratio| / (ε d)")
+    axes.set(xlabel="distance d of the two records (km)", ylabel="|log ratio| / (ε d)")
     # Beside the numbers, not beyond the words above them.
     beside = ScaledTranslation(-_LABEL_INCHES, 0, axes.figure.dpi_scale_trans)
     axes.yaxis.set_label_coords(0, 0.5 / _TOP, transform=axes.transAxes + beside)
@@ -204,7 +182,7 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         distance = report.worst["distance_km"]
         # A pair in one place, or far below the first band's end, is shown in the middle of that band.
         x = math.sqrt(edges[0] * edges[1]) if distance <= edges[0] else min(distance, edges[-1])
-        ratio = _on_its_side(_ratio_of(report.worst), broken=report.verdict == VIOLATED)
+        ratio = _on_its_side(steepness(report.worst, "bound"), broken=report.verdict == VIOLATED)
         # A white rim, so that it is seen on dark shares, in grey as well.
         axes.plot(x, _height(ratio), "D", color="white", markersize=12, clip_on=False, zorder=6)
         axes.plot(
@@ -216,14 +194,11 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
 
 def _mark_largest(axes: "Axes", edges: NDArray[np.float64], drawn: AuditReport) -> None:
     """Mark each band's largest ratio; in numbers where it is beyond 1 and there is room."""
-    ratios = [
-        math.nan
-        if stratum["epsilon_audited"] is None
-        else _on_its_side(
-            float(stratum["epsilon_audited"]) / drawn.limit_per_km, broken=stratum["violations"] > 0
-        )
-        for stratum in drawn.details["strata"]
-    ]
+    ratios = []
+    for stratum in drawn.details["strata"]:
+        largest = stratum["epsilon_audited"]
+        ratio = math.nan if largest is None else float(largest) / drawn.limit_per_km
+        ratios.append(_on_its_side(ratio, broken=stratum["violations"] > 0))
     middles = np.sqrt(edges[:-1] * edges[1:])
     axes.plot(
         middles, [_height(ratio) for ratio in ratios], "v", color="white", markersize=6, linestyle="none",
@@ -246,23 +221,20 @@ def _band_edges(uppers_km: list[float]) -> NDArray[np.float64]:
     return np.array([left, first, *uppers_km[1:]])
 
 
-def _distance_ticks(edges_km: NDArray[np.float64], *, at_one_place: bool) -> tuple[list[float], list[str]]:
-    """Return where to name distances, and their names; the first is 0, where the first band begins."""
+def _distance_ticks(edges_km: NDArray[np.float64]) -> list[float]:
+    """Return which distances to name; the first is where the first band begins, at 0."""
     low, high = float(edges_km[0]), float(edges_km[-1])
-    ticks, names = [low], ["0"]
-    if at_one_place:
-        return ticks, names
+    ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
-        ticks, names = [low], ["0"]
+        ticks = [low]
         for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
             for tick in (step * 10.0**decade for step in steps):
                 apart = math.log(tick / ticks[-1]) / math.log(high / low)
-                if edges_km[0] < tick <= high and apart >= _CLOSEST_TICKS:
+                if low < tick <= high and apart >= _CLOSEST_TICKS:
                     ticks.append(tick)
-                    names.append(f"{tick:g}")
         if len(ticks) <= 10:
             break
-    return ticks, names
+    return ticks
 
 
 def _beyond_in_words(drawn: AuditReport) -> str:
@@ -277,21 +249,13 @@ def _beyond_in_words(drawn: AuditReport) -> str:
     return "above 1,\nby rounding"
 
 
-def _ratio_of(triple: dict[str, Any]) -> float:
-    """Return |log ratio| / (ε d) of a triple; of two records in one place, infinity or 0."""
-    log_ratio, bound = float(triple["log_ratio"]), triple["bound"]
-    if bound > 0:
-        return float(log_ratio / bound)
-    return math.inf if log_ratio > 0 else 0.0
-
-
 def _on_its_side(ratio: float, *, broken: bool) -> float:
     """Return a ratio; if nothing is broken, 1 for what exceeds it by rounding."""
     return 1.0 if not broken and 1 < ratio <= 1 + _ROUNDING else ratio
 
 
 def _height(ratio: float) -> float:
-    """Return how high a ratio is drawn; not-a-number as it is."""
+    """Return how high a ratio is drawn; NaN as it is."""
     return sum(_BEYOND) / 2 if ratio > 1 else ratio
 
 
@@ -310,7 +274,7 @@ def _in_few_digits(ratio: float) -> str:
 # --- the map --------------------------------------------------------------------------------------
 
 
-def draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
+def draw_map(axes: "Axes", report: AuditReport, subject: Subject) -> None:
     """Draw what an audit found, where: certified ε of blocks, shared rows that differ, the worst pairs.
 
     Parameters
@@ -319,107 +283,107 @@ def draw_map(axes: "Axes", report: AuditReport, places: MapData) -> None:
         Where.
     report
         The audit.
-    places
-        What the map shows beside its answer.
+    subject
+        What was audited: a store's blocks and outputs are shown, or the records of a plain array, some of
+        them if there are many.
     """
-    blocks = report.details.get("epsilon_by_block")
-    if places.borders_km is not None and blocks and isinstance(blocks[0], list):
-        _draw_blocks(axes, report, places.borders_km, blocks)
-        title = "certified ε of blocks"
+    title = (
+        "records that differ from the seed's" if report.method == BOUNDARY else "where the worst triple is"
+    )
+    names = "x", "y"
+    if subject.store is None:
+        _draw_records(axes, subject.source)
     else:
-        title = (
-            "records that differ from the seed's"
-            if report.method == BOUNDARY
-            else "where the worst triple is"
-        )
-        if places.borders_km is not None:
-            x, y = places.borders_km
-            axes.vlines(x, y[0], y[-1], color="0.8", linewidth=0.6)
-            axes.hlines(y, x[0], x[-1], color="0.8", linewidth=0.6)
-    if places.borders_km is not None:
-        x, y = places.borders_km
-        axes.plot(x[[0, -1, -1, 0, 0]], y[[0, 0, -1, -1, 0]], color="black", linewidth=1.0, gid="outline")
-    if len(places.points_km):
-        shown = len(places.points_km)
-        of = f"{shown:,} of {places.records:,} records" if shown < places.records else f"{shown:,} records"
-        axes.scatter(
-            places.points_km[:, 0], places.points_km[:, 1],
-            s=min(max(4000 / shown, 1.0), 16.0), color="0.6", linewidths=0,
-            rasterized=shown > MANY_POINTS, gid="records",
-        )  # fmt: skip
-        # Of a size that can be seen in the legend.
-        axes.scatter([], [], s=14, color="0.6", linewidths=0, label=of)
-    if len(places.outputs_km):
-        draw_outputs(axes, places.outputs_km)
-    if len(places.mismatches_km):
-        axes.scatter(
-            places.mismatches_km[:, 0], places.mismatches_km[:, 1],
-            s=22, marker="X", color=SIGNAL, edgecolors="black", linewidths=0.6,
-            rasterized=len(places.mismatches_km) > MANY_POINTS, zorder=4, label="record that differs",
-            gid="mismatches",
-        )  # fmt: skip
-    limits = limits_of(places.box)
-    frame(axes, limits, places.axes)
+        names = "east", "north"
+        if "epsilon_by_block" in report.details:
+            title = "certified ε of blocks"
+        _draw_store(axes, report, subject.store)
+    limits = limits_of(_box_of(subject))
+    frame(axes, limits, names)
     axes.set_title(title, fontsize=10)
     worst = report.details.get("worst_triples") or ([report.worst] if report.worst else [])
+    points_a_km = _HEIGHT_INCHES * 72 / (limits[3] - limits[2])
     for rank, triple in reversed(list(enumerate(worst))):
-        _draw_pair(
-            axes, triple, report, first=rank == 0, points_a_km=_HEIGHT_INCHES * 72 / (limits[3] - limits[2])
-        )
+        _draw_pair(axes, triple, report, first=rank == 0, points_a_km=points_a_km)
 
 
-def _draw_blocks(
-    axes: "Axes",
-    report: AuditReport,
-    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]],
-    blocks: list[list[Any]],
-) -> None:
+def _box_of(subject: Subject) -> Box:
+    """Return the rectangle around all records."""
+    if subject.store is not None:
+        return subject.store.grid.box
+    return Box.around(subject.source.xy_km(np.arange(subject.source.records)))
+
+
+def _draw_records(axes: "Axes", source: Source) -> None:
+    xy_km = source.xy_km(np.arange(source.records))
+    label = f"{source.records:,} records"
+    if source.records > _MOST_POINTS:
+        # At random: every k-th of a lattice would be a pattern that is not there.
+        xy_km = xy_km[np.random.default_rng(0).choice(source.records, _MOST_POINTS, replace=False)]
+        label = f"{_MOST_POINTS:,} of {label}"
+    looks: dict[str, Any] = {"color": "0.6", "linewidths": 0}
+    size, shown = min(max(4000 / len(xy_km), 1.0), 16.0), len(xy_km)
+    axes.scatter(xy_km[:, 0], xy_km[:, 1], s=size, rasterized=shown > MANY_POINTS, gid="records", **looks)
+    # Of a size that can be seen in the legend.
+    axes.scatter([], [], s=14, label=label, **looks)
+
+
+def _draw_store(axes: "Axes", report: AuditReport, store: MechanismStore) -> None:
+    """Draw blocks, outputs where their places are not damaged, and shared records that differ."""
+    grid = store.grid
+    x_km, y_km = grid.x_km(), grid.y_km()
+    columns = {block.cells_x.start for block in store.plan}
+    rows = {block.cells_y.start for block in store.plan}
+    x = x_km[np.array([*sorted(columns), grid.cells_x]) * grid.factor]
+    y = y_km[np.array([*sorted(rows), grid.cells_y]) * grid.factor]
+    if "epsilon_by_block" in report.details:
+        _draw_blocks(axes, report, x, y)
+    else:
+        axes.vlines(x, y[0], y[-1], color="0.8", linewidth=0.6)
+        axes.hlines(y, x[0], x[-1], color="0.8", linewidth=0.6)
+    axes.plot(x[[0, -1, -1, 0, 0]], y[[0, 0, -1, -1, 0]], color="black", linewidth=1.0, gid="outline")
+    outputs_km = coordinates_of_outputs(store, "output_x", "output_y")
+    if (known := np.isfinite(outputs_km).all(axis=1)).any():
+        draw_outputs(axes, outputs_km[known])
+    if mismatches := report.details.get("boundary_mismatches"):
+        i, j = np.array([mismatch["record"] for mismatch in mismatches]).T
+        axes.scatter(
+            x_km[i], y_km[j], s=22, marker="X", color=SIGNAL, edgecolors="black", linewidths=0.6,
+            rasterized=len(mismatches) > MANY_POINTS, zorder=4, label="record that differs", gid="mismatches",
+        )  # fmt: skip
+
+
+def _draw_blocks(axes: "Axes", report: AuditReport, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
     """Draw ε of blocks over the limit; what is above 1 in another colour, outlined and hatched."""
     import matplotlib as mpl
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
 
-    ratios = np.array(blocks, dtype=np.float64) / report.limit_per_km
+    ratios = np.array(report.details["epsilon_by_block"], dtype=np.float64) / report.limit_per_km
     finite = np.isfinite(ratios)
     least = float(ratios[finite].min(initial=1.0))
     step = 0.01 if least > 0.9 else 0.1
     lowest = min(math.floor(least / step) * step, 1 - step)
     colours = mpl.colormaps[SEQUENTIAL].with_extremes(over=SIGNAL)
-    x, y = borders_km
     mesh = axes.pcolormesh(
         x, y, np.ma.masked_where(~finite, ratios).T, cmap=colours, vmin=lowest, vmax=1.0,
         edgecolors="white", linewidth=0.3, gid="blocks",
     )  # fmt: skip
     above = finite & (ratios > 1)
-    bar = colour_bar(
-        axes,
-        mesh,
-        f"certified ε / limit of {report.limit_per_km:.7g} per km",
-        extend="max" if above.any() else "neither",
-    )
+    label = f"certified ε / limit of {report.limit_per_km:.7g} per km"
+    bar = colour_bar(axes, mesh, label, extend="max" if above.any() else "neither")
     bar.ax.axhline(1, color="black", linewidth=2.5)
-    for chosen, label, hatch in (
+    for chosen, name, hatch in (
         (above, "block above the limit", "/"),
         (~finite, "block with infinite ε", "xx"),
     ):
         if chosen.any():
-            axes.add_collection(_outlined(chosen, borders_km, label, hatch))
-
-
-def _outlined(
-    chosen: NDArray[np.bool_],
-    borders_km: tuple[NDArray[np.float64], NDArray[np.float64]],
-    label: str,
-    hatch: str,
-) -> "PatchCollection":
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
-    x, y = borders_km
-    patches = [
-        Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for i, j in np.argwhere(chosen).tolist()
-    ]
-    return PatchCollection(
-        patches, facecolor=SIGNAL, edgecolor="black", linewidth=1.4, hatch=hatch, label=label, zorder=2
-    )
+            patches = [
+                Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
+                for i, j in np.argwhere(chosen).tolist()
+            ]
+            looks: dict[str, Any] = {"facecolor": SIGNAL, "edgecolor": "black", "linewidth": 1.4}
+            axes.add_collection(PatchCollection(patches, hatch=hatch, label=name, zorder=2, **looks))
 
 
 def _draw_pair(
@@ -427,11 +391,14 @@ def _draw_pair(
 ) -> None:
     """Draw the two records of a triple as a line with ends; a short one with a ring around it."""
     (x0, y0), (x1, y1) = triple["x"], triple["x_prime"]
+    name = "next worst triples"
+    if first:
+        name = "worst triple drawn: its pair" if report.method == SAMPLED else "worst triple: its pair"
     axes.plot([x0, x1], [y0, y1], color="white", linewidth=5.0 if first else 3.0, zorder=4)
     axes.plot(
         [x0, x1], [y0, y1], "o-", color="black", linewidth=2.0 if first else 1.0, zorder=4.5 if first else 4,
         markersize=5 if first else 3, markerfacecolor="black", markeredgecolor="white", markeredgewidth=0.5,
-        gid="worst pair" if first else "further pair", label=_pair_name(report, first=first),
+        gid="worst pair" if first else "further pair", label=name,
     )  # fmt: skip
     if first and math.hypot(x1 - x0, y1 - y0) * points_a_km < _RING_POINTS:
         middle = (x0 + x1) / 2, (y0 + y1) / 2
@@ -440,12 +407,6 @@ def _draw_pair(
                 *middle, "o", markersize=_RING_POINTS + 4, markerfacecolor="none", markeredgecolor=colour,
                 markeredgewidth=width, zorder=4, gid="ring",
             )  # fmt: skip
-
-
-def _pair_name(report: AuditReport, *, first: bool) -> str:
-    if not first:
-        return "next worst triples"
-    return "worst triple drawn: its pair" if report.method == SAMPLED else "worst triple: its pair"
 
 
 # --- words ----------------------------------------------------------------------------------------

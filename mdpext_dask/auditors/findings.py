@@ -1,11 +1,12 @@
 """What is wrong with single rows, before any two are compared."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from mdpext_dask.auditors.source import Range
 from mdpext_dask.job.spec import json_number
@@ -47,19 +48,13 @@ class Finding:
     kind: str
     count: int
     first_record: int
-    extreme: float
-    refutes: bool = True
+    extreme: Annotated[float, BeforeValidator(lambda value: np.nan if value is None else value)]
+    refutes: bool
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values; not-a-number as null."""
+        """Return plain JSON values; NaN as null."""
         extreme = None if np.isnan(self.extreme) else json_number(self.extreme)
         return {**self.__dict__, "extreme": extreme}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Finding":
-        """Return the finding that :meth:`as_json` has made these values of."""
-        extreme = values["extreme"]
-        return cls(**{**values, "extreme": np.nan if extreme is None else float(extreme)})
 
 
 def inspect_rows(
@@ -81,38 +76,27 @@ def inspect_rows(
     wide = rows.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         total = wide.sum(axis=1)
-        # As nearly always. Written so that not-a-number fails; in float32 the least number would be 0.
+        off = (np.abs(total - 1) > _TOTAL_ERROR) & normalised
+        # As nearly always. Written so that NaN fails; in float32 the least number would be 0.
         if float(rows.min()) >= max(usable.least, _TINY) and total.max() <= usable.largest_total:
             good = np.ones(len(rows), dtype=bool)
-            off = np.abs(total - 1) > _TOTAL_ERROR
-            wrong = normalised and bool(off.any())
-            return good, [_of_totals(NOT_ONE, off, total, records)] if wrong else []
+            return good, [_finding(NOT_ONE, off, total, records)] if off.any() else []
         finite = np.isfinite(wide)
-        entry_checks = (
-            (NOT_FINITE, ~finite),
-            (NEGATIVE, finite & (wide < 0)),
-            (TOO_SMALL, finite & (wide >= 0) & (wide < usable.least)),
-        )
-        row_is_sound = np.ones(len(rows), dtype=bool)
-        for _, bad in entry_checks:
-            row_is_sound &= ~bad.any(axis=1)
-        row_checks = (
-            (TOO_MUCH, row_is_sound & ~(total <= usable.largest_total)),
-            (EMPTY, row_is_sound & (total == 0)),
-        )
-    good = row_is_sound.copy()
-    for _, bad in row_checks:
-        good &= ~bad
-    findings = [_of_entries(kind, bad, wide, records) for kind, bad in entry_checks if bad.any()]
-    findings += [_of_totals(kind, bad, total, records) for kind, bad in row_checks if bad.any()]
-    if normalised and (off := good & (np.abs(total - 1) > _TOTAL_ERROR)).any():
-        findings.append(_of_totals(NOT_ONE, off, total, records))
-    if (zero := good[:, None] & (wide == 0)).any():
-        findings.append(_of_entries(IMPOSSIBLE, zero, wide, records, refutes=False))
-    return good, findings
+        checks = [
+            (NOT_FINITE, ~finite, wide),
+            (NEGATIVE, finite & (wide < 0), wide),
+            (TOO_SMALL, finite & (wide >= 0) & (wide < usable.least), wide),
+        ]
+        sound = ~np.any([bad.any(axis=1) for _, bad, _ in checks], axis=0)
+        too_much, empty = sound & ~(total <= usable.largest_total), sound & (total == 0)
+        good = sound & ~too_much & ~empty
+        impossible = good[:, None] & (wide == 0)
+    checks += [(TOO_MUCH, too_much, total), (EMPTY, empty, total), (NOT_ONE, good & off, total)]
+    checks.append((IMPOSSIBLE, impossible, wide))
+    return good, [_finding(kind, bad, values, records) for kind, bad, values in checks if bad.any()]
 
 
-def merged(findings: Iterable[Finding]) -> list[Finding]:
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding of each kind."""
     by_kind: dict[str, Finding] = {}
     for new in findings:
@@ -122,7 +106,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
             first = min(old.first_record, new.first_record)
             new = Finding(new.kind, old.count + new.count, first, further, new.refutes)
         by_kind[new.kind] = new
-    return list(by_kind.values())
+    return tuple(by_kind.values())
 
 
 def _severity(kind: str, value: float) -> float:
@@ -131,21 +115,10 @@ def _severity(kind: str, value: float) -> float:
     return abs(value - 1) if kind in (TOO_MUCH, EMPTY, NOT_ONE) else -value
 
 
-def _of_entries(
-    kind: str,
-    bad: NDArray[np.bool_],
-    wide: NDArray[np.float64],
-    records: NDArray[np.intp],
-    *,
-    refutes: bool = True,
+def _finding(
+    kind: str, bad: NDArray[np.bool_], values: NDArray[np.float64], records: NDArray[np.intp]
 ) -> Finding:
-    values = wide[bad]
-    extreme = max(values.tolist(), key=lambda value: _severity(kind, value))
-    return Finding(kind, int(bad.sum()), int(records[bad.any(axis=1)].min()), extreme, refutes)
-
-
-def _of_totals(
-    kind: str, bad: NDArray[np.bool_], total: NDArray[np.float64], records: NDArray[np.intp]
-) -> Finding:
-    extreme = max(total[bad].tolist(), key=lambda value: _severity(kind, value))
-    return Finding(kind, int(bad.sum()), int(records[bad].min()), extreme)
+    """Return a finding about entries of rows, arrays of shape (n, K), or totals, arrays of shape (n,)."""
+    extreme = max(values[bad].tolist(), key=lambda value: _severity(kind, value))
+    first = records[bad.reshape(len(records), -1).any(axis=1)].min()
+    return Finding(kind, int(bad.sum()), int(first), extreme, refutes=kind != IMPOSSIBLE)

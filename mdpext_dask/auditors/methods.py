@@ -1,38 +1,24 @@
-"""The auditors at work: their tasks, and what the answers come to."""
+"""The four auditors: the work items of each, and what their answers come to."""
 
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mdpext_dask.auditors.bands import bands_of, certify_band
-from mdpext_dask.auditors.certificate import Place, certify_block
+from mdpext_dask.auditors import result
+from mdpext_dask.auditors.certificate import Place, bands_of, certify_band, certify_block
 from mdpext_dask.auditors.findings import inspect_rows, merged
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
-from mdpext_dask.auditors.pairs.designs import Design
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
 from mdpext_dask.auditors.pairs.tiles import lengths
-from mdpext_dask.auditors.result import (
-    BOUNDARY,
-    CERTIFICATE,
-    CHANGED,
-    EXHAUSTIVE,
-    HOLDS,
-    NO_VIOLATION_FOUND,
-    NOT_PROVED,
-    SAMPLED,
-    VIOLATED,
-    AuditReport,
-    describe_triple,
-    verdict_on_rows,
-)
+from mdpext_dask.auditors.result import AuditReport, steepness, verdict_on_rows
 from mdpext_dask.auditors.shared_rows import check_shared_rows
-from mdpext_dask.auditors.subject import Subject, damage_of, verdict_on_pairs
+from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
@@ -46,6 +32,7 @@ DEFAULT_PAIRS = 1_000_000
 _BATCHES_A_WAVE = 2
 _LARGEST_WAVE = 1000
 _RANDOM_BITS = 63
+_ALL_DRAWN, _AT_FIRST, _IN_TIME = "all pairs drawn", "first violation", "time"
 
 
 @dataclass(frozen=True)
@@ -105,90 +92,79 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         If the records are on no lattice.
     """
     started = time.perf_counter()
-    function, tasks = _certificate_tasks(subject)
-    with stages.stage("audit", len(tasks)):
-        found = stages.gather(executor, "audit", function, tasks)
     source, store, promise = subject.source, subject.store, subject.promise
-    worst = max(found, key=lambda part: (part.epsilon, -part.block))
-    violations = sum(part.violations for part in found)
-    damage = damage_of(subject, [part.damage for part in found], worst.epsilon)
-    findings = tuple(merged(finding for part in found for finding in part.findings))
-    steepest = _steepest_of_cell(subject, worst.place)
-    described = describe_triple(source, promise, steepest)
-    if worst.epsilon <= promise.kept_per_km and not violations:
-        verdict = verdict_on_rows(findings) or (CHANGED if damage else HOLDS)
-    else:
-        verdict = VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or NOT_PROVED
-    across, along = subject.lattice_shape
-    return subject.report(
-        CERTIFICATE,
-        verdict,
-        worst.epsilon,
-        time.perf_counter() - started,
-        triples_checked=exhaustive.pairs_of(source.records) * source.outputs,
-        violations=violations,
-        violation_ratio=violations / ((across - 1) * (along - 1) * source.outputs),
-        recomputed=sum(part.recomputed for part in found),
-        worst=described,
-        findings=findings,
-        changed=damage.changed,
-        missing=damage.missing,
-        extra=damage.extra,
-        blocks_at_fault=tuple(
-            part.block for part in found if part.damage or not part.epsilon <= promise.kept_per_km
-        ),
-        details={"epsilon_by_block": _map_of(store, [json_number(part.epsilon) for part in found])},
-    )
-
-
-def _certificate_tasks(subject: Subject) -> tuple[Any, list[tuple[Any, ...]]]:
-    promise, source = subject.promise, subject.source
-    if subject.store is not None:
-        url, p, limit = subject.store.url, promise.metric_p, promise.kept_per_km
-        return certify_block, [(url, index, p, limit) for index in range(subject.store.plan.blocks)]
-    if subject.lattice_file is None:
+    if source.lattice_shape is None:
         raise SpecError(
             f"{subject.name}: the certificate needs records on all crossings of a lattice in the plane; use "
             "--method exhaustive"
         )
-    bands = list(bands_of(subject.lattice(), source.outputs))
-    return certify_band, [
-        (source, subject.lattice_file, index, band.start, band.stop - 1, promise)
-        for index, band in enumerate(bands)
-    ]
+    function: Any = certify_block
+    tasks: list[tuple[Any, ...]]
+    if store is not None:
+        limits = promise.metric_p, promise.kept_per_km
+        tasks = [(store.url, index, *limits) for index in range(store.plan.blocks)]
+    else:
+        function, bands = certify_band, bands_of(source.lattice_shape, source.outputs)
+        tasks = [(source, index, band.start, band.stop - 1, promise) for index, band in enumerate(bands)]
+    with stages.stage("audit", len(tasks)):
+        found = stages.gather(executor, "audit", function, tasks)
+    worst = max(found, key=lambda part: (part.cells.epsilon, -part.block)).cells
+    violations = sum(part.cells.violations for part in found)
+    findings = merged(finding for part in found for finding in part.findings)
+    steepest = _steepest_of_cell(subject, worst.place)
+    if worst.epsilon <= promise.kept_per_km and not violations:
+        verdict = verdict_on_rows(findings) or result.HOLDS
+    else:
+        verdict = (
+            result.VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or result.NOT_PROVED
+        )
+    by_block: list[Any] = [json_number(part.cells.epsilon) for part in found]
+    if store is not None:  # as rows from west to east, each from south to north
+        along = store.plan.blocks_shape[1]
+        by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
+    across, along = source.lattice_shape
+    return subject.report(
+        result.CERTIFICATE,
+        verdict,
+        worst.epsilon,
+        started,
+        {"epsilon_by_block": by_block},
+        damage=[part.damage for part in found],
+        certified=worst.epsilon,
+        triples_checked=exhaustive.pairs_of(source.records) * source.outputs,
+        violations=violations,
+        violation_ratio=violations / ((across - 1) * (along - 1) * source.outputs),
+        recomputed=sum(part.cells.recomputed for part in found),
+        worst=subject.describe(steepest),
+        findings=findings,
+        blocks_at_fault=tuple(
+            part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km
+        ),
+    )
 
 
 def _steepest_of_cell(subject: Subject, place: Place) -> Triple:
     """Return the steepest pair of a fine cell's records for an output."""
-    records = subject.records_of_cell(place)
     source, output = subject.source, place.output
+    records = source.records_of_cell(place.i, place.j)
     rows, xy_km = source.rows(records), source.xy_km(records)
     good, _ = inspect_rows(records, rows, source.range, normalised=False)
-    pairs = [(a, b) for a in range(4) for b in range(a + 1, 4)]
     if not good.all():
         bad = int(np.argmin(good))
         return Triple(True, math.inf, int(records[bad]), int(records[bad - 1]), output)
     logs = logs_of(rows)[0][:, output]
-    first, second = (np.array(side) for side in zip(*pairs, strict=True))
+    first, second = np.triu_indices(4, 1)
     dx, dy = (xy_km[first] - xy_km[second]).T.copy()
     slopes = np.abs(logs[first] - logs[second]) / lengths(dx, dy, subject.promise.metric_p)
     steepest = int(slopes.argmax())
-    a, b = pairs[steepest]
-    return Triple(False, float(slopes[steepest]), int(records[a]), int(records[b]), output)
-
-
-def _map_of(store: MechanismStore | None, values: list[Any]) -> list[Any]:
-    """Return values of blocks as rows from west to east, each from south to north; of bands as they are."""
-    if store is None:
-        return values
-    along = store.plan.blocks_shape[1]
-    return [values[start : start + along] for start in range(0, len(values), along)]
+    pair = int(records[first[steepest]]), int(records[second[steepest]])
+    return Triple(False, float(slopes[steepest]), *pair, output)
 
 
 # --- every triple ---------------------------------------------------------------------------------
 
 
-def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: bool = True) -> AuditReport:
+def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditReport:
     """Compare all pairs of records for all outputs, but for those that bounds say keep the promise.
 
     Parameters
@@ -196,9 +172,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
     subject
         What is audited.
     executor, stages
-        Where tasks run, and who is told.
-    prune
-        Whether bounds are used at all.
+        Where work items run, and who is told.
     """
     started = time.perf_counter()
     source, store, promise = subject.source, subject.store, subject.promise
@@ -208,14 +182,14 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
             blocks = [(store.url, index) for index in range(store.plan.blocks)]
             damage = stages.gather(executor, "bytes", damage_of_stored_block, blocks)
     with stages.stage("near", source.parts):
-        near = [(source, index, promise, prune) for index in range(source.parts)]
+        near = [(source, index, promise) for index in range(source.parts)]
         summaries = stages.gather(executor, "near", exhaustive.compare_within, near)
     tally = Tally()
     for summary in summaries:
         tally.add(summary.tally)
-    portions = exhaustive.parts_to_compare(summaries, promise, tally.slope, prune=prune)
+    portions = exhaustive.parts_to_compare(summaries, promise, tally.slope)
     with stages.stage("far", len(portions)):
-        far = [(source, part, partners, promise, tally.slope, prune) for part, partners in portions]
+        far = [(source, part, partners, promise, tally.slope) for part, partners in portions]
         for _, found in stages.run(executor, "far", exhaustive.compare_between, far):
             tally.add(found)
     exhaustive.forget()
@@ -224,63 +198,56 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages, *, prune: 
     refused = (exhaustive.pairs_of(source.records) - exhaustive.pairs_of(usable)) * source.outputs
     violations = tally.violations + refused
     total = exhaustive.pairs_of(source.records) * source.outputs
-    findings = tuple(merged(finding for summary in summaries for finding in summary.findings))
-    epsilon = _audited_epsilon(subject, tally, violations, refused)
-    found_damage = damage_of(subject, damage, None)
+    findings = merged(finding for summary in summaries for finding in summary.findings)
     if tally.violations:
-        verdict = verdict_on_pairs(subject, tally.worst)
-    elif tally.undecided:
-        verdict = NOT_PROVED
+        verdict = subject.verdict_on_pairs(tally.worst)
     else:
-        verdict = verdict_on_rows(findings) or (CHANGED if found_damage else HOLDS)
+        verdict = result.NOT_PROVED if tally.undecided else verdict_on_rows(findings) or result.HOLDS
     worst = sorted(tally.worst, reverse=True)
-    described = [describe_triple(source, promise, triple) for triple in worst]
+    described = [subject.describe(triple) for triple in worst]
+    sizes = zip(SIZE_EDGES[:-1], SIZE_EDGES[1:], tally.sizes, strict=True)
+    details = {
+        "worst_triples": described,
+        "violation_sizes": [
+            {"at_least": low, "below": json_number(high), "violations": count} for low, high, count in sizes
+        ],
+        "hidden_violations": tally.hidden,
+        "undecided": tally.undecided,
+        "triples_compared": tally.compared,
+        "peak_bytes_per_task": exhaustive.peak_bytes(source),
+    }
     return subject.report(
-        EXHAUSTIVE,
+        result.EXHAUSTIVE,
         verdict,
-        epsilon,
-        time.perf_counter() - started,
+        math.inf if refused else _audited_epsilon(subject, tally),
+        started,
+        details,
+        damage=damage,
         triples_checked=total,
         violations=violations,
         violation_ratio=violations / total if total else 0.0,
         recomputed=tally.recomputed,
         worst=described[0] if described else {},
         findings=findings,
-        changed=found_damage.changed,
-        missing=found_damage.missing,
-        extra=found_damage.extra,
         blocks_at_fault=tuple(index for index, part in enumerate(damage) if part),
-        details={
-            "worst_triples": described,
-            "violation_sizes": [
-                {"at_least": low, "below": json_number(high), "violations": count}
-                for low, high, count in zip(SIZE_EDGES[:-1], SIZE_EDGES[1:], tally.sizes, strict=True)
-            ],
-            "hidden_violations": tally.hidden,
-            "undecided": tally.undecided,
-            "triples_compared": tally.compared,
-            "peak_bytes_per_task": exhaustive.peak_bytes(source),
-        },
     )
 
 
 def damage_of_stored_block(url: str, index: int) -> ShardDamage:
-    """Compare the bytes of one block with its receipt; a task."""
+    """Compare the bytes of one block with its receipt; a work item."""
     return damage_of_block(MechanismStore.open(url), index)
 
 
-def _audited_epsilon(subject: Subject, tally: Tally, violations: int, refused: int) -> float:
+def _audited_epsilon(subject: Subject, tally: Tally) -> float:
     """Return an ε, in 1/km, that no pair exceeds: the steepest rounded outward, or the limit if less."""
-    if refused:
-        return math.inf
     steepest = max(tally.worst, default=None)
     if steepest is not None and math.isinf(steepest.slope):
         return math.inf
     epsilon = tally.slope_above
     if subject.promise.distortion is not None:
         epsilon = math.nextafter(epsilon * (1 + subject.promise.distortion), math.inf)
-    proved = not (violations or tally.undecided or tally.hidden)
-    return min(epsilon, subject.limit_per_km) if proved else epsilon
+    proved = not (tally.violations or tally.undecided or tally.hidden)
+    return min(epsilon, subject.promise.epsilon_per_km) if proved else epsilon
 
 
 # --- pairs drawn at random ------------------------------------------------------------------------
@@ -296,29 +263,86 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     sampling
         How pairs are drawn.
     executor, stages
-        Where tasks run, and who is told.
+        Where work items run, and who is told.
     """
     started = time.perf_counter()
     source, promise = subject.source, subject.promise
     seed = secrets.randbits(_RANDOM_BITS) if sampling.random_seed is None else sampling.random_seed
     design = sampled.design_of(source, sampling.design, promise.metric_p)
-    total = [sampled.StratumTally() for _ in design.strata]
-    stopped = "all pairs drawn"
+    strata = [sampled.StratumTally() for _ in design.strata]
+    stopped = _ALL_DRAWN
     for wave in _waves(sampling, source.outputs, executor.workers):
         tasks = [(source, promise, sampling.design, seed, batch, pairs) for batch, pairs in wave]
         with stages.stage("audit", len(tasks)):
             for _, found in stages.run(executor, "audit", sampled.sample_batch, tasks):
-                for sum_, tally in zip(total, found, strict=True):
-                    sum_.add(tally)
-                if sampling.stop_at_first and any(tally.violations for tally in total):
-                    stopped = "first violation"
+                for stratum, tally in zip(strata, found, strict=True):
+                    stratum.add(tally)
+                if sampling.stop_at_first and any(stratum.violations for stratum in strata):
+                    stopped = _AT_FIRST
                     break
-        if stopped == "first violation":
+        if stopped == _ALL_DRAWN and sampling.seconds and time.perf_counter() - started >= sampling.seconds:
+            stopped = _IN_TIME
+        if stopped != _ALL_DRAWN:
             break
-        if sampling.seconds is not None and time.perf_counter() - started >= sampling.seconds:
-            stopped = "time"
-            break
-    return _summarise_sample(subject, sampling, seed, design, total, stopped, started)
+    total = sampled.StratumTally()
+    for stratum in strata:
+        total.add(stratum)
+    findings = merged(total.findings)
+    ratio, means = sampled.estimate(strata, design.weights, source.outputs)
+    # Neither a sample that ends with what it has seen is fair, nor one of which something is not decided.
+    fair = stopped != _AT_FIRST and not total.undecided
+    numbers, confidence = [stratum.pairs for stratum in strata], sampling.confidence
+    interval = stratified_interval(means, numbers, design.weights, confidence) if fair else None
+    if total.violations > total.unusable * source.outputs:
+        verdict = subject.verdict_on_pairs([each.worst for each in strata if each.worst is not None])
+    else:
+        verdict = verdict_on_rows(findings) or (
+            result.NOT_PROVED if total.undecided else result.NO_VIOLATION_FOUND
+        )
+    worst = subject.describe(total.worst)
+    details = {
+        "pairs": total.pairs,
+        "design": sampling.design,
+        "random_seed": seed,
+        "confidence": confidence,
+        "violation_ratio_interval": None if interval is None else list(interval),
+        "stopped": stopped,
+        "hidden_violations": total.hidden,
+        "undecided": total.undecided,
+        "ratio_edges": list(sampled.RATIO_EDGES),
+        "strata": [
+            {
+                "lower_km": stratum.lower_km,
+                "upper_km": stratum.upper_km,
+                "pairs": stratum.pairs,
+                "pairs_drawn": tally.pairs,
+                "violations": tally.violations,
+                "violation_ratio": mean,
+                "violation_ratio_interval": list(mean_interval(mean, tally.pairs, confidence))
+                if fair
+                else None,
+                "epsilon_audited": json_number(tally.worst.slope) if tally.worst else None,
+                "triples_by_ratio": tally.histogram,
+            }
+            for stratum, tally, mean in zip(design.strata, strata, means, strict=True)
+        ],
+        "peak_bytes_per_task": sampled.peak_bytes(
+            source, sampling.design, min(total.pairs, sampled.batch_pairs(source.outputs))
+        ),
+    }
+    return subject.report(
+        result.SAMPLED,
+        verdict,
+        steepness(worst, "distance_km") if worst else 0.0,
+        started,
+        details,
+        triples_checked=total.pairs * source.outputs,
+        violations=total.violations,
+        violation_ratio=ratio,
+        recomputed=total.recomputed,
+        worst=worst,
+        findings=findings,
+    )
 
 
 def _waves(sampling: Sampling, outputs: int, workers: int) -> Iterator[list[tuple[int, int]]]:
@@ -327,103 +351,13 @@ def _waves(sampling: Sampling, outputs: int, workers: int) -> Iterator[list[tupl
     wanted: float = DEFAULT_PAIRS if sampling.seconds is None else math.inf
     if sampling.pairs is not None:
         wanted = sampling.pairs
-    batch = 0
-    while batch * most < wanted:
-        # All at once, but for what cannot be held, and where a clock has to be looked at.
-        count = _LARGEST_WAVE if sampling.seconds is None else _BATCHES_A_WAVE * max(workers, 1)
-        wave = [
-            (number, int(min(most, wanted - number * most)))
-            for number in range(batch, batch + count)
-            if number * most < wanted
-        ]
-        yield wave
-        batch += len(wave)
-
-
-def _summarise_sample(
-    subject: Subject,
-    sampling: Sampling,
-    seed: int,
-    design: Design,
-    total: Sequence[sampled.StratumTally],
-    stopped: str,
-    started: float,
-) -> AuditReport:
-    source, promise = subject.source, subject.promise
-    pairs = sum(tally.pairs for tally in total)
-    violations = sum(tally.violations for tally in total)
-    undecided = sum(tally.undecided for tally in total)
-    findings = tuple(merged(finding for tally in total for finding in tally.findings))
-    strata = design.strata
-    ratio, means, drawn = sampled.estimate(total, design.weights, source.outputs)
-    # Whoever stops because of what has been seen has seen no fair sample, nor who does not know what was
-    # seen.
-    fair = stopped != "first violation" and not undecided
-    interval = stratified_interval(means, drawn, design.weights, sampling.confidence) if fair else None
-    steep = [tally.worst for tally in total if tally.worst is not None]
-    steepest = max(steep, default=None)
-    described = {} if steepest is None else describe_triple(source, promise, steepest)
-    damage = damage_of(subject, [], None)
-    if violations > sum(tally.unusable for tally in total) * source.outputs:
-        verdict = verdict_on_pairs(subject, steep)
-    else:
-        nothing = NOT_PROVED if undecided else CHANGED if damage else NO_VIOLATION_FOUND
-        verdict = verdict_on_rows(findings) or nothing
-    return subject.report(
-        SAMPLED,
-        verdict,
-        _slope_of(described),
-        time.perf_counter() - started,
-        triples_checked=pairs * source.outputs,
-        violations=violations,
-        violation_ratio=ratio,
-        recomputed=sum(tally.recomputed for tally in total),
-        worst=described,
-        findings=findings,
-        changed=damage.changed,
-        missing=damage.missing,
-        extra=damage.extra,
-        details={
-            "pairs": pairs,
-            "design": sampling.design,
-            "random_seed": seed,
-            "confidence": sampling.confidence,
-            "violation_ratio_interval": None if interval is None else list(interval),
-            "stopped": stopped,
-            "hidden_violations": sum(tally.hidden for tally in total),
-            "undecided": undecided,
-            "ratio_edges": list(sampled.RATIO_EDGES),
-            "strata": [
-                {
-                    "lower_km": stratum.lower_km,
-                    "upper_km": stratum.upper_km,
-                    "pairs": stratum.pairs,
-                    "pairs_drawn": tally.pairs,
-                    "violations": tally.violations,
-                    "violation_ratio": mean,
-                    "violation_ratio_interval": list(mean_interval(mean, tally.pairs, sampling.confidence))
-                    if fair
-                    else None,
-                    "epsilon_audited": json_number(tally.worst.slope) if tally.worst else None,
-                    "triples_by_ratio": tally.histogram,
-                }
-                for stratum, tally, mean in zip(strata, total, means, strict=True)
-            ],
-            "peak_bytes_per_task": sampled.peak_bytes(
-                source, sampling.design, min(pairs, sampled.batch_pairs(source.outputs))
-            ),
-        },
-    )
-
-
-def _slope_of(described: dict[str, Any]) -> float:
-    """Return |log ratio| / distance of a triple that is described, in 1/km."""
-    if not described:
-        return 0.0
-    ratio, distance = described["log_ratio"], described["distance_km"]
-    if not isinstance(ratio, float):
-        return math.inf
-    return ratio / distance if distance > 0 else math.inf if ratio > 0 else 0.0
+    # All at once, but for what cannot be held, and where a clock has to be looked at.
+    count = _LARGEST_WAVE if sampling.seconds is None else _BATCHES_A_WAVE * max(workers, 1)
+    first = 0
+    while first * most < wanted:
+        numbers = (number for number in range(first, first + count) if number * most < wanted)
+        yield [(number, int(min(most, wanted - number * most))) for number in numbers]
+        first += count
 
 
 # --- shared rows ----------------------------------------------------------------------------------
@@ -441,7 +375,7 @@ def check_boundary(
     blocks
         Half-open range of blocks; default: all.
     executor, stages
-        Where tasks run, and who is told.
+        Where work items run, and who is told.
 
     Raises
     ------
@@ -460,27 +394,24 @@ def check_boundary(
         found = stages.gather(executor, "boundary", check_shared_rows, tasks)
     checked = sum(part.rows_checked for part in found)
     mismatches = sorted({mismatch for part in found for mismatch in part.mismatches})
-    damage = damage_of(subject, [], None)
+    details = {
+        "blocks_checked": [first, last],
+        "boundary_rows_checked": checked,
+        "boundary_mismatches": [
+            {"record": list(mismatch.record), "block": mismatch.block, "said_by": mismatch.said_by}
+            for mismatch in mismatches
+        ],
+    }
     return subject.report(
-        BOUNDARY,
-        VIOLATED if mismatches else CHANGED if damage else HOLDS,
+        result.BOUNDARY,
+        result.VIOLATED if mismatches else result.HOLDS,
         math.nan,
-        time.perf_counter() - started,
+        started,
+        details,
         triples_checked=0,
         violations=len(mismatches),
         violation_ratio=len(mismatches) / checked,
         recomputed=0,
         worst={},
-        changed=damage.changed,
-        missing=damage.missing,
-        extra=damage.extra,
         blocks_at_fault=tuple(sorted({mismatch.block for mismatch in mismatches})),
-        details={
-            "blocks_checked": [first, last],
-            "boundary_rows_checked": checked,
-            "boundary_mismatches": [
-                {"record": list(mismatch.record), "block": mismatch.block, "said_by": mismatch.said_by}
-                for mismatch in mismatches
-            ],
-        },
     )

@@ -1,10 +1,13 @@
-"""What is audited: |log M(y|x) − log M(y|x')| ≤ ε d(x, x') + tolerance, and where float64 decides it."""
+"""What is audited, |log M(y|x) − log M(y|x')| ≤ ε d(x, x') + tolerance, and which triples break it.
+
+A triple is judged in float64 where that is sure, else exactly.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,8 @@ _GEODESIC_ERROR_KM, _GEODESIC_ERROR = 5e-11, 1e-13
 _PLANE_ERROR_KM = 1e-6
 # Below this, squares lose digits; such distances are decided exactly.
 _SHORTEST_KM = 1e-140
+# Two rows, float of shape (K,), and two places as the promise measures them, float64 of shape (2, 2).
+Pair = tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,7 @@ class Promise:
         return 0.0 if self.distortion is None else _PLANE_ERROR_KM
 
     def apart_km(
-        self,
-        dx: NDArray[np.float64],
-        dy: NDArray[np.float64],
-        out: NDArray[np.float64] | None = None,
+        self, dx: NDArray[np.float64], dy: NDArray[np.float64], out: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
         """Return ‖(dx, dy)‖_p, less what the plane may be off by, 0 for next to nothing; overwrites both."""
         apart = lengths(dx, dy, self.metric_p, out=out)
@@ -112,33 +114,112 @@ class Promise:
         mdpext_dask.auditors.exact.Undecided
             If the length of a geodesic is not known well enough.
         """
-        tolerance = self.tolerance if tolerant else 0.0
+        limits = self.epsilon_per_km, self.tolerance if tolerant else 0.0
         if self.distortion is None:
-            apart = exact.displacement(*places)
-            return exact.pair_exceeds(ratio, apart, self.metric_p, self.epsilon_per_km, tolerance)
-        if ratio == 1:
-            return False
-        if np.array_equal(places[0], places[1]):
-            return exact.pair_exceeds(ratio, (Fraction(0), Fraction(0)), 1, self.epsilon_per_km, tolerance)
-        length = ground_distance_km(places[0], places[1])
-        error = _GEODESIC_ERROR_KM + _GEODESIC_ERROR * length
-        answers = {
-            exact.pair_exceeds(
-                ratio, (Fraction(max(end, 0.0)), Fraction(0)), 1, self.epsilon_per_km, tolerance
-            )
-            for end in (length - error, length + error)
-        }
+            return exact.pair_exceeds(ratio, exact.displacement(*places), self.metric_p, *limits)
+        ends = {0.0}
+        if not np.array_equal(*places):
+            length = ground_distance_km(*places)
+            error = _GEODESIC_ERROR_KM + _GEODESIC_ERROR * length
+            ends = {max(length - error, 0.0), length + error}
+        answers = {exact.pair_exceeds(ratio, (Fraction(end), Fraction(0)), 1, *limits) for end in ends}
         if len(answers) == 2:
-            raise exact.Undecided(f"a geodesic of {length} km decides, and is known to {error:.1g} km")
+            raise exact.Undecided(
+                f"a geodesic decides that is known to be {min(ends)} to {max(ends)} km long"
+            )
         return answers.pop()
 
 
 def ground_distance_km(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     """Return the length, in km, of the geodesic on WGS 84 between two places, lon and lat in degrees."""
-    return float(_geod().inv(*first.tolist(), *second.tolist())[2]) / 1000
-
-
-def _geod() -> Any:
     from pyproj import Geod
 
-    return Geod(ellps="WGS84")
+    return float(Geod(ellps="WGS84").inv(*first.tolist(), *second.tolist())[2]) / 1000
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What some triples do.
+
+    Parameters
+    ----------
+    violates
+        Which break the promise, tolerance included, bool of shape (n,).
+    hidden
+        Which would break it without the tolerance only, bool of shape (n,).
+    recomputed
+        How many float64 could not decide.
+    undecided
+        How many of those nothing could decide; they are in neither array.
+    """
+
+    violates: NDArray[np.bool_]
+    hidden: NDArray[np.bool_]
+    recomputed: int
+    undecided: int
+
+
+def may_break(
+    differences: NDArray[np.float64], apart_km: NDArray[np.float64], error: float, promise: Promise
+) -> NDArray[np.bool_]:
+    """Return which triples are not sure to keep the promise without any tolerance.
+
+    Parameters
+    ----------
+    differences
+        |ℓ(y|x) − ℓ(y|x')|, float64.
+    apart_km
+        Distance in the plane as :meth:`Promise.apart_km` gives it, of a shape
+        that broadcasts.
+    error
+        What the differences may be off by.
+    promise
+        What is audited.
+    """
+    return np.asarray(differences + error > promise.kept_per_km * apart_km * (1 - LENGTH_ERROR))
+
+
+def judge(
+    differences: NDArray[np.float64],
+    apart_km: NDArray[np.float64],
+    error: float,
+    promise: Promise,
+    pair_of: Callable[[int], Pair],
+    outputs: NDArray[np.intp],
+) -> Verdicts:
+    """Decide triples one by one.
+
+    Parameters
+    ----------
+    differences, apart_km, error, promise
+        As for :func:`may_break`, arrays of shape (n,).
+    pair_of
+        Rows and places of the triple at a position.
+    outputs
+        y of each, shape (n,).
+    """
+    tolerance = promise.tolerance
+    broken = promise.broken_per_km * promise.furthest_km(apart_km)
+    kept = promise.kept_per_km * apart_km * (1 - LENGTH_ERROR)
+    breaks = differences - error > broken
+    violates = differences - error > broken + tolerance
+    hidden = breaks & (differences + error <= kept + tolerance)
+    unsure = np.flatnonzero((differences + error > kept) & ~violates & ~hidden)
+    undecided = 0
+    for position in unsure.tolist():
+        pair, output = pair_of(position), int(outputs[position])
+        try:
+            violates[position] = _is_broken(pair, output, promise, tolerant=True)
+            if tolerance and not violates[position]:
+                hidden[position] = _is_broken(pair, output, promise, tolerant=False)
+        except exact.Undecided:
+            undecided += 1
+    return Verdicts(violates, hidden, len(unsure), undecided)
+
+
+def _is_broken(pair: Pair, output: int, promise: Promise, *, tolerant: bool) -> bool:
+    first, second, places = pair
+    if not first[output] or not second[output]:
+        # Impossible from one of them only; from both, it never happens.
+        return bool(first[output] != second[output])
+    return promise.is_broken(exact.probability_ratio(first, second, output), places, tolerant=tolerant)

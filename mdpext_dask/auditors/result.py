@@ -1,20 +1,15 @@
-"""What an audit answers, as values."""
+"""What an audit answers: as values, as JSON, in one line, and as a table for people."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from mdpext_dask.auditors.exact import log_ratio, probability_ratio
-from mdpext_dask.auditors.findings import Finding
-from mdpext_dask.auditors.pairs.compare import Triple
-from mdpext_dask.auditors.promise import Promise, ground_distance_km
-from mdpext_dask.auditors.source import Source
-from mdpext_dask.errors import StoreError, first_line
-from mdpext_dask.extend.record_metrics import PlanarMetric
+from mdpext_dask.auditors.findings import NOT_FINITE, Finding
+from mdpext_dask.errors import StoreError
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.notebook_card import card
 
@@ -23,18 +18,16 @@ CERTIFICATE, EXHAUSTIVE, SAMPLED, BOUNDARY = METHODS = ("certificate", "exhausti
 HOLDS, VIOLATED = "holds", "violated"
 NOT_PROVED, NO_VIOLATION_FOUND = "not proved", "no violation found"
 CHANGED, NO_MECHANISM = "changed since it was written", "not a mechanism"
-# What ε is called: certified, or audited over pairs themselves.
-_EPSILON = {
-    CERTIFICATE: "epsilon_certified",
-    **dict.fromkeys((EXHAUSTIVE, SAMPLED, BOUNDARY), "epsilon_audited"),
+# What ε is called in JSON: certified, or audited over pairs themselves.
+_CERTIFIED, _AUDITED = "epsilon_certified", "epsilon_audited"
+# Shards and findings that are named; the rest is counted.
+_NAMED = 3
+_METHODS = {
+    CERTIFICATE: "certificate: all pairs, proved cell by cell in one pass over the rows",
+    EXHAUSTIVE: "exhaustive: every triple (x, x', y)",
+    SAMPLED: "sampled: pairs of records drawn at random",
+    BOUNDARY: "boundary: rows that blocks share, made again from the seed",
 }
-# Of the JSON form: lists, and what is there as it is.
-_LISTS = ("changed", "missing", "extra", "blocks_at_fault")
-_PLAIN = (
-    "subject", "method", "verdict", "epsilon_per_km", "epsilon_planar_per_km", "limit_per_km", "tolerance",
-    "records", "outputs", "triples_checked", "violations", "violation_ratio", "recomputed", "worst",
-    "seconds",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,48 +116,21 @@ class AuditReport:
     @property
     def epsilon_name(self) -> str:
         """What ε is called: certified, or audited over pairs themselves."""
-        return _EPSILON[self.method]
+        return _CERTIFIED if self.method == CERTIFICATE else _AUDITED
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the verdict, ε against its limit, and the worst triple."""
-        rows = [
-            ("audited", f"{self.subject}: {self.records:,} records, {self.outputs:,} outputs"),
-            ("method", self.method),
-            ("promised", f"ε = {self.epsilon_per_km:g} per km, metric p = {self.metric_p:g}"),
-        ]
-        if self.method != BOUNDARY:
-            found = self.epsilon_name.removeprefix("epsilon_")
-            rows.append((found, f"ε = {self.epsilon:.6g} per km, limit {self.limit_per_km:.6g}"))
-        rows.append(("violations", f"{self.violations:,}, {self.triples_checked:,} triples covered"))
-        if self.worst:
-            log_ratio, bound = self.worst["log_ratio"], self.worst["bound"]
-            rows.append(
-                (
-                    "worst triple",
-                    f"records {self.worst['record']} and {self.worst['record_prime']}, "
-                    f"{self.worst['distance_km']:.4g} km apart, output {self.worst['output']}: "
-                    f"log ratio {float(log_ratio):.6g} against a bound of {bound:.6g}",
-                )
-            )
-        rows += [("rows", f"{finding.kind}: {finding.count:,}") for finding in self.findings]
-        damage = {"changed": self.changed, "missing": self.missing, "belong to nothing": self.extra}
-        rows += [(name, f"{len(keys):,} parts") for name, keys in damage.items() if keys]
-        return card(f"Audit: {self.verdict}", rows)
+        """Return what notebooks show."""
+        return card(f"Audit: {self.verdict}", table(self))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; infinity as ``"inf"``."""
         values = {**self.__dict__, "holds": self.holds}
         del values["epsilon"], values["details"]
-        # Comparing rows says nothing of ε.
-        epsilon = {} if self.method == BOUNDARY else {self.epsilon_name: json_number(self.epsilon)}
-        return {
-            **values,
-            **epsilon,
-            "metric_p": json_number(self.metric_p),
-            "findings": [finding.as_json() for finding in self.findings],
-            **{name: list(values[name]) for name in _LISTS},
-            **self.details,
-        }
+        if self.method != BOUNDARY:  # comparing rows says nothing of ε
+            values[self.epsilon_name] = json_number(self.epsilon)
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        findings = [finding.as_json() for finding in self.findings]
+        return {**values, "metric_p": json_number(self.metric_p), "findings": findings, **self.details}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "AuditReport":
@@ -175,19 +141,22 @@ class AuditReport:
         StoreError
             If they are no report.
         """
+        method = values.get("method")
+        if method not in METHODS:
+            raise StoreError(f"not an audit report: method is {method!r}")
+        name = _CERTIFIED if method == CERTIFICATE else _AUDITED
+        own = {each.name for each in dataclasses.fields(cls)}
+        report = {key: value for key, value in values.items() if key in own}
+        report["epsilon"] = math.nan if method == BOUNDARY else values.get(name)
+        report["details"] = {
+            key: value for key, value in values.items() if key not in (*own, "holds", _CERTIFIED, _AUDITED)
+        }
         try:
-            epsilon = math.nan if values["method"] == BOUNDARY else float(values[_EPSILON[values["method"]]])
-            own: dict[str, Any] = {
-                **{name: values[name] for name in _PLAIN},
-                **{name: tuple(values[name]) for name in _LISTS},
-                "epsilon": epsilon,
-                "metric_p": float(values["metric_p"]),
-                "findings": tuple(Finding.from_json(finding) for finding in values["findings"]),
-            }
-            known = {*own, "holds", *_EPSILON.values()}
-            return cls(**own, details={name: value for name, value in values.items() if name not in known})
-        except (LookupError, TypeError, ValueError) as error:
-            raise StoreError(f"not an audit report: {first_line(error)}") from None
+            return TypeAdapter(cls).validate_python(report)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise StoreError(f"not an audit report: {where}: {first['msg']}") from None
 
 
 def verdict_on_rows(findings: tuple[Finding, ...]) -> str | None:
@@ -195,55 +164,165 @@ def verdict_on_rows(findings: tuple[Finding, ...]) -> str | None:
     return NO_MECHANISM if any(finding.refutes for finding in findings) else None
 
 
-def exact_ratio(source: Source, triple: Triple) -> Fraction | None:
-    """Return M(y|x) / M(y|x') of a triple, also of rows that the sampler would refuse; None where it is none.
-
-    Parameters
-    ----------
-    source
-        The mechanism.
-    triple
-        x, x' and y.
-    """
-    first, second = source.rows(np.array([triple.record, triple.record_prime]))
-    rows = np.stack([first, second])
-    if not (np.isfinite(rows).all() and (rows >= 0).all() and rows.any(axis=1).all()):
-        return None
-    ours, theirs = float(first[triple.output]), float(second[triple.output])
-    if ours and theirs:
-        return probability_ratio(first, second, triple.output)
-    return Fraction(1) if ours == theirs else None
+def steepness(worst: dict[str, Any], over: str) -> float:
+    """Return the |log ratio| of a triple over its ``"bound"`` or ``"distance_km"``; over 0, ∞ or 0."""
+    log_ratio, below = float(worst["log_ratio"]), float(worst[over])
+    if below > 0:
+        return log_ratio / below
+    return math.inf if log_ratio > 0 else 0.0
 
 
-def describe_triple(source: Source, promise: Promise, triple: Triple) -> dict[str, Any]:
-    """Return a triple as values, its log ratio computed anew from the exact rows.
+def sentence(report: AuditReport) -> str:
+    """Return the outcome in one line."""
+    details, promised, hidden = report.details, _promised(report), _hidden(report)
+    if report.verdict == HOLDS and report.method == BOUNDARY:
+        return f"holds: {details['boundary_rows_checked']:,} shared rows are those that the seed extends to"
+    if report.verdict == HOLDS:
+        proved = "certified at" if report.method == CERTIFICATE else "no pair is steeper than"
+        where = " in the plane" if report.limit_per_km == report.epsilon_planar_per_km else ""
+        return f"holds for all pairs: {proved} {report.epsilon:.6g}/km{where}, promised {promised}{hidden}"
+    if report.holds:
+        high, confidence = details["violation_ratio_interval"][1], details["confidence"]
+        return (
+            f"no violation found among {details['pairs']:,} pairs: with {confidence:.0%} confidence at most "
+            f"{high:.2g} of all triples break the promise of {promised}; an estimate, not a proof{hidden}"
+        )
+    return "does not hold: " + "; ".join(_reasons(report)) + hidden
 
-    Parameters
-    ----------
-    source
-        The mechanism.
-    promise
-        What is audited.
-    triple
-        x, x' and y.
-    """
-    pair = np.array([triple.record, triple.record_prime])
-    xy_km = source.xy_km(pair)
-    ratio = exact_ratio(source, triple)
-    size = math.inf if ratio is None else float(log_ratio(ratio)) if ratio != 1 else 0.0
-    if promise.distortion is None:
-        distance = PlanarMetric(dict(enumerate(xy_km.tolist())), promise.metric_p)(0, 1)
-    else:
-        distance = ground_distance_km(*source.places(pair))
-    bound = promise.epsilon_per_km * distance
-    return {
-        "x": xy_km[0].tolist(),
-        "x_prime": xy_km[1].tolist(),
-        "record": source.name_of(triple.record),
-        "record_prime": source.name_of(triple.record_prime),
-        "output": triple.output,
-        "log_ratio": json_number(size),
-        "bound": bound,
-        "distance_km": distance,
-        **source.describe(pair, triple.output),
+
+def table(report: AuditReport) -> list[tuple[str, str]]:
+    """Return the report as labels and texts, most important first."""
+    planar = f"{report.epsilon_planar_per_km:.9g}/km"
+    rows = [
+        ("verdict", sentence(report)),
+        ("audited", f"{report.subject}: {report.records:,} records, {report.outputs:,} outputs"),
+        ("method", _METHODS[report.method]),
+        ("promise", f"{_promised(report)}, p = {report.metric_p:g}; in the plane {planar}"),
+    ]
+    if report.method != BOUNDARY:
+        rows += _figures(report)
+    if report.worst:
+        rows.append(("worst", in_words(report.worst)))
+    rows += [("rows", _in_rows(finding)) for finding in report.findings]
+    at_fault = tuple(map(str, report.blocks_at_fault))
+    damage = {"changed": report.changed, "missing": report.missing, "extra": report.extra}
+    rows += [(name, _some(keys)) for name, keys in (damage | {"blocks at fault": at_fault}).items() if keys]
+    rows.append(("time", f"{report.seconds:.2f} s"))
+    return rows
+
+
+def in_words(worst: dict[str, Any]) -> str:
+    """Return a triple in words: where, how far apart, how much more likely, and how much is allowed."""
+    bound, ratio = worst["bound"], worst["log_ratio"]
+    output = f"output {worst['output']}"
+    if "output_lonlat" in worst:
+        output += f" at {_degrees(worst['output_lonlat'])}"
+    apart = f"{_place(worst, 'x')} and {_place(worst, 'x_prime')} are {worst['distance_km']:.6g} km apart"
+    if not isinstance(ratio, float):
+        return f"{apart}; {output} is possible from one of them only, or one has a row that cannot be used"
+    share = f", {ratio / bound:.6g} of it" if bound > 0 else ""
+    return (
+        f"{apart}; {output} is {_times(ratio)} as likely from one as from the other, where {_times(bound)} "
+        f"is allowed (log ratio {ratio:.9g} against {bound:.9g}{share})"
+    )
+
+
+def _figures(report: AuditReport) -> list[tuple[str, str]]:
+    unit = "(cell, output)" if report.method == CERTIFICATE else "triples"
+    share = report.epsilon / report.limit_per_km
+    rows = [
+        (report.epsilon_name.replace("_", " "), f"{report.epsilon:.9g}/km, {share:.6g} of the limit"),
+        ("triples", f"{report.triples_checked:,} covered"),
+        ("violations", f"{report.violations:,} {unit}, {report.violation_ratio:.3g} of all"),
+    ]
+    if sizes := [size for size in report.details.get("violation_sizes", ()) if size["violations"]]:
+        by_size = (f"{size['violations']:,} by a factor of {size['at_least']:.10g} or more" for size in sizes)
+        rows.append(("sizes", "log ratios exceed bounds: " + ", ".join(by_size)))
+    if report.recomputed:
+        rows.append(("near ties", f"{report.recomputed:,} decided beyond float64"))
+    if interval := report.details.get("violation_ratio_interval"):
+        (low, high), confidence = interval, report.details["confidence"]
+        rows.append(("violation ratio", f"between {low:.3g} and {high:.3g} with {confidence:.0%} confidence"))
+    if report.tolerance:
+        rows.append(("tolerance", _hidden(report).removeprefix("; ")))
+    return rows
+
+
+def _reasons(report: AuditReport) -> list[str]:
+    damage = {
+        "bytes changed since they were written": report.changed,
+        "bytes missing": report.missing,
+        "shards of no block": report.extra,
     }
+    reasons = [f"{what}: {_some(keys)}" for what, keys in damage.items() if keys]
+    if report.method == BOUNDARY and report.violations:
+        reasons.append(f"{report.violations} of {report.details['boundary_rows_checked']} shared rows differ")
+    reasons += [_in_rows(finding) for finding in report.findings if finding.refutes]
+    if report.method == CERTIFICATE and not report.epsilon <= report.limit_per_km:
+        reasons.append(f"certificate {report.epsilon:.6g}/km exceeds {report.limit_per_km:.6g}/km")
+    elif report.verdict == VIOLATED and report.method != BOUNDARY:
+        drawn = " of those drawn" if report.method == SAMPLED else ""
+        reasons.append(
+            f"{report.violations:,} triples{drawn} break the promise, up to {report.epsilon:.6g}/km against "
+            f"{report.limit_per_km:.6g}/km"
+        )
+    elif report.verdict == NOT_PROVED and report.violations:
+        reasons.append(
+            f"{report.violations:,} triples exceed the plane's {report.limit_per_km:.9g}/km by less than it "
+            "is charged for distortion; none is known to break the promise on the ground"
+        )
+    if report.worst:
+        worst = report.worst
+        ratio = worst["log_ratio"] if isinstance(worst["log_ratio"], str) else f"{worst['log_ratio']:.9g}"
+        reasons.append(
+            f"worst triple: output {worst['output']} between records {worst['record']} and "
+            f"{worst['record_prime']}, log ratio {ratio} against bound {worst['bound']:.9g}"
+            + _whether_kept(report)
+        )
+    if undecided := report.details.get("undecided", 0):
+        reasons.append(f"{undecided:,} triples could not be decided")
+    return reasons
+
+
+def _whether_kept(report: AuditReport) -> str:
+    if report.verdict == NOT_PROVED and report.method == CERTIFICATE:
+        return " (kept by this pair, but not proved for all of its cell)"
+    ratio = report.worst["log_ratio"]
+    return " (kept)" if isinstance(ratio, float) and ratio <= report.worst["bound"] else ""
+
+
+def _in_rows(finding: Finding) -> str:
+    extreme = "" if finding.kind == NOT_FINITE else f", the worst {finding.extreme:.9g}"
+    return f"{finding.kind}: {finding.count:,}, first in record {finding.first_record}{extreme}"
+
+
+def _hidden(report: AuditReport) -> str:
+    if not report.tolerance:
+        return ""
+    hidden = report.details.get("hidden_violations", 0)
+    return f"; a tolerance of {report.tolerance:g} in log ratios hides {hidden:,} violations"
+
+
+def _promised(report: AuditReport) -> str:
+    return f"{report.epsilon_per_km:g}/km" + ("" if report.details.get("planar") else " on the ground")
+
+
+def _place(worst: dict[str, Any], name: str) -> str:
+    x, y = worst[name]
+    lonlat = worst.get(f"{name}_lonlat")
+    at = f" at {_degrees(lonlat)}" if lonlat else f" at x {x:.6g}, y {y:.6g} km"
+    record = "record" if name == "x" else "record_prime"
+    return f"record {worst[record]}{at}"
+
+
+def _degrees(lonlat: list[float]) -> str:
+    return f"{lonlat[1]:.6f}, {lonlat[0]:.6f} (lat, lon)"
+
+
+def _times(log: float) -> str:
+    return f"{math.exp(log):.6g} times" if log < 700 else f"e^{log:.6g} times"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from mdpext_dask.store import receipts
 from mdpext_dask.store.blocks import Block, Plan, common, relative
-from mdpext_dask.store.extension import extended_block
-from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 from mdpext_dask.store.receipts import OPPOSITE
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import extended_block, rows_of
 
 _Record = tuple[int, int]
 
@@ -126,12 +124,8 @@ def _outline(block: Block) -> list[tuple[slice, slice]]:
     """Return the records on a closed block's sides as rectangles of fine rows, each record in one of them."""
     x, y = block.closed_x, block.closed_y
     between = slice(x.start + 1, x.stop - 1)
-    sides = [
-        (slice(x.start, x.start + 1), y),
-        (slice(x.stop - 1, x.stop), y),
-        (between, slice(y.start, y.start + 1)),
-        (between, slice(y.stop - 1, y.stop)),
-    ]
+    west, east, south, north = (slice(at, at + 1) for at in (x.start, x.stop - 1, y.start, y.stop - 1))
+    sides = [(west, y), (east, y), (between, south), (between, north)]
     return [(part_x, part_y) for part_x, part_y in sides if part_x.start < part_x.stop]
 
 
@@ -148,7 +142,7 @@ def _records(block: Block, side: str) -> list[_Record]:
 def _owners(plan: Plan, block: Block) -> list[Block]:
     """Return the blocks that own the records of a closed block: itself, and those beyond its far sides."""
     owners = [block, *(plan[neighbour] for neighbour in block.neighbours.values())]
-    if len(block.neighbours) == len(("east", "north")):
+    if len(block.neighbours) == 2:  # east and north
         owners.append(plan[plan[block.neighbours["east"]].neighbours["north"]])
     return owners
 
@@ -173,7 +167,7 @@ def _differing(
     except DAMAGED_CONTENT:
         stored = None
     if stored is not None and stored.shape == expected.shape and stored.dtype == expected.dtype:
-        # As bits: 0 is not -0, and not-a-number is what it is.
+        # As bits: 0 is not -0, and NaN is what it is.
         differs = (stored.view(np.uint32) != expected.view(np.uint32)).any(axis=-1)
     for i, j in np.argwhere(differs).tolist():
         yield part_x.start + i, part_y.start + j

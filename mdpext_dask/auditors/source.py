@@ -5,6 +5,7 @@ numbered from 0: in a store along the fine lattice, i · (records north) + j, el
 array. A source is cut into *parts*, records that lie close to each other.
 """
 
+import contextlib
 import itertools
 import math
 import uuid
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.foreign.row_files import writing
+from mdpext_dask.auditors.pairs.tiles import cut_in_halves
 from mdpext_dask.errors import StoreError
 from mdpext_dask.row_limits import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64
@@ -61,21 +63,24 @@ class Source(ABC):
 
     Parameters
     ----------
+    records, outputs
+        Numbers N and K.
+    item_bytes
+        Bytes of a probability as it is read.
+    range
+        Which rows can be used.
+    lattice_shape
+        Numbers of records along both axes, where they are on a lattice.
     token
         Of one audit: what a worker keeps of a source is not used by another, for which it may have changed.
     """
 
+    records: int
+    outputs: int
+    item_bytes: int
+    range: Range
+    lattice_shape: tuple[int, int] | None
     token: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True)
-
-    @property
-    @abstractmethod
-    def records(self) -> int:
-        """Number N of records."""
-
-    @property
-    @abstractmethod
-    def outputs(self) -> int:
-        """Number K of outputs."""
 
     @property
     @abstractmethod
@@ -87,26 +92,20 @@ class Source(ABC):
     def largest_part(self) -> int:
         """Number of records of the largest part."""
 
-    @property
-    @abstractmethod
-    def range(self) -> Range:
-        """Which rows can be used."""
-
-    @property
-    @abstractmethod
-    def item_bytes(self) -> int:
-        """Bytes of a probability as it is read."""
-
     @abstractmethod
     def part(self, index: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
         """Return the records of a part, shape (n,), and their rows, float of shape (n, K).
 
-        Rows that cannot be read are not-a-number.
+        Rows that cannot be read are NaN.
         """
 
     @abstractmethod
     def rows(self, records: NDArray[np.intp]) -> NDArray[np.floating]:
-        """Return rows of any n records, float of shape (n, K); not-a-number as in :meth:`part`."""
+        """Return rows of any n records, float of shape (n, K); NaN as in :meth:`part`."""
+
+    @abstractmethod
+    def records_of_cell(self, i: int, j: int) -> NDArray[np.intp]:
+        """Return the four records of a fine cell of a lattice, by its lower left one, shape (4,)."""
 
     @abstractmethod
     def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -120,9 +119,15 @@ class Source(ABC):
         """Return how to name a record to people; here its number."""
         return record
 
+    @abstractmethod
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        """Return where records are, lon and lat in degrees, float64 of shape (n, 2), if that is known."""
+
     def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:  # noqa: ARG002 of some sources
         """Return where two records and an output are in degrees, as far as that is known."""
-        return {}
+        lonlat = self.lonlat(pair)
+        names = "x_lonlat", "x_prime_lonlat"
+        return {} if lonlat is None else dict(zip(names, lonlat.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -137,20 +142,16 @@ class StoreSource(Source):
 
     url: str
 
+    @classmethod
+    def of(cls, store: MechanismStore) -> "StoreSource":
+        """Describe a store."""
+        grid = store.grid
+        return cls(grid.records, store.outputs, FLOAT32, SAMPLER_RANGE, grid.shape, store.url)
+
     @property
     def store(self) -> MechanismStore:
         """The store, opened once in a process for an audit."""
         return _store(self.url, self.token)
-
-    @property
-    def records(self) -> int:
-        """Records of the fine lattice."""
-        return self.store.grid.records
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of the store."""
-        return self.store.outputs
 
     @property
     def parts(self) -> int:
@@ -162,16 +163,6 @@ class StoreSource(Source):
         """Records of a piece at most."""
         pieces = _pieces(self.url, self.token)
         return max(int(x.stop - x.start) * int(y.stop - y.start) for x, y in pieces)
-
-    @property
-    def range(self) -> Range:
-        """What the sampler's integers can hold."""
-        return SAMPLER_RANGE
-
-    @property
-    def item_bytes(self) -> int:
-        """Those of float32."""
-        return FLOAT32
 
     def part(self, index: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
         """Return the records of a piece of a block, and their rows."""
@@ -191,33 +182,37 @@ class StoreSource(Source):
         i, j = np.divmod(records, self.store.grid.shape[1])
         return rows_at(self.store, i, j, damaged=np.nan)
 
+    def records_of_cell(self, i: int, j: int) -> NDArray[np.intp]:
+        """Return records of the fine lattice."""
+        first = i * self.store.grid.shape[1] + j + np.arange(2)
+        return np.concatenate([first, first + self.store.grid.shape[1]])
+
     def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return points of the grid, from which the sampler looks up records."""
-        x, y = _axes(self.url, self.token)
-        i, j = np.divmod(records, len(y))
-        return np.stack([x[i], y[j]], axis=-1)
+        grid = self.store.grid
+        i, j = np.divmod(records, grid.shape[1])
+        x, y = grid.west_km + i * grid.spacing_km, grid.south_km + j * grid.spacing_km
+        return np.stack([x, y], axis=-1)
 
     def name_of(self, record: int) -> Any:
         """Return (i, j) on the fine lattice."""
         return list(divmod(record, self.store.grid.shape[1]))
 
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        """Return degrees where there is a projection."""
+        projection = self.store.projection
+        return None if projection is None else projection.to_degrees(self.xy_km(records))
+
     def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:
-        """Return degrees where there is a projection, and the output's place, as far as it is not damaged."""
-        store = self.store
-        found = {}
-        if store.projection is not None:
-            lonlat = store.projection.to_degrees(self.xy_km(pair))
-            found = {"x_lonlat": lonlat[0].tolist(), "x_prime_lonlat": lonlat[1].tolist()}
+        """Return degrees, and the output's place, as far as it is not damaged."""
+        found = super().describe(pair, output)
         for key, names in (
             ("output_xy_km", ("output_x", "output_y")),
             ("output_lonlat", ("output_lon", "output_lat")),
         ):
-            try:
-                place = [float(store.read(name)[output]) for name in names]
-            except (StoreError, IndexError, TypeError):
-                continue
+            place = coordinates_of_outputs(self.store, *names)[output]
             if np.isfinite(place).all():
-                found[key] = place
+                found[key] = place.tolist()
         return found
 
 
@@ -230,7 +225,7 @@ class ArraySource(Source):
     path
         Rows, float of shape (N, K).
     folder
-        Where :meth:`of` has left the points, and the records in the order of the parts.
+        Where :meth:`of` has left the points, the records in the order of the parts, and the lattice.
     starts
         Where parts begin in that order, and N.
     on_ground
@@ -240,11 +235,16 @@ class ArraySource(Source):
     path: Path
     folder: Path
     starts: tuple[int, ...]
-    on_ground: bool = False
+    on_ground: bool
 
     @classmethod
     def of(
-        cls, path: Path, xy_km: NDArray[np.float64], folder: Path, lonlat: NDArray[np.float64] | None = None
+        cls,
+        path: Path,
+        xy_km: NDArray[np.float64],
+        folder: Path,
+        lonlat: NDArray[np.float64] | None = None,
+        lattice: NDArray[np.intp] | None = None,
     ) -> "ArraySource":
         """Cut records into parts.
 
@@ -258,28 +258,24 @@ class ArraySource(Source):
             A folder of the caller's, for as long as the source is used.
         lonlat
             Where the promise is for distance on the ground: lon and lat, float64 of shape (N, 2), in degrees.
+        lattice
+            Record numbers along both axes, if they are on a lattice; it is cut across its longer axis.
         """
-        from mdpext_dask.auditors.pairs.tiles import cut_in_halves
-
         rows = np.load(path, mmap_mode="r")
-        most = _part_records(rows.shape[1])
-        order, starts = cut_in_halves(xy_km, most)
+        order, starts = cut_in_halves(xy_km, _part_records(rows.shape[1]))
+        arrays = {"points": xy_km, "order": order}
+        shape: tuple[int, int] | None = None
+        if lonlat is not None:
+            arrays["places"] = lonlat
+        if lattice is not None:
+            arrays["lattice"] = lattice if len(lattice) >= lattice.shape[1] else lattice.T
+            shape = arrays["lattice"].shape
         with writing(folder):
-            np.save(folder / "points.npy", xy_km)
-            np.save(folder / "order.npy", order)
-            if lonlat is not None:
-                np.save(folder / "places.npy", lonlat)
-        return cls(path, folder, tuple(starts.tolist()), on_ground=lonlat is not None)
-
-    @property
-    def records(self) -> int:
-        """Rows of the array."""
-        return self.starts[-1]
-
-    @property
-    def outputs(self) -> int:
-        """Columns of the array."""
-        return int(_array(self.path, self.token).shape[1])
+            for name, array in arrays.items():
+                np.save(folder / f"{name}.npy", array)
+        records, outputs = rows.shape
+        where = path, folder, tuple(starts.tolist()), lonlat is not None
+        return cls(records, outputs, rows.dtype.itemsize, ANY_RANGE, shape, *where)
 
     @property
     def parts(self) -> int:
@@ -291,41 +287,48 @@ class ArraySource(Source):
         """They differ by one at most."""
         return int(np.diff(self.starts).max())
 
-    @property
-    def range(self) -> Range:
-        """Any distribution."""
-        return ANY_RANGE
-
-    @property
-    def item_bytes(self) -> int:
-        """Those of the array's numbers."""
-        return int(_array(self.path, self.token).dtype.itemsize)
-
     def part(self, index: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
         """Return the records of a part, and their rows."""
-        order = _array(self.folder / "order.npy", self.token)
-        records = np.array(order[self.starts[index] : self.starts[index + 1]])
+        records = np.array(self._saved("order")[self.starts[index] : self.starts[index + 1]])
         return records, self.rows(records)
 
     def rows(self, records: NDArray[np.intp]) -> NDArray[np.floating]:
         """Return rows from the file."""
         return np.asarray(_array(self.path, self.token)[records])
 
+    def lattice_rows(self, first: int, last: int) -> NDArray[np.intp]:
+        """Return record numbers of the lattice, from one line along its first axis up to another."""
+        return np.array(self._saved("lattice")[first : last + 1])
+
+    def records_of_cell(self, i: int, j: int) -> NDArray[np.intp]:
+        """Return records of the lattice."""
+        return self.lattice_rows(i, i + 1)[:, j : j + 2].ravel()
+
     def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return points of the file."""
-        return np.asarray(_array(self.folder / "points.npy", self.token)[records])
+        return np.asarray(self._saved("points")[records])
 
     def places(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return points of the plane, or lon and lat in degrees."""
-        name = "places.npy" if self.on_ground else "points.npy"
-        return np.asarray(_array(self.folder / name, self.token)[records])
+        return np.asarray(self._saved("places" if self.on_ground else "points")[records])
 
-    def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:  # noqa: ARG002 it is anywhere
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
         """Return degrees where records were given by them."""
-        if not self.on_ground:
-            return {}
-        lonlat = self.places(pair)
-        return {"x_lonlat": lonlat[0].tolist(), "x_prime_lonlat": lonlat[1].tolist()}
+        return self.places(records) if self.on_ground else None
+
+    def _saved(self, name: str) -> NDArray[Any]:
+        return _array(self.folder / f"{name}.npy", self.token)
+
+
+def coordinates_of_outputs(store: MechanismStore, first: str, second: str) -> NDArray[np.float64]:
+    """Return two arrays of a store about its outputs, float64 of shape (K, 2); NaN where one is damaged."""
+    found = np.full((store.outputs, 2), np.nan)
+    for column, name in zip(found.T, (first, second), strict=True):
+        with contextlib.suppress(StoreError):
+            values = store.read(name)
+            if values.shape == column.shape and values.dtype.kind == "f":
+                column[:] = values
+    return found
 
 
 @lru_cache(maxsize=2)
@@ -355,13 +358,7 @@ def _part_records(outputs: int) -> int:
     return min(max(_PART_BYTES // (FLOAT64 * outputs), 2), _PART_RECORDS)
 
 
-@lru_cache(maxsize=2)
-def _axes(url: str, token: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    grid = _store(url, token).grid
-    return grid.x_km(), grid.y_km()
-
-
 @lru_cache(maxsize=8)
-def _array(path: Path, token: str) -> NDArray[np.floating]:  # noqa: ARG001 part of the cache's key
-    array: NDArray[np.floating] = np.load(path, mmap_mode="r")
+def _array(path: Path, token: str) -> NDArray[Any]:  # noqa: ARG001 part of the cache's key
+    array: NDArray[Any] = np.load(path, mmap_mode="r")
     return array

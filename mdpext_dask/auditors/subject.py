@@ -1,34 +1,37 @@
 """What is audited: the rows of a mechanism, and what they promise."""
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.certificate import Place
-from mdpext_dask.auditors.exact import Undecided
+from mdpext_dask.auditors.exact import Undecided, log_ratio, probability_ratio
 from mdpext_dask.auditors.findings import inspect_rows
-from mdpext_dask.auditors.foreign.read import ForeignMechanism, read_foreign
+from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
-from mdpext_dask.auditors.promise import Promise
-from mdpext_dask.auditors.result import NOT_PROVED, VIOLATED, AuditReport, exact_ratio
+from mdpext_dask.auditors.promise import Promise, ground_distance_km
+from mdpext_dask.auditors.result import CHANGED, HOLDS, NO_VIOLATION_FOUND, NOT_PROVED, VIOLATED, AuditReport
 from mdpext_dask.auditors.source import INFINITE_DIFFERENCE, ArraySource, Source, StoreSource
 from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.extend.record_metrics import PlanarMetric
 from mdpext_dask.files import scratch_in
+from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
-from mdpext_dask.store.hierarchy import ROOT_KEY
 from mdpext_dask.store.integrity import FINISHED, ShardDamage, extra_shards, inconsistencies
 from mdpext_dask.store.loss import is_problem_of
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import ROOT_KEY, MechanismStore
 
 _LARGEST_KM = 1e9
 
@@ -58,87 +61,133 @@ class Subject:
         What is audited, in terms of the source's places.
     promised
         What was promised: of stores with a place on Earth, for the ground, while their plane is audited.
-    planar
-        Whether what was promised is about distance in the plane.
     store
         The store, if it is one of ours.
-    lattice_file
-        Where a plain array's lattice is, if it is one.
     """
 
     name: str
     source: Source
     promise: Promise
     promised: Promise
-    planar: bool
     store: MechanismStore | None = None
-    lattice_file: Path | None = None
 
-    @property
-    def limit_per_km(self) -> float:
-        """What ε in a report is compared with, in 1/km: on the ground, the promise itself."""
-        return self.promise.epsilon_per_km
+    def describe(self, triple: Triple | None) -> dict[str, Any]:
+        """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
+        if triple is None:
+            return {}
+        pair = np.array([triple.record, triple.record_prime])
+        xy_km = self.source.xy_km(pair)
+        ratio = self._ratio(triple)
+        size = math.inf if ratio is None else float(log_ratio(ratio)) if ratio != 1 else 0.0
+        if self.promise.distortion is None:
+            distance = PlanarMetric(dict(enumerate(xy_km.tolist())), self.promise.metric_p)(0, 1)
+        else:
+            distance = ground_distance_km(*self.source.places(pair))
+        bound = self.promise.epsilon_per_km * distance
+        return {
+            "x": xy_km[0].tolist(),
+            "x_prime": xy_km[1].tolist(),
+            "record": self.source.name_of(triple.record),
+            "record_prime": self.source.name_of(triple.record_prime),
+            "output": triple.output,
+            "log_ratio": json_number(size),
+            "bound": bound,
+            "distance_km": distance,
+            **self.source.describe(pair, triple.output),
+        }
 
-    def lattice(self) -> NDArray[np.intp]:
-        """Return an array's record numbers along both axes, the one with more lines first."""
-        found: NDArray[np.intp] = np.load(self.lattice_file, mmap_mode="r")  # type: ignore[arg-type]
-        return found
+    def verdict_on_pairs(self, worst: Sequence[Triple]) -> str:
+        """Return what it means that triples are too steep for the plane that is audited.
 
-    @property
-    def lattice_shape(self) -> tuple[int, int]:
-        """Records to the east and to the north, where they are on a lattice."""
-        if self.store is not None:
-            return self.store.grid.shape
-        across, along = self.lattice().shape
-        return across, along
-
-    def records_of_cell(self, place: Place) -> NDArray[np.intp]:
-        """Return the four records of a fine cell, shape (4,)."""
-        if self.store is not None:
-            first = place.i * self.lattice_shape[1] + place.j
-            return np.array(
-                [first, first + 1, first + self.lattice_shape[1], first + self.lattice_shape[1] + 1]
-            )
-        return np.array(self.lattice()[place.i : place.i + 2, place.j : place.j + 2]).ravel()
+        Of a store for the ground, the plane is charged for stretching: what exceeds it by less breaks no
+        promise.
+        """
+        same = self.promised == self.promise or self.promised.tolerance > 0
+        return VIOLATED if same or any(map(self.breaks, worst)) else NOT_PROVED
 
     def breaks(self, triple: Triple) -> bool:
         """Return whether a triple breaks what was promised, as a fact."""
-        ratio = exact_ratio(self.source, triple)
+        ratio = self._ratio(triple)
         pair = np.array([triple.record, triple.record_prime])
         if ratio is None:
             # Possible from one record only, if rows can be used at all.
-            return bool(
-                inspect_rows(pair, self.source.rows(pair), self.source.range, normalised=False)[0].all()
-            )
-        places = self.source.places(pair)
-        if self.store is not None and self.promised.distortion is not None:
-            projection = self.store.projection
-            assert projection is not None  # or else nothing is promised for the ground
-            places = projection.to_degrees(self.source.xy_km(pair))
+            rows = self.source.rows(pair)
+            return bool(inspect_rows(pair, rows, self.source.range, normalised=False)[0].all())
+        # Of a store for the ground, what is audited is the plane.
+        places = self.source.places(pair) if self.promised.distortion is None else self.source.lonlat(pair)
+        assert places is not None  # or else nothing is promised for the ground
         try:
             return self.promised.is_broken(ratio, places)
         except Undecided:
             return False
 
-    def report(self, method: str, verdict: str, epsilon: float, seconds: float, **more: Any) -> AuditReport:
-        """Return a report about it."""
-        details = {**more.pop("details", {}), "planar": self.planar}
+    def _ratio(self, triple: Triple) -> Fraction | None:
+        """Return M(y|x) / M(y|x'), also of rows that the sampler would refuse; None where it is none."""
+        first, second = rows = self.source.rows(np.array([triple.record, triple.record_prime]))
+        if not (np.isfinite(rows).all() and (rows >= 0).all() and rows.any(axis=1).all()):
+            return None
+        ours, theirs = float(first[triple.output]), float(second[triple.output])
+        if ours and theirs:
+            return probability_ratio(first, second, triple.output)
+        return Fraction(1) if ours == theirs else None
+
+    def report(
+        self,
+        method: str,
+        verdict: str,
+        epsilon: float,
+        started: float,
+        details: dict[str, Any],
+        *,
+        damage: Sequence[ShardDamage] = (),
+        certified: float | None = None,
+        **found: Any,
+    ) -> AuditReport:
+        """Return a report about it; of a store, what has changed since it was written is looked up for it.
+
+        Parameters
+        ----------
+        method, verdict, epsilon, details, found
+            Fields of the report. What has changed takes the verdict's place where nothing else is wrong.
+        started
+            When the audit was begun, by :func:`time.perf_counter`.
+        damage
+            What is wrong with the shards of blocks, if they have been looked at.
+        certified
+            What a store's certificate has just been found to be, if it has.
+        """
+        wrong = self._damage(damage, certified)
+        if wrong and verdict in (HOLDS, NO_VIOLATION_FOUND):
+            verdict = CHANGED
         return AuditReport(
             subject=self.name,
             method=method,
             verdict=verdict,
             epsilon_per_km=self.promised.epsilon_per_km,
             epsilon_planar_per_km=self.promise.kept_per_km,
-            limit_per_km=self.limit_per_km,
+            limit_per_km=self.promise.epsilon_per_km,
             epsilon=epsilon,
             metric_p=self.promise.metric_p,
             tolerance=self.promise.tolerance,
             records=self.source.records,
             outputs=self.source.outputs,
-            seconds=seconds,
-            details=details,
-            **more,
+            seconds=time.perf_counter() - started,
+            details={**details, "planar": self.promised.distortion is None},
+            **asdict(wrong),
+            **found,
         )
+
+    def _damage(self, blocks: Sequence[ShardDamage], certified: float | None) -> ShardDamage:
+        """Return what is wrong with a store besides its rows; of an array, nothing is known."""
+        store = self.store
+        if store is None:
+            return ShardDamage()
+        own = self.promise.metric_p == store.metric_p
+        changed = inconsistencies(store, certified if own else None)
+        if store.state in FINISHED and not is_problem_of(store):
+            changed.append("problem_sha256")
+        all_of_it = ShardDamage.joined([*blocks, ShardDamage(tuple(changed), extra=extra_shards(store))])
+        return ShardDamage(**{kind: tuple(dict.fromkeys(keys)) for kind, keys in asdict(all_of_it).items()})
 
 
 def store_subject(
@@ -153,45 +202,10 @@ def store_subject(
     distortion = 0.0 if projection is None else projection.distortion(store.grid.box.radius_km)
     epsilon = float(store.attributes["epsilon_per_km"]) if epsilon_per_km is None else epsilon_per_km
     # For other p the metric is that of the plane; less than was promised is audited all the same.
-    planar = projection is None or p != 2
-    promised = Promise(epsilon, p, tolerance, None if planar else distortion)
+    promised = Promise(epsilon, p, tolerance, None if projection is None or p != 2 else distortion)
     audited = Promise(planar_epsilon(epsilon, distortion), p, tolerance)
-    _check_extent(np.array(store.grid.box.radius_km), audited)
-    return Subject(store.url, StoreSource(store.url), audited, promised, planar, store)
-
-
-def damage_of(subject: Subject, parts: Sequence[ShardDamage], certified: float | None) -> ShardDamage:
-    """Return what is wrong with a store besides its rows.
-
-    Parameters
-    ----------
-    subject
-        What is audited; of an array, nothing is known.
-    parts
-        What is wrong with its blocks.
-    certified
-        What its certificate has just been found to be, if it has.
-    """
-    store = subject.store
-    if store is None:
-        return ShardDamage()
-    own = subject.promise.metric_p == store.metric_p
-    changed = inconsistencies(store, certified if own else None)
-    if store.state in FINISHED and not is_problem_of(store):
-        changed.append("problem_sha256")
-    damage = ShardDamage.joined([*parts, ShardDamage(changed=tuple(changed), extra=extra_shards(store))])
-    return ShardDamage(
-        *(tuple(dict.fromkeys(keys)) for keys in (damage.changed, damage.missing, damage.extra))
-    )
-
-
-def verdict_on_pairs(subject: Subject, worst: Sequence[Triple]) -> str:
-    """Return what it means that triples are too steep for the plane that is audited.
-
-    Of a store for the ground, the plane is charged for stretching: what exceeds it by less breaks no promise.
-    """
-    same = subject.promised == subject.promise or subject.promised.tolerance > 0
-    return VIOLATED if same or any(map(subject.breaks, worst)) else NOT_PROVED
+    _check_extent(store.grid.box.radius_km, audited)
+    return Subject(store.url, StoreSource.of(store), audited, promised, store)
 
 
 @contextlib.contextmanager
@@ -217,29 +231,27 @@ def plain_subject(
         found = read_foreign(str(subject), None if points is None else Path(points), folder)
         xy_km, distortion = found.coordinates, None
         if not found.planar:
-            projection = _projection_of(found)
+            lon, lat = found.coordinates.T
+            west, east = arc(lon, lon)
+            projection = Projection.centred_on(west, float(lat.min()), east, float(lat.max()))
             xy_km = projection.to_plane(found.coordinates)
-            # For other p the metric is that of the plane.
-            distortion = _distortion_of(projection, xy_km, name) if metric_p == 2 else None
+            if metric_p == 2:  # for other p the metric is that of the plane
+                try:
+                    distortion = projection.distortion(float(np.hypot(*xy_km.T).max()))
+                except SpecError as error:
+                    raise SpecError(f"{name}: {error}; give x_km,y_km in a plane of your choice") from None
         promise = Promise(epsilon_per_km, metric_p, tolerance, distortion)
-        _check_extent(xy_km, promise)
-        source = ArraySource.of(found.rows, xy_km, folder, None if distortion is None else found.coordinates)
-        lattice_file = None
-        if found.lattice is not None:
-            lattice_file = folder / "lattice.npy"
-            # Bands are cut across the first axis.
-            longer = len(found.lattice) >= found.lattice.shape[1]
-            with writing(folder):
-                np.save(lattice_file, found.lattice if longer else found.lattice.T)
-        yield Subject(name, source, promise, promise, distortion is None, lattice_file=lattice_file)
+        _check_extent(float(np.abs(xy_km).max()), promise)
+        lonlat = None if distortion is None else found.coordinates
+        source = ArraySource.of(found.rows, xy_km, folder, lonlat, found.lattice)
+        yield Subject(name, source, promise, promise)
 
 
-def _check_extent(xy_km: NDArray[np.float64], promise: Promise) -> None:
+def _check_extent(furthest_km: float, promise: Promise) -> None:
     """Refuse numbers for which float64 has no squares, or no difference larger than any bound."""
-    furthest = float(np.abs(xy_km).max())
-    if furthest > _LARGEST_KM:
-        raise SpecError(f"--points: {furthest:g} km is no coordinate of a place")
-    if not 4 * furthest * promise.epsilon_per_km + promise.tolerance < INFINITE_DIFFERENCE:
+    if furthest_km > _LARGEST_KM:
+        raise SpecError(f"--points: {furthest_km:g} km is no coordinate of a place")
+    if not 4 * furthest_km * promise.epsilon_per_km + promise.tolerance < INFINITE_DIFFERENCE:
         raise SpecError(
             f"--epsilon-per-km: {promise.epsilon_per_km:g}/km with a tolerance of {promise.tolerance:g} "
             "promises nothing at these distances"
@@ -253,16 +265,3 @@ def _points_file(points: NDArray[np.float64], folder: Path) -> Path:
     lines = [f"{x!r},{y!r}" for x, y in points.astype(np.float64).tolist()]
     path.write_text("\n".join(["x_km,y_km", *lines, ""]))
     return path
-
-
-def _projection_of(found: ForeignMechanism) -> Projection:
-    lon, lat = found.coordinates.T
-    west, east = arc(lon, lon)
-    return Projection.centred_on(west, float(lat.min()), east, float(lat.max()))
-
-
-def _distortion_of(projection: Projection, xy_km: NDArray[np.float64], source: str) -> float:
-    try:
-        return projection.distortion(float(np.hypot(*xy_km.T).max()))
-    except SpecError as error:
-        raise SpecError(f"{source}: {error}; give x_km,y_km in a plane of your choice") from None

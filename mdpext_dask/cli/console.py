@@ -205,12 +205,12 @@ def observed(style: str) -> Iterator["Observer"]:
 
         yield silent
     elif style == "auto" and _can_draw():
-        from mdpext_dask.cli.progress_bar import RichBar
+        from mdpext_dask.cli.progress import RichBar
 
         with RichBar() as bar:
             yield bar
     else:
-        from mdpext_dask.cli.progress_lines import JsonLines, PlainLines
+        from mdpext_dask.cli.progress import JsonLines, PlainLines
 
         yield JsonLines() if style == "json" else PlainLines()
 

@@ -1,4 +1,4 @@
-"""What is left of a job: counted tasks, measured rates, and the plan corrected by what has happened."""
+"""What is left of a job: counted work items, measured rates, and the plan corrected by what has happened."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,30 +15,57 @@ from mdpext_dask.events import (
     TaskDone,
 )
 
-# A rate is that of the last so many seconds, or of half the stage if that is longer: blocks that an earlier
-# run has left cost next to nothing, and say nothing of the others.
+# A rate covers the last 30 s, or the last half of the stage if that is longer: blocks of an earlier run are
+# skipped at once and say nothing about the others.
 _WINDOW_SECONDS, _WINDOW_SHARE = 30.0, 0.5
-# Moments that are kept of a stage; of more, every second one is dropped.
+# Moments kept of a stage; of more, every second one is dropped.
 _MOMENTS = 512
-# What stages have taken counts against the plan as if so much of the job had been done as planned before:
-# a stage of a second must not change what is thought of an hour.
+# Finished stages correct the plan as if this share of the job had gone as planned before: a stage of a second
+# must not change the estimate of an hour.
 _FAITH = 0.1
-# What took, or takes, less than that says nothing of the rest.
+# A duration below this says nothing about the rest.
 _LEAST_SECONDS = 1e-9
-# From how many seconds on a unit is used, its size, and the smaller one that goes with it.
-_UNITS = (
-    (172_800, 86_400, "d", 3600, "h"),
-    (3600, 3600, "h", 60, "min"),
-    (60, 60, "min", 1, "s"),
-)
+# A unit is used from this number of seconds on; then its size, its name, and those of the smaller unit.
+_UNITS = ((172_800, 86_400, "d", 3600, "h"), (3600, 3600, "h", 60, "min"), (60, 60, "min", 1, "s"))
 _RATES, _LEAST_RATE = ((1, "s"), (60, "min"), (3600, "h")), 0.1
-# Stages that differ from the plan by less than this share of a job, or so many seconds, are not worth a word.
+# Stages are named if they differ from the plan by this share of the job, and by this time; at most three.
 _NOTABLE_SHARE, _NOTABLE_SECONDS, _NAMED = 0.1, 0.1, 3
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """How far a stage is.
+
+    Parameters
+    ----------
+    done, total, unit
+        Work items done, their number (0 if it is not known), and what they are called.
+    passed
+        Time that the stage took, or has taken so far, in s.
+    rate
+        Work items per second, recently while the stage runs; None before the first is done.
+    left
+        Time until it ends, in s; None if there is no way to know.
+    planned
+        Time that it should take in all, in s; None without a plan.
+    running, failed
+        Whether it still runs, and whether it was given up.
+    """
+
+    done: int
+    total: int
+    unit: str
+    passed: float
+    rate: float | None
+    left: float | None
+    planned: float | None
+    running: bool
+    failed: bool
 
 
 @dataclass
 class _Stage:
-    """A stage as it goes: tasks, and the moments at which so many of them were done."""
+    """What has happened in a stage: items done, and when; `seconds` is None while it runs."""
 
     total: int
     unit: str
@@ -55,31 +82,28 @@ class _Stage:
             self.moments = self.moments[1::2]
 
     def passed(self, now: float) -> float:
-        """Return the seconds that it took, or has taken so far."""
         return max(now - self.began, 0.0) if self.seconds is None else self.seconds
 
     def rate(self, now: float) -> float | None:
-        """Return tasks per second, of late while it goes on; None before the first is done."""
         passed = self.passed(now)
         if not self.done or passed < _LEAST_SECONDS:
             return None
-        if self.seconds is not None:
-            return self.done / passed
-        since = self.began + passed - max(_WINDOW_SECONDS, _WINDOW_SHARE * passed)
-        before = [moment for moment in self.moments if moment[0] <= since]
-        then, done = before[-1] if before else (self.began, 0)
-        end = self.began + passed
-        # A window without any task says no more than that the rate is low.
-        short = self.done <= done or end - then < _LEAST_SECONDS
-        return self.done / passed if short else (self.done - done) / (end - then)
+        then, done = self.began, 0
+        if self.seconds is None:
+            since = self.began + passed - max(_WINDOW_SECONDS, _WINDOW_SHARE * passed)
+            before = [moment for moment in self.moments if moment[0] <= since]
+            # A window without any item says only that the rate is low.
+            if before and before[-1][1] < self.done:
+                then, done = before[-1]
+        return (self.done - done) / (self.began + passed - then)
 
 
 class Forecast:
-    """Follows the events of a job and says what is left.
+    """Follows the events of a job and estimates what is left.
 
-    With P planned seconds in all, of which the finished stages should have taken p and have taken a, what is
-    to come is thought to take (P/10 + a) / (P/10 + p) of its plan. The stage that runs is judged by its own
-    rate as soon as every worker can have finished a task.
+    With P planned seconds in all, of which the finished stages should have taken p and took a, the rest
+    is estimated at (P/10 + a) / (P/10 + p) of its plan. A running stage is judged by its own rate as soon as
+    every worker can have finished an item.
 
     Parameters
     ----------
@@ -95,96 +119,66 @@ class Forecast:
         self._workers = 1
 
     def __call__(self, event: Event) -> None:
-        """Take note of an event; one of a stage that is not known is none of ours."""
+        """Take note of an event; those of unknown stages are ignored."""
+        stage = self._stages.get(getattr(event, "stage", ""))
         if isinstance(event, StageStarted):
-            # Anew, at the end: a stage may be done twice.
+            # A stage may run twice; it moves to the end.
             self._stages.pop(event.stage, None)
             self._stages[event.stage] = _Stage(max(event.total, 0), event.unit, self._clock())
-        elif isinstance(event, TaskDone):
-            if event.stage in self._stages:
-                self._stages[event.stage].count(self._clock())
-        elif isinstance(event, StageFinished | StageFailed):
-            if event.stage in self._stages:
-                stage = self._stages[event.stage]
-                stage.seconds, stage.failed = event.seconds, isinstance(event, StageFailed)
+        elif isinstance(event, TaskDone) and stage:
+            stage.count(self._clock())
+        elif isinstance(event, StageFinished | StageFailed) and stage:
+            stage.seconds, stage.failed = event.seconds, isinstance(event, StageFailed)
         elif isinstance(event, ClusterReady):
             self._workers = max(event.workers, 1)
         elif isinstance(event, Planned):
             self._planned = {name: max(seconds, 0.0) for name, seconds in event.seconds.items()}
 
     @property
-    def planned(self) -> Mapping[str, float]:
-        """Planned seconds by stage, with the total; empty without a plan."""
-        return self._planned
-
-    @property
-    def running(self) -> list[str]:
-        """Names of the stages that go on, outer ones first."""
-        return [name for name, stage in self._stages.items() if stage.seconds is None]
-
-    @property
-    def failed(self) -> set[str]:
-        """Names of the stages that were given up."""
-        return {name for name, stage in self._stages.items() if stage.failed}
-
-    def known(self, stage: str) -> bool:
-        """Whether a stage has begun."""
-        return stage in self._stages
+    def stages(self) -> list[str]:
+        """Names of the stages that have begun, in this order."""
+        return list(self._stages)
 
     def passed(self) -> float:
         """Return the seconds since the beginning."""
         return max(self._clock() - self._began, 0.0)
 
-    def stage_passed(self, stage: str) -> float:
-        """Return the seconds that a stage took, or has taken so far."""
-        return self._stages[stage].passed(self._clock())
-
-    def counts(self, stage: str) -> tuple[int, int, str]:
-        """Return how many tasks of a stage are done, of how many, and what they are called."""
-        found = self._stages[stage]
-        return found.done, found.total, found.unit
-
-    def rate(self, stage: str) -> float | None:
-        """Return tasks per second, of late while the stage goes on; None if none is done."""
-        return self._stages[stage].rate(self._clock())
-
-    def stage_left(self, stage: str) -> float | None:
-        """Return the seconds that a stage will go on; None where nobody can know."""
-        found, now = self._stages[stage], self._clock()
-        if found.seconds is not None:
-            return 0.0
-        rate = found.rate(now)
-        if found.total and found.done >= found.total:
-            return 0.0
-        counted = (found.total - found.done) / rate if found.total and rate else None
-        if counted is not None and found.done >= self._workers:
-            return counted
-        if stage in self._planned:
-            return max(self._planned[stage] * self._correction() - found.passed(now), 0.0)
-        return counted
+    def stage(self, name: str) -> StageProgress | None:
+        """Return how far a stage is, or None if it has not begun."""
+        stage, planned = self._stages.get(name), self._planned.get(name)
+        if stage is None:
+            return None
+        now, running = self._clock(), stage.seconds is None
+        passed, rate = stage.passed(now), stage.rate(now)
+        left = (stage.total - stage.done) / rate if stage.total and rate else None
+        if not running or (stage.total and stage.done >= stage.total):
+            left = 0.0
+        elif planned is not None and (left is None or stage.done < self._workers):
+            left = max(planned * self._correction() - passed, 0.0)
+        return StageProgress(
+            stage.done, stage.total, stage.unit, passed, rate, left, planned, running, stage.failed
+        )
 
     def left(self) -> float | None:
-        """Return the seconds that the whole job will go on; None without a plan."""
+        """Return the seconds until the whole job ends; None without a plan."""
         if not self._planned:
             return None
         order = [name for name in self._planned if name != TOTAL]
         begun = [position for position, name in enumerate(order) if name in self._stages]
         # Those before the last that has begun are over: done now, or by an earlier run.
         ahead = order[max(begun, default=-1) + 1 :]
-        current = sum(self.stage_left(name) or 0.0 for name in self.running if name in self._planned)
+        running = [self.stage(name) for name in self._stages if name in self._planned]
+        current = sum(stage.left or 0.0 for stage in running if stage)
         return current + self._correction() * sum(self._planned[name] for name in ahead)
 
     def _correction(self) -> float:
-        """Return what a planned second takes, by the stages that are done."""
+        """Return what a planned second takes, judged by the finished stages."""
         whole = self._planned.get(TOTAL, 0.0) or sum(self._planned.values())
-        done = [
-            (stage.seconds, self._planned[name])
-            for name, stage in self._stages.items()
-            if stage.seconds is not None and name in self._planned
-        ]
-        took, should = (sum(column) for column in zip(*done, strict=True)) if done else (0.0, 0.0)
         if whole < _LEAST_SECONDS:
             return 1.0
+        done = {name: stage.seconds for name, stage in self._stages.items() if name in self._planned}
+        took = sum(seconds for seconds in done.values() if seconds is not None)
+        should = sum(self._planned[name] for name, seconds in done.items() if seconds is not None)
         return (_FAITH * whole + took) / (_FAITH * whole + should)
 
 

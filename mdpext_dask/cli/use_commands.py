@@ -81,7 +81,7 @@ def audit(
 ) -> None:
     """Audit a store, or anyone's mechanism, from its bytes; exit 1 if it does not keep its promise."""
     from mdpext_dask.auditors.audit import audit as audit_subject
-    from mdpext_dask.auditors.words import sentence, table
+    from mdpext_dask.auditors.result import sentence, table
 
     sampling = sampling_of(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
     with observed(progress) as observer:

@@ -11,45 +11,36 @@ DASK_CONFIG: dict[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.scheduler.allowed-failures": 5,
     "distributed.scheduler.worker-saturation": 1.1,
-    # A machine that is cut off says nothing; its tasks shall not wait five minutes for it.
+    # A machine that is cut off says nothing; its tasks must not wait five minutes for it.
     "distributed.scheduler.worker-ttl": "60s",
     # The matrices of a seed program go out with its tasks, tens of megabytes at every iteration.
     "distributed.admin.large-graph-warning-threshold": "1GB",
-    # Dask has workers give memory back after every large array, and numpy then spends as long on getting it
-    # anew as on computing (seed programs took three times as long).
+    # By default, workers return memory after every large array, and NumPy then spends as long on getting it
+    # again as on computing (seed programs took three times as long).
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 2**28,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 2**25,
-    # The nanny sees to the others itself.
+    # The nanny sets the other thread counts itself.
     "distributed.nanny.pre-spawn-environ.NUMBA_NUM_THREADS": 1,
 }
 PAUSE: float = DASK_CONFIG["distributed.worker.memory.pause"]
 
 
 def settings_under(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that somebody has not made otherwise.
-
-    Parameters
-    ----------
-    own
-        What Dask has collected from files and the environment, nested.
-    """
+    """Return the settings that are not set in `own`, what Dask collects from files and the environment."""
     return {key: value for key, value in DASK_CONFIG.items() if not _is_set(own, key)}
 
 
 def nested(settings: Mapping[str, Any] = DASK_CONFIG) -> dict[str, Any]:
     """Return settings as Dask has them in files."""
+    from dask import config
+
     tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, last = key.split(".")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[last] = value
+    config.set(settings, config=tree)
     return tree
 
 
 def _is_set(tree: Any, key: str) -> bool:
-    # Dask takes a name with hyphens for one with underscores.
+    # To Dask, hyphens and underscores in names are the same.
     for name in key.split("."):
         if not isinstance(tree, Mapping):
             return True

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
@@ -21,16 +21,16 @@ from mdpext_dask.store.schema import software_versions
 
 T = TypeVar("T")
 
-# Without a result for so long, it is asked whether there is anybody to wait for.
+# After so long without a result, in s, check that there still are workers.
 _ASK_SECONDS = 5
-# Results that are asked for at once, at most: asking takes longer than a tiny task, but some are large.
+# Results fetched in one request, at most: a request takes longer than a tiny task, but results may be large.
 _FETCHED_AT_ONCE = 64
-# A scheduler that does not answer for so long is gone. If its cable is cut, TCP finds out before.
+# A scheduler that does not answer for so long, in s, is gone. If its cable is cut, TCP finds out earlier.
 _ANSWER_SECONDS = 60
-# Workers that are lost come back within this time, in a new process or on a new machine, or never.
+# Lost workers come back within this time, in s, in a new process or on a new machine, or never.
 _RETURN_SECONDS = 300
-# Tasks that are with the scheduler at once, at most: a window for each worker, and no less than for all. A
-# scheduler holds about 10 kB for each, the client as much again.
+# Tasks with the scheduler at a time, at most: WINDOW, or WINDOW_OF_WORKER for each worker if that is more.
+# The scheduler holds about 10 kB for each, the client as much again.
 WINDOW, WINDOW_OF_WORKER = 1000, 50
 
 
@@ -42,55 +42,8 @@ def processors() -> int:
         return os.cpu_count() or 1
 
 
-class Executor(Protocol):
-    """Runs a function over a list of arguments, in any order."""
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        ...
-
-    @property
-    def on_this_machine(self) -> bool:
-        """Whether the workers share this machine."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """Threads that a task may use while no other runs."""
-        ...
-
-    @property
-    def dashboard(self) -> str | None:
-        """Where to watch the workers, if anywhere."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """What the worker with the least may use; None where nobody has set a limit."""
-        ...
-
-    def map(
-        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, T]]:
-        """Yield (position in `arguments`, result) as results come in.
-
-        Raises
-        ------
-        ClusterError
-            If workers are lost for good.
-        """
-        ...
-
-
 class InlineExecutor:
-    """Runs everything in this process, one after the other.
-
-    Parameters
-    ----------
-    threads
-        Of a task; default: as many as this process may use processors.
-    """
+    """Runs everything in this process, one after the other; see :class:`DaskExecutor` for the attributes."""
 
     workers = 1
     on_this_machine = True
@@ -98,33 +51,28 @@ class InlineExecutor:
     memory_bytes = None
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads
-
-    @property
-    def threads(self) -> int:
-        """Threads that a task may use."""
-        return processors() if self._threads is None else self._threads
+        self.threads = processors() if threads is None else threads
 
     def map(
         self,
-        stage: str,  # noqa: ARG002 part of the protocol
+        stage: str,  # noqa: ARG002 as of the other executor
         function: Callable[..., T],
         arguments: Sequence[tuple[Any, ...]],
     ) -> Iterator[tuple[int, T]]:
-        """Yield results in order."""
+        """Yield (position in `arguments`, result) in order."""
         for position, argument in enumerate(arguments):
             yield position, function(*argument)
 
 
 class DaskExecutor:
-    """Runs tasks on a Dask cluster.
+    """Runs tasks on a Dask cluster, in any order.
 
     Parameters
     ----------
     client
         Of the scheduler.
     on_this_machine
-        Whether the workers were started here.
+        Whether the workers share this machine.
     return_seconds
         How long to wait for workers once all are lost.
     """
@@ -132,9 +80,8 @@ class DaskExecutor:
     def __init__(
         self, client: Any, *, on_this_machine: bool, return_seconds: float = _RETURN_SECONDS
     ) -> None:
-        self._client = client
-        self._address = client.scheduler.address
         self.on_this_machine = on_this_machine
+        self._client, self._address = client, client.scheduler.address
         self._return_seconds = return_seconds
         self._at_work = time.monotonic()
         self._calls = itertools.count()
@@ -143,12 +90,12 @@ class DaskExecutor:
 
     @property
     def workers(self) -> int:
-        """Number of workers that are there now; one while all are being replaced: work is divided by it."""
+        """Number of workers now; 1 while all are being replaced, as work is divided by it."""
         return max(len(self._workers()), 1)
 
     @property
     def threads(self) -> int:
-        """One for each local worker, which rest meanwhile; one elsewhere, or while workers are replaced."""
+        """Threads that a task may use while no other runs: one for each local worker; one elsewhere."""
         return self.workers if self.on_this_machine else 1
 
     @property
@@ -159,7 +106,7 @@ class DaskExecutor:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the worker with the least may use; None where there are none, or without a limit."""
+        """Memory limit of the worker with the least; None without workers, or without a limit."""
         limits = [worker["memory_limit"] for worker in self._workers().values() if worker["memory_limit"]]
         return min(limits, default=None)
 
@@ -185,12 +132,12 @@ class DaskExecutor:
         )
 
     def _require_workers(self, stage: str) -> None:
-        """Refuse to wait for nobody.
+        """Refuse to wait any longer where nothing can come.
 
         Raises
         ------
         ClusterError
-            If the scheduler does not answer, or has had no worker for long that does anything.
+            If the scheduler does not answer, or has had no active worker for `return_seconds`.
         """
         workers = self._workers().values()
         now = time.monotonic()
@@ -217,7 +164,7 @@ class DaskExecutor:
             self._client.run_on_scheduler(versions, callback_timeout=_ANSWER_SECONDS)
         except (OSError, TimeoutError):
             raise self._gone("cluster") from None
-        except Exception as error:  # in whatever Dask wraps what was raised there
+        except Exception as error:  # Dask wraps what was raised there in errors of many kinds
             raise self._unknown("the scheduler", error) from None
         try:
             found = self._client.run(versions, on_error="return", callback_timeout=_ANSWER_SECONDS)
@@ -226,7 +173,7 @@ class DaskExecutor:
         for worker, theirs in found.items():
             if isinstance(theirs, dict):
                 _require_same(worker, theirs, self._versions)
-            elif not isinstance(theirs, OSError):  # one that is lost meanwhile will be replaced, or missed
+            elif not isinstance(theirs, OSError):  # a worker that was lost meanwhile
                 raise self._unknown(f"worker {worker}", theirs)
 
     def _unknown(self, who: str, error: BaseException) -> SpecError:
@@ -238,11 +185,17 @@ class DaskExecutor:
     def map(
         self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
-        """Yield results as they come in; tasks of dead workers run again elsewhere."""
+        """Yield (position in `arguments`, result) as results come in; tasks of dead workers run again.
+
+        Raises
+        ------
+        ClusterError
+            If workers are lost for good.
+        """
         call = next(self._calls)
         window = max(WINDOW, WINDOW_OF_WORKER * self.workers)
         held: dict[str, tuple[int, Any]] = {}
-        # Not Dask's own as_completed, which would wait for ever.
+        # Not Dask's own as_completed, which waits without a time limit.
         completed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._at_work = time.monotonic()
 
@@ -251,8 +204,8 @@ class DaskExecutor:
             # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
             keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
             futures = self._submit(stage, function, arguments[first:last], keys)
-            held.update(zip(keys, zip(positions, futures, strict=True), strict=True))
-            for future in futures:
+            for key, position, future in zip(keys, positions, futures, strict=True):
+                held[key] = position, future
                 future.add_done_callback(completed.put)
 
         try:
@@ -266,7 +219,7 @@ class DaskExecutor:
                     continue
                 results = self._fetch(stage, futures)
                 self._at_work = time.monotonic()
-                # Let go at once: results of a hundred thousand tasks must not pile up.
+                # Release at once: results of a hundred thousand tasks must not pile up.
                 found = [
                     (held.pop(future.key)[0], result) for future, result in zip(futures, results, strict=True)
                 ]
@@ -283,35 +236,26 @@ class DaskExecutor:
                 future.release()
 
     def _submit(
-        self,
-        stage: str,
-        function: Callable[..., T],
-        arguments: Sequence[tuple[Any, ...]],
-        keys: list[str],
+        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], keys: list[str]
     ) -> list[Any]:
         from dask.base import annotate
 
         if not keys:
             return []
-        # The dashboard groups by what keys begin with; annotations are for plugins and logs.
+        # The dashboard groups by prefix of the key; annotations are for plugins and logs.
         with annotate(stage=stage):
             futures: list[Any] = self._client.map(
-                _apply,
-                [function] * len(keys),
-                arguments,
-                [self._versions] * len(keys),
-                key=keys,
-                pure=False,
+                _apply, [function] * len(keys), arguments, [self._versions] * len(keys), key=keys, pure=False
             )
         return futures
 
     def _fetch(self, stage: str, futures: list[Any]) -> list[Any]:
-        """Return the results of finished tasks, wherever they have to come from, all asked for at once.
+        """Return the results of finished tasks, fetched together.
 
-        A result dies with its worker. The scheduler then queues the task again, but takes nothing from the
-        queue before something else happens, which at the end of a stage may be never (seen with distributed
-        2026.8): so something is made to happen. As long as nobody knows that the worker is gone, because only
-        its cable is cut, the result stays where it is, out of reach.
+        A result is lost with its worker. The scheduler then queues the task again, but takes nothing from the
+        queue before its next event, which may never come at the end of a stage (seen with distributed
+        2026.8): so a tiny task is submitted as an event. While the scheduler does not know that the worker is
+        gone, as only its cable is cut, the result stays out of reach.
         """
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError
@@ -319,10 +263,10 @@ class DaskExecutor:
         async def gather() -> tuple[list[Any], BaseException | None]:
             try:
                 return await self._client.gather(futures, asynchronous=True), None
-            except BaseException as error:  # one of them is what cancels a task of asyncio
+            except BaseException as error:  # also asyncio's CancelledError
                 return [], error
 
-        # Never broken off: on a slow line, large results would then never come.
+        # Never cancelled: on a slow line, large results would then never come.
         gathering = asyncio.run_coroutine_threadsafe(gather(), self._client.loop.asyncio_loop)
         while not concurrent.futures.wait([gathering], timeout=_ASK_SECONDS).done:
             self._require_workers(stage)
@@ -343,8 +287,12 @@ class DaskExecutor:
         raise error
 
 
+# Runs a function over a list of arguments; see `map`.
+Executor = InlineExecutor | DaskExecutor
+
+
 def _some_of(completed: "queue.SimpleQueue[Any]") -> list[Any]:
-    """Wait for the first, and take what is there by then."""
+    """Wait for a finished task, and return it with all others that are finished by then."""
     some = [completed.get(timeout=_ASK_SECONDS)]
     with contextlib.suppress(queue.Empty):
         while len(some) < _FETCHED_AT_ONCE:
@@ -353,7 +301,7 @@ def _some_of(completed: "queue.SimpleQueue[Any]") -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what decides bytes; of Python without the last number, which does not."""
+    """Return the versions of the software that decides bytes; of Python without the patch level."""
     found = software_versions()
     return {**found, "python": ".".join(found["python"].split(".")[:2])}
 
@@ -374,7 +322,7 @@ def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> 
 
 
 def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dict[str, str]) -> T:
-    """Run a task, unless this worker has joined late with other software."""
+    """Run a task, unless this worker joined late with other software."""
     from distributed import get_worker
 
     if _own_versions() != expected:
@@ -384,17 +332,17 @@ def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dic
     except MdpextError as error:
         failed = error
     if type(failed) is StoreError:
-        # What one machine cannot read or write, others may: a folder that is not mounted, a full disk.
+        # Name the worker: a folder may not be mounted there, or its disk be full.
         failed = StoreError(f"{failed} (so says worker {get_worker().address})")
-    # Dask sends along what an error came from; where a part of that cannot be sent, as some errors of Zarr
-    # and of drivers, only text arrives, in an error that nobody expects.
+    # Dask sends the causes of an error along; if one cannot be pickled, as some errors of Zarr and drivers,
+    # another error arrives in its place.
     failed.__cause__ = failed.__context__ = None
     raise failed
 
 
 @contextlib.contextmanager
 def _silent_client() -> Iterator[None]:
-    """Leave it to our own errors to say what has gone wrong with a scheduler; Dask's log has tracebacks."""
+    """Silence Dask's log, which has tracebacks: what goes wrong with a scheduler is in our own errors."""
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -408,7 +356,7 @@ def _silent_client() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
-    """Start or reach the workers that a job asks for, and let go of them at the end.
+    """Start or reach the workers that a job asks for, and release them at the end.
 
     Parameters
     ----------
@@ -438,12 +386,10 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         try:
             client = stack.enter_context(Client(target, timeout=CONNECT_SECONDS))
             client.wait_for_workers(1, timeout=seconds)
-        except (OSError, RuntimeError, TypeError, ValueError) as error:  # the last three of certificates
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # the last three: certificates
             raise ClusterError(f"cluster: {where}: {first_line(error)}") from None
         executor = DaskExecutor(
-            client,
-            on_this_machine=cluster.kind == "local",
-            return_seconds=max(seconds, _RETURN_SECONDS),
+            client, on_this_machine=cluster.kind == "local", return_seconds=max(seconds, _RETURN_SECONDS)
         )
         if not executor.on_this_machine:
             executor.check_versions()

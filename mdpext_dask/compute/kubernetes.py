@@ -1,9 +1,9 @@
-"""What is handed to Kubernetes: a Dask cluster, and a job that brings one along.
+"""Manifests for Kubernetes: a Dask cluster, and a job with a cluster of its own.
 
-``DaskCluster`` and ``DaskJob`` are resources of the Dask operator (``kubernetes.dask.org/v1``). It makes of
-them a scheduler with the service ``NAME-scheduler``, a deployment for each worker and, for a job, the pod
-``NAME-runner``; all carry the label ``dask.org/cluster-name``. It sets ``DASK_SCHEDULER_ADDRESS`` and
-``DASK_WORKER_NAME`` in them, and takes the cluster down when the runner has ended.
+``DaskCluster`` and ``DaskJob`` are resources of the Dask operator (``kubernetes.dask.org/v1``). From them it
+makes a scheduler with the service ``NAME-scheduler``, a deployment for each worker and, for a job, the pod
+``NAME-runner``; all have the label ``dask.org/cluster-name``. It sets ``DASK_SCHEDULER_ADDRESS`` and
+``DASK_WORKER_NAME`` in them, and deletes the cluster when the runner has ended.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, files_of
-from mdpext_dask.store.remote_filesystems import check_no_password
+from mdpext_dask.store.remote_drivers import check_no_password
 
 Manifest = dict[str, Any]
 
 DASK_API = "kubernetes.dask.org/v1"
 CLUSTER_LABEL, COMPONENT_LABEL = "dask.org/cluster-name", "dask.org/component"
 RUNNER = "job-runner"
-# Of a job: where its store is, and by what all of it is known.
+# Annotations of a job: where its store is, and the digest of the job.
 STORE_ANNOTATION, DIGEST_ANNOTATION = "mdpext/store", "mdpext/sha256"
 DATA = "/data"
 SCHEDULER_PORT, DASHBOARD_PORT, WORKER_PORT = 8786, 8787, 8788
@@ -36,13 +36,13 @@ _LONGEST_NAME = 53
 _PREFIX = "mdpext-"
 _DIGEST_LENGTH = 8
 _USER = 1000
-# All else is read-only.
+# The only folder that pods may write to, but for the store.
 _TMP = "/tmp"  # noqa: S108 a volume of the pod's own
 _NANNY_ENVIRONMENT = "distributed.nanny.pre-spawn-environ."
-# What the scheduler and the runner need at least, in GiB; a scheduler stays below it with 100,000 tasks.
+# Least memory of the scheduler and the runner, in GiB; a scheduler stays below it with 100,000 tasks.
 _SMALLEST_GIB = 2.0
 _WAIT_SECONDS = 1800
-# What is interrupted goes on where it stopped (exit code 3); anything else is not mended by another try.
+# An interrupted run (exit code 3) continues where it stopped; other errors would only come again.
 _RUN = """\
 tries=0
 until mdpext run /job/job.toml --store "$MDPEXT_STORE" --progress plain; do
@@ -60,7 +60,7 @@ _WAIT = (
 
 
 def resource_name(job: str) -> str:
-    """Return what a job's resources are called: lower case, hyphens, not too long for what is appended."""
+    """Return the name of a job's resources: lower case, hyphens, short enough for what is appended."""
     name = _PREFIX + re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
     if len(name) <= _LONGEST_NAME:
         return name.rstrip("-")
@@ -97,12 +97,12 @@ def cluster_manifest(cluster: ClusterSection, name: str) -> Manifest:
 
 
 def job_manifests(spec: JobSpec, store: str, text: str) -> list[Manifest]:
-    """Return a job as Kubernetes takes it: its file, who may reach its cluster, and the job itself.
+    """Return the manifests of a job: its file, a network policy for its cluster, and the job itself.
 
     Parameters
     ----------
     spec
-        The job; where it says that it runs does not matter.
+        The job; the kind of its cluster does not matter.
     store
         URL, or path below ``/data``.
     text
@@ -115,39 +115,22 @@ def job_manifests(spec: JobSpec, store: str, text: str) -> list[Manifest]:
     """
     cluster, name = spec.cluster, resource_name(spec.job.name)
     _check_places(spec, store)
-    names = {"namespace": cluster.namespace, "labels": {"app.kubernetes.io/name": "mdpext"}}
     job = {"job": {"spec": _runner(cluster, name, store)}, "cluster": {"spec": _cluster_spec(cluster, name)}}
     digest = hashlib.sha256(json.dumps([text, job], sort_keys=True).encode()).hexdigest()
     same_cluster = {"podSelector": {"matchLabels": {CLUSTER_LABEL: name}}}
+    # A scheduler runs what it is sent, so nobody else may send it anything.
+    policy = {**same_cluster, "policyTypes": ["Ingress"], "ingress": [{"from": [same_cluster]}]}
+    dask_job = _manifest(DASK_API, "DaskJob", name, cluster, spec=job)
+    dask_job["metadata"]["annotations"] = {STORE_ANNOTATION: store, DIGEST_ANNOTATION: digest}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": f"{name}-job", **names},
-            "data": {"job.toml": text},
-        },
-        {
-            # A scheduler runs what it is sent, so nobody else shall send it anything.
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": name, **names},
-            "spec": {**same_cluster, "policyTypes": ["Ingress"], "ingress": [{"from": [same_cluster]}]},
-        },
-        {
-            "apiVersion": DASK_API,
-            "kind": "DaskJob",
-            "metadata": {
-                "name": name,
-                **names,
-                "annotations": {STORE_ANNOTATION: store, DIGEST_ANNOTATION: digest},
-            },
-            "spec": job,
-        },
+        _manifest("v1", "ConfigMap", f"{name}-job", cluster, data={"job.toml": text}),
+        _manifest("networking.k8s.io/v1", "NetworkPolicy", name, cluster, spec=policy),
+        dask_job,
     ]
 
 
 def yaml_text(manifests: Sequence[Manifest], heading: str) -> str:
-    """Return manifests as one YAML file, texts of several lines as such, with a comment above."""
+    """Return manifests as one YAML file below a comment; long texts keep their lines."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -160,13 +143,13 @@ def yaml_text(manifests: Sequence[Manifest], heading: str) -> str:
 
     Dumper.add_representer(str, text)
     comment = "".join(f"# {line}\n" for line in heading.splitlines())
-    # yaml.dump would end the last document with nothing, and a lone one needs no marker.
+    # yaml.dump_all would begin a lone document with a marker.
     documents = [yaml.dump(one, Dumper=Dumper, sort_keys=False, width=110) for one in manifests]
     return comment + "---\n".join(documents)
 
 
 def environment() -> list[Manifest]:
-    """Return the settings of Dask as environment variables, and one thread for whatever would take more."""
+    """Return the settings of Dask as environment variables, and one thread for each library."""
     values: dict[str, Any] = {}
     for key, value in DASK_CONFIG.items():
         if key.startswith(_NANNY_ENVIRONMENT):
@@ -196,36 +179,23 @@ def _on_volume(path: str, claim: str | None) -> bool:
 
 
 def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
-    health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
+    health: Manifest = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
     # Long enough for a scheduler that is busy with many tasks, or a worker in the middle of one.
     patient = {**health, "periodSeconds": 30, "timeoutSeconds": 15, "failureThreshold": 10}
-    probes = {"readinessProbe": {**patient, "periodSeconds": 5}, "livenessProbe": patient}
-    limit = [] if cluster.memory_gib is None else ["--memory-limit", f"{_mebibytes(cluster.memory_gib)}MiB"]
-    scheduler = _container(cluster, "scheduler", memory_gib=_SMALLEST_GIB) | {
-        "command": ["dask"],
-        "args": [
-            "scheduler",
-            *("--port", str(SCHEDULER_PORT)),
-            *("--dashboard-address", f":{DASHBOARD_PORT}"),
-        ],
-        "ports": [_port("tcp-comm", SCHEDULER_PORT), _port("http-dashboard", DASHBOARD_PORT)],
-        **probes,
-    }
-    worker = _container(cluster, "worker", memory_gib=cluster.memory_gib, store=True) | {
-        "command": ["dask"],
-        "args": [
-            "worker",
-            *("--name", "$(DASK_WORKER_NAME)"),
-            *("--nthreads", "1"),
-            *limit,
-            *("--local-directory", _TMP),
-            # Without a scheduler for so long, it starts anew.
-            *("--death-timeout", "300"),
-            *("--no-dashboard", "--dashboard-address", f":{WORKER_PORT}"),
-        ],
-        "ports": [_port("http-dashboard", WORKER_PORT)],
-        **probes,
-    }
+    probes: Manifest = {"readinessProbe": {**patient, "periodSeconds": 5}, "livenessProbe": patient}
+    limit = "" if cluster.memory_gib is None else f"--memory-limit {_mebibytes(cluster.memory_gib)}MiB"
+    scheduler = _container(
+        cluster, "scheduler", _SMALLEST_GIB, command=["dask"],
+        args=f"scheduler --port {SCHEDULER_PORT} --dashboard-address :{DASHBOARD_PORT}".split(),
+        ports=[_port("tcp-comm", SCHEDULER_PORT), _port("http-dashboard", DASHBOARD_PORT)], **probes,
+    )  # fmt: skip
+    worker = _container(
+        cluster, "worker", cluster.memory_gib, store=True, command=["dask"],
+        # Without a scheduler for 300 s, it starts anew.
+        args=f"worker --name $(DASK_WORKER_NAME) --nthreads 1 {limit} --local-directory {_TMP} "
+        f"--death-timeout 300 --no-dashboard --dashboard-address :{WORKER_PORT}".split(),
+        ports=[_port("http-dashboard", WORKER_PORT)], **probes,
+    )  # fmt: skip
     service = {
         "type": "ClusterIP",
         "selector": {CLUSTER_LABEL: name, COMPONENT_LABEL: "scheduler"},
@@ -242,44 +212,43 @@ def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
 
 def _runner(cluster: ClusterSection, name: str, store: str) -> Manifest:
     memory = None if cluster.memory_gib is None else max(cluster.memory_gib, _SMALLEST_GIB)
-    container = _container(cluster, "runner", memory_gib=memory, store=True)
-    container["command"] = ["/bin/sh", "-c", _RUN]
+    container = _container(cluster, "runner", memory, store=True, command=["/bin/sh", "-c", _RUN])
     container["env"] = [{"name": "MDPEXT_STORE", "value": store.replace("$(", "$$(")}, *container["env"]]
     container["volumeMounts"].append({"name": "job", "mountPath": "/job", "readOnly": True})
     # Scheduler and runner are made at the same time, and nodes may first have to fetch the image.
-    waiting = _container(cluster, "wait-for-workers", memory_gib=None)
-    waiting["command"] = ["python", "-c", _WAIT, scheduler_address(name, cluster.namespace)]
+    wait = ["python", "-c", _WAIT, scheduler_address(name, cluster.namespace)]
+    waiting = _container(cluster, "wait-for-workers", None, command=wait)
     pod = _pod(container, cluster.volume_claim)
     pod["volumes"].append({"name": "job", "configMap": {"name": f"{name}-job"}})
     return {"restartPolicy": "Never", "initContainers": [waiting], **pod}
 
 
+def _manifest(api: str, kind: str, name: str, cluster: ClusterSection, **content: Any) -> Manifest:
+    metadata = {"name": name, "namespace": cluster.namespace, "labels": {"app.kubernetes.io/name": "mdpext"}}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
+
+
 def _container(
-    cluster: ClusterSection, name: str, *, memory_gib: float | None, store: bool = False
+    cluster: ClusterSection, name: str, memory_gib: float | None, *, store: bool = False, **content: Any
 ) -> Manifest:
-    """Return a container, which gets at the store or not."""
+    """Return a container, with or without access to the store."""
     if cluster.image is None:
         raise SpecError("cluster.image: Kubernetes needs the name of a container image with this package")
     memory = {} if memory_gib is None else {"memory": f"{_mebibytes(memory_gib)}Mi"}
     mounts = [{"name": "tmp", "mountPath": _TMP}]
     if store and cluster.volume_claim is not None:
         mounts.append({"name": "data", "mountPath": DATA})
-    resources: Manifest = {"requests": {"cpu": "1", **memory}}
-    if memory:
-        resources["limits"] = memory
+    rights = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     return {
         "name": name,
         "image": cluster.image,
         "workingDir": _TMP,
         "env": environment(),
         "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}] if store else [],
-        "resources": resources,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "resources": {"requests": {"cpu": "1", **memory}, **({"limits": memory} if memory else {})},
+        "securityContext": {**rights, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": mounts,
+        **content,
     }
 
 
@@ -288,14 +257,12 @@ def _pod(container: Manifest, volume_claim: str | None = None) -> Manifest:
     if volume_claim is not None:
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume_claim}})
     return {
-        # Whoever gets a scheduler to run something shall not find keys to the cluster there.
+        # Code that a scheduler is made to run must not find keys to the cluster.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },

@@ -1,8 +1,7 @@
-"""Who solves a linear program: one worker, or this process with the sums of inverses on all workers.
+"""Where a linear program is solved: on one worker, or here with the sums of inverses on all workers.
 
 The sum over outputs in the structured solver's Schur matrix is a map-reduce. Its results are J × J numbers,
-so it pays to send it to workers only when each has outputs enough; on one machine, threads do it without
-sending.
+so sending them pays only if each worker has enough outputs; on one machine, threads need not send them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,15 +30,15 @@ def sum_over_parts(matrices: Sequence[NormalMatrix]) -> NDArray[np.float64]:
 
 
 class SharedSums:
-    """Makes sums of inverses on workers.
+    """Computes sums of inverses on workers.
 
     Parameters
     ----------
     executor
         The workers.
     shares
-        How many tasks to make of them, at most: a power of two of them, as there is of parts, so that sums
-        have the same bits as without sharing.
+        Tasks at most. The number of tasks is a power of two, as the number of parts is, so that sums have the
+        same bits as without sharing.
     """
 
     def __init__(self, executor: Executor, shares: int) -> None:
@@ -55,7 +54,7 @@ class SharedSums:
 
 
 def shares_worth_sending(store: MechanismStore, executor: Executor) -> int:
-    """Return into how many tasks the sum over outputs is worth splitting; 1 for not at all."""
+    """Return the number of tasks that the sum over outputs is worth splitting into; 1 for no splitting."""
     if executor.on_this_machine:
         return 1
     return max(min(executor.workers, store.outputs * min(store.grid.seeds_shape) // _WORTH_SENDING), 1)

@@ -1,4 +1,4 @@
-"""Stages of a job: timed, told to an observer, their tasks run."""
+"""Stages of a job: their times, their events, their tasks."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ from mdpext_dask.events import (
     StageFinished,
     StageStarted,
     TaskDone,
-)
+)  # fmt: skip
 from mdpext_dask.store import locks, objects
 
 T = TypeVar("T")
@@ -26,16 +26,16 @@ class Stages:
     Parameters
     ----------
     observer
-        Is told of progress.
+        Gets the events.
     guard
-        Raises if there is a reason not to go on; asked at every stage and result.
+        Called at every stage and result; raises if the run must stop.
 
     Attributes
     ----------
     seconds
-        What finished stages took, by name, in s.
+        Times of finished stages, by name, in s.
     expected
-        What they should take with a number of workers, by name and with the total, once somebody knows.
+        Predicted times for a number of workers, by name and in total, once they are known.
     """
 
     def __init__(self, observer: Observer, guard: Callable[[], None] = lambda: None) -> None:
@@ -46,7 +46,7 @@ class Stages:
         self._started = time.perf_counter()
 
     def check(self) -> None:
-        """Raise if there is a reason not to go on."""
+        """Raise if the run must stop."""
         self._guard()
 
     @contextlib.contextmanager
@@ -64,24 +64,15 @@ class Stages:
         self.observer(StageFinished(name, self.seconds[name]))
 
     def gather(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> list[T]:
         """Run tasks and return their results in the order of the arguments."""
-        results = dict(self.run(executor, name, function, arguments))
-        return [results[position] for position in range(len(arguments))]
+        return list(self.in_order(executor, name, function, arguments))
 
     def in_order(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> Iterator[T]:
-        """Run tasks and yield their results in the order of the arguments; what comes early waits."""
+        """Run tasks and yield their results in the order of the arguments."""
         early: dict[int, T] = {}
         following = 0
         for position, result in self.run(executor, name, function, arguments):
@@ -91,11 +82,7 @@ class Stages:
                 following += 1
 
     def run(
-        self,
-        executor: Executor,
-        name: str,
-        function: Callable[..., T],
-        arguments: list[tuple[Any, ...]],
+        self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, T]]:
         """Run tasks and yield (position, result) as they come in."""
         for position, result in executor.map(name, function, arguments):
@@ -109,13 +96,13 @@ class Stages:
 
 
 def observe_cluster(executor: Executor, observer: Observer) -> None:
-    """Tell an observer of the workers that are there, and where they can be watched."""
+    """Tell an observer of the workers and their dashboard."""
     observer(ClusterReady(executor.workers, executor.dashboard))
 
 
 @contextlib.contextmanager
 def at_work(url: str, observer: Observer) -> Iterator[Stages]:
-    """Have the store at `url` for this run alone, whether it is there already or not.
+    """Hold the lock of the store at `url`, whether the store exists yet or not.
 
     Raises
     ------

@@ -25,7 +25,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.sections import ClusterSection
 
 CONNECT_SECONDS = 10
-# Who writes a scheduler file has just started workers as well, perhaps from a slow disk.
+# Where there is a scheduler file, workers may just be starting, perhaps from a slow disk.
 _FIRST_WORKER_SECONDS = 120
 _ANSWER_SECONDS, _HOUR = 60, 3600
 # What to connect to; what is wrong if that fails; seconds that the first worker may take to come.
@@ -33,16 +33,11 @@ Start = tuple[Any, str, float]
 
 
 def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:  # noqa: ARG001
-    """Return the scheduler that is there."""
+    """Return the address of a running scheduler."""
     address, seconds = str(cluster.address), CONNECT_SECONDS
     if address.endswith(".json"):
         seconds = _FIRST_WORKER_SECONDS
-        try:
-            address = json.loads(Path(address).read_text())["address"].strip()
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ClusterError(
-                f"cluster.address: {address} is no scheduler file: {first_line(error)}"
-            ) from None
+        address = _address_in(address)
     failed = f"no scheduler with workers answers at {address}"
     try:
         _listen(address)
@@ -51,16 +46,27 @@ def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -
     return address, failed, seconds
 
 
-def _listen(address: str) -> None:
-    """Make sure that somebody at an address speaks first, as a scheduler does.
+def _address_in(file: str) -> str:
+    """Return the address in a scheduler file."""
+    try:
+        match json.loads(Path(file).read_text()):
+            case {"address": str(address)}:
+                return address.strip()
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
+    raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
 
-    Dask's own client waits for ever for one that only accepts connections, as a frozen one does (seen with
-    distributed 2026.8). With TLS the client speaks first, so nothing is known.
+
+def _listen(address: str) -> None:
+    """Check that the server at an address sends the first bytes, as a scheduler does.
+
+    Dask's own client waits without a time limit for a server that only accepts connections, as a frozen
+    scheduler does (seen with distributed 2026.8). With TLS the client sends first, so nothing is checked.
 
     Raises
     ------
     OSError, ValueError
-        If nobody is there, or says anything.
+        If no server is there, or it sends nothing.
     """
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     if parts.scheme != "tcp":
@@ -73,17 +79,17 @@ def _listen(address: str) -> None:
 def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:
     """Start worker processes here; they end with the stack.
 
-    An interrupt from the keyboard reaches every process of the terminal; only this one shall act on it. The
-    signal is blocked while the cluster's thread is made, which hands the block down to all it starts.
+    An interrupt from the keyboard reaches every process of the terminal; only this one must act on it. The
+    signal is blocked while the cluster's thread is made, and all that this starts inherit the block.
     """
     import dask
     from distributed import LocalCluster
 
-    # Starting the first process would start this tracker, and that unblocks the signal again.
+    # Otherwise the first process starts this tracker, which unblocks the signal again.
     _start_tracker()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # Dask's own folder in there is for good, and what a killed run leaves in it is for others to find.
+        # Dask never deletes its own folder there, nor what a killed run leaves in it.
         parent = Path(dask.config.get("temporary-directory", None) or tempfile.gettempdir())
         scratch = stack.enter_context(scratch_in(parent.absolute(), "mdpext-workers-"))
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
@@ -94,7 +100,7 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
-                # Left to itself it shares memory among workers; "auto" would be among processors.
+                # Without a limit, Dask divides memory among workers; "auto" would be among processors.
                 **({} if cluster.memory_gib is None else {"memory_limit": f"{cluster.memory_gib}GiB"}),
                 silence_logs=logging.CRITICAL,
             )
@@ -109,9 +115,9 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
 
 
 def _unguarded() -> str:
-    """Return what else may be wrong where a script is run: processes start by importing it."""
+    """Return a hint for scripts without a guard: worker processes start by importing the script."""
     main = sys.modules.get("__main__")
-    # Run as a module or by the command line it has a specification, or is guarded.
+    # Modules and the command line have a specification, or are guarded.
     if getattr(main, "__spec__", None) is not None or not getattr(main, "__file__", None):
         return ""
     return (
@@ -121,7 +127,7 @@ def _unguarded() -> str:
 
 
 def _start_tracker() -> None:
-    """Start the process that frees what others of this program leave; it shall not report who was killed."""
+    """Start the process that cleans up after others of this program, without its warnings of killed ones."""
     sys.warnoptions.append("ignore:resource_tracker")  # handed down to it
     try:
         resource_tracker.ensure_running()
@@ -130,9 +136,9 @@ def _start_tracker() -> None:
 
 
 def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:
-    """Ask Slurm for workers, each a job; what the section leaves out is taken from ``jobqueue.slurm``.
+    """Ask Slurm for workers, each a job; defaults are those of ``jobqueue.slurm``.
 
-    They may have to wait in a queue: as long as they may run.
+    They may wait in the queue for as long as they may run.
     """
     try:
         from dask_jobqueue import SLURMCluster
@@ -140,7 +146,7 @@ def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
         raise SpecError('cluster: kind = "slurm" needs pip install "mdpext-dask[cluster]"') from None
     import dask
 
-    # Jobs do not have the settings that this process has made for itself; what else it has is nobody's.
+    # Slurm jobs do not inherit the settings of this process; those of this package are handed on.
     settings = dask.config.serialize(nested({key: dask.config.get(key) for key in DASK_CONFIG}))
     prologue = dask.config.get("jobqueue.slurm.job-script-prologue", None) or []
     given = {
@@ -166,7 +172,7 @@ def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
                 **{name: value for name, value in given.items() if value is not None},
             )
         )
-        # Asked first: what goes wrong when workers are submitted is written to a log, and then waited for.
+        # Test first: errors at submission only go to a log, and the client waits on.
         asked = subprocess.run(
             ["sbatch", "--test-only"],  # noqa: S607 wherever Slurm is
             input=slurm.job_script(),
@@ -200,12 +206,12 @@ def _start_kubernetes(stack: contextlib.ExitStack, cluster: ClusterSection, work
     section = cluster.model_copy(update={"workers": workers})
     spec = cluster_manifest(section, name)
     try:
-        # Asked first: a cluster that fails while it is made fails once more, at length, at the end.
+        # Test first: a cluster that fails while it is made fails again, at length, when it is closed.
         kr8s.api().version()
         kubernetes = stack.enter_context(
             KubeCluster(name=name, namespace=cluster.namespace, custom_cluster_spec=spec, quiet=True)
         )
-    except Exception as error:  # the libraries beneath have no common kind of error
+    except Exception as error:  # the libraries below have no common base class
         raise ClusterError(f"cluster: Kubernetes does not answer: {first_line(error)}") from None
     return kubernetes, "no worker has come from Kubernetes", _HOUR
 

@@ -16,7 +16,7 @@ from mdpext_dask.evaluation.figure import LossMap, loss_map_of
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.evaluation.spread import SHARES, Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
-from mdpext_dask.files import check_file, check_picture, rendered, write_whole
+from mdpext_dask.files import check_file, check_picture, rendered, whole_file
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import MechanismStore, job_of
 from mdpext_dask.store.objects import WhereStored, address_of
@@ -165,13 +165,8 @@ def _quantiles(store: MechanismStore, spread: Spread) -> dict[str, Any]:
 def _write_records(store: MechanismStore, spread: Spread, path: Path) -> None:
     assert spread.expected_km is not None  # kept for the file
     x, y, losses, prior = store.grid.x_km(), store.grid.y_km(), spread.expected_km, store.read("prior")
-
-    def write(partial: Path) -> None:
-        # Given a name, NumPy would add a suffix to one in capitals.
-        with partial.open("wb") as file:
-            np.savez_compressed(file, x_km=x, y_km=y, loss_km=losses, prior=prior)
-
-    write_whole(path, write, "--records")
+    with whole_file(path, "--records") as file:
+        np.savez_compressed(file, x_km=x, y_km=y, loss_km=losses, prior=prior)
 
 
 def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
@@ -191,11 +186,12 @@ def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
         expected_km=spread.expected_km,
         loss_km=spread.loss_km,
         epsilon_per_km=float(store.attributes["epsilon_per_km"]),
-        output_xy_km=np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
+        output_xy_km=store.read_output_xy_km(),
         attribution=str(store.attributes.get("attribution", "")),
     )
 
 
 def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
     content = rendered(lambda: loss_map_of(loss_map(store, spread)), path.suffix.lower())
-    write_whole(path, lambda partial: partial.write_bytes(content), "--map")
+    with whole_file(path, "--map") as file:
+        file.write(content)

@@ -87,7 +87,7 @@ class _Sums:
 
     def __init__(self, store: MechanismStore) -> None:
         self._store = store
-        self._outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        self._outputs = store.read_output_xy_km()
         self._edges = band_edges_km(store.grid, self._outputs)
         self._loss_km = self._distance_km = 0.0
         self._records = 0
@@ -212,7 +212,7 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
     StoreError
         If the sum is not finite.
     """
-    outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+    outputs = store.read_output_xy_km()
     edges = band_edges_km(store.grid, outputs)
     losses, distance_km, records = [], 0.0, 0
     bands = np.zeros((2, len(edges) - 1))

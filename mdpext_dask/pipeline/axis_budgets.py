@@ -20,8 +20,8 @@ from mdpext_dask.seed.budget import (
 )
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
-from mdpext_dask.store.extension import extension_arrays, operator_of_store
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import extension_arrays, operator_of_store
 
 # How well a program with many seeds is solved.
 LARGE_GAP = 1e-4

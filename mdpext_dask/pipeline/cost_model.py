@@ -13,7 +13,7 @@ from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
-from mdpext_dask.problem.geometry import FileFrame, Frame, build_frame
+from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
@@ -148,12 +148,12 @@ class JobCosts:
     trials: int
 
     @classmethod
-    def of(cls, spec: JobSpec, frame: Frame | FileFrame) -> "JobCosts":
-        """Return the costs of a job with the network, or the loss file, and the grid of `frame`."""
-        plan = Plan.of(frame.grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
-        nodes = frame.network.nodes if isinstance(frame, Frame) else 0
+    def of(cls, spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> "JobCosts":
+        """Return the costs of a job with the network, or the loss file, and the grid of `geometry`."""
+        plan = Plan.of(geometry.grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
+        nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
         trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
-        return cls(spec, plan, nodes, trees, *_seed_work(spec, frame.grid))
+        return cls(spec, plan, nodes, trees, *_seed_work(spec, geometry.grid))
 
     @property
     def elements(self) -> int:
@@ -247,16 +247,16 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     SpecError, DataError
         For what :func:`mdpext_dask.pipeline.run.build` would refuse about network, grid and outputs.
     """
-    frame = build_frame(spec)
-    costs = JobCosts.of(spec, frame)
-    grid, plan, outputs = frame.grid, costs.plan, costs.plan.outputs
+    geometry = build_geometry(spec)
+    costs = JobCosts.of(spec, geometry)
+    grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
-    check_counts(spec, frame)
-    planar = planar_epsilon(spec.privacy.epsilon_per_km, frame.distortion)
+    check_counts(spec, geometry)
+    planar = planar_epsilon(spec.privacy.epsilon_per_km, geometry.distortion)
     design = design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, spec.domain.metric_p)
     try:
-        check_memory(spec, frame)
+        check_memory(spec, geometry)
         refused = None
     except SpecError as error:
         refused = str(error)
@@ -264,11 +264,11 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,
         "records": grid.records,
-        "records_inside": grid.count_vertices_of(frame.kept),
+        "records_inside": grid.count_vertices_of(geometry.kept),
         "outputs": outputs,
         "seeds": grid.seeds,
         "source_cells": grid.source_cells,
-        "source_cells_kept": int(frame.kept.sum()),
+        "source_cells_kept": int(geometry.kept.sum()),
         "cells": [grid.cells_x, grid.cells_y],
         "blocks": plan.blocks,
         "blocks_skipped": len(plan.skipped),
@@ -278,16 +278,16 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
         "work_bytes": costs.cells.work_bytes,
         "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
         # What a worker holds besides, once.
-        "table_bytes_per_worker": table_bytes(spec.loss, frame),
+        "table_bytes_per_worker": table_bytes(spec.loss, geometry),
         # What solving the seed takes, of one worker.
         "seed_bytes": seed_bytes(plan),
-        "client_bytes": client_bytes(spec.loss, frame, plan),
+        "client_bytes": client_bytes(spec.loss, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,
         "scheduler": costs.scheduler(),
         "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
         "road_nodes": costs.nodes,
-        "road_nodes_read": frame.network.nodes_read if isinstance(frame, Frame) else 0,
-        "distortion": frame.distortion,
-        "rotation_deg": 0.0 if frame.projection is None else frame.projection.rotation_deg,
+        "road_nodes_read": geometry.network.nodes_read if isinstance(geometry, RoadGeometry) else 0,
+        "distortion": geometry.distortion,
+        "rotation_deg": 0.0 if geometry.projection is None else geometry.projection.rotation_deg,
     }

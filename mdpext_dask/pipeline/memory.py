@@ -6,7 +6,7 @@ from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.sections import CELL_PROGRAMS, LossSection
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.loss import CACHE_BYTES
@@ -29,7 +29,7 @@ _WORKER_BASE = 160 * 2**20
 _RECEIPT_BYTES, ROW_DIGITS, _RECEIPT_IN_MEMORY = 600, 16, 2.5
 
 
-def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
+def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     """Refuse a job whose arrays cannot fit into this machine or a worker, before any of them is made.
 
     Raises
@@ -37,12 +37,12 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     SpecError
         With what is needed and what there is.
     """
-    grid = frame.grid
-    plan = Plan.of(grid, output_count(spec, frame), spec.store.block_cells, frame.kept)
+    grid = geometry.grid
+    plan = Plan.of(grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
     smaller = "larger cells or less refinement"
     needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
-    if isinstance(frame, FileFrame):
-        needed.append((frame.problem.loss_bytes, "the loss file", smaller))
+    if isinstance(geometry, FileGeometry):
+        needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
     certified = spec.privacy.budget == "certified"
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
@@ -51,12 +51,12 @@ def check_memory(spec: JobSpec, frame: Frame | FileFrame) -> None:
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
-        _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, frame), peak, program)
+        _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, geometry), peak, program)
     if spec.cluster.kind in ("inline", "local"):
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
         # A block is one source cell at least.
         way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
-        needed.append((workers * (peak + table_bytes(spec.loss, frame)), "the tasks", way_out))
+        needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))
         needed.append((program, "the seed program", "larger cells"))
     total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
@@ -108,23 +108,23 @@ def check_workers(plan: Plan, method: str, limit: int | None) -> None:
         )
 
 
-def table_bytes(loss: LossSection, frame: Frame | FileFrame) -> int:
+def table_bytes(loss: LossSection, geometry: RoadGeometry | FileGeometry) -> int:
     """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
-    if isinstance(frame, FileFrame):
-        return min(CACHE_BYTES, frame.problem.loss_bytes)
+    if isinstance(geometry, FileGeometry):
+        return min(CACHE_BYTES, geometry.problem.loss_bytes)
     tasks = loss.tasks if loss.kind == "travel" else 0
-    return 2 * frame.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
+    return 2 * geometry.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def client_bytes(loss: LossSection, frame: Frame | FileFrame, plan: Plan) -> int:
+def client_bytes(loss: LossSection, geometry: RoadGeometry | FileGeometry, plan: Plan) -> int:
     """Return about what the client holds at most: arrays over all records, the seed cost, or receipts."""
-    prior = _CLIENT_ARRAYS * frame.grid.records * FLOAT64
-    if isinstance(frame, FileFrame):
-        prior += frame.problem.loss_bytes
+    prior = _CLIENT_ARRAYS * geometry.grid.records * FLOAT64
+    if isinstance(geometry, FileGeometry):
+        prior += geometry.problem.loss_bytes
     # Corners of all cells, the cost that is assembled from them, and its digest.
-    cost = (2 * 4 * frame.grid.source_cells + frame.grid.seeds) * plan.outputs * FLOAT64
+    cost = (2 * 4 * geometry.grid.source_cells + geometry.grid.seeds) * plan.outputs * FLOAT64
     receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
-    table = table_bytes(loss, frame) if isinstance(frame, Frame) else 0
+    table = table_bytes(loss, geometry) if isinstance(geometry, RoadGeometry) else 0
     return _CLIENT_BASE + table + max(prior, cost, receipts)
 
 

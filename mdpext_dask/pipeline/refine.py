@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.certificate import norm_rank, rank_of_norm
-from mdpext_dask.auditors.certificate_vectors import CORNERS, Slopes
+from mdpext_dask.auditors.certificate import CORNERS, Slopes, norm_rank, rank_of_norm
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.errors import SolverError
 from mdpext_dask.events import Note, Observer

@@ -12,7 +12,7 @@ from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory, check_workers
 from mdpext_dask.problem.domain import Domain, build_domain
-from mdpext_dask.problem.geometry import build_frame, downloads_of
+from mdpext_dask.problem.geometry import build_geometry, downloads_of
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.seed import budget
@@ -31,7 +31,7 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
     if not url:
         raise SpecError("--store: the path is empty")
     if overwrite:
-        MechanismStore.check_room(url)
+        MechanismStore.at(url)
         return None
     found = MechanismStore.find(url, spec)
     if found is None:
@@ -59,14 +59,14 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
             return found
     operator_of(spec.extension)
     with stages.stage("domain"):
-        frame = build_frame(spec)
-        check_counts(spec, frame)
-        check_memory(spec, frame)
-        grid, outputs, p = frame.grid, output_count(spec, frame), spec.domain.metric_p
-        design = epsilons(spec, grid, frame.distortion, outputs)["epsilon_design_per_km"]
+        geometry = build_geometry(spec)
+        check_counts(spec, geometry)
+        check_memory(spec, geometry)
+        grid, outputs, p = geometry.grid, output_count(spec, geometry), spec.domain.metric_p
+        design = epsilons(spec, grid, geometry.distortion, outputs)["epsilon_design_per_km"]
         check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
-        stages.expected = JobCosts.of(spec, frame).seconds
-        domain = build_domain(spec, frame)
+        stages.expected = JobCosts.of(spec, geometry).seconds
+        domain = build_domain(spec, geometry)
     for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
         stages.observer(Note(note))
     return domain

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mdpext_dask.auditors.methods import certify
-from mdpext_dask.auditors.result import AuditReport
+from mdpext_dask.auditors.result import AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.auditors.words import violation
 from mdpext_dask.compute.executor import Executor, open_executor
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
@@ -33,10 +32,10 @@ from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.store import objects, receipts
-from mdpext_dask.store.extension import extension_of_store
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
 from mdpext_dask.store.receipts import BoundaryReport, Receipt, check_boundaries
+from mdpext_dask.store.rows import extension_of_store
 
 
 def build(
@@ -64,7 +63,7 @@ def build(
     workers
         Number of local processes, instead of the job's.
     observer
-        Called with each event; see :class:`mdpext_dask.cli.progress_lines.PlainLines`.
+        Called with each event; see :class:`mdpext_dask.cli.progress.PlainLines`.
 
     Returns
     -------
@@ -271,7 +270,9 @@ def require_both(store: MechanismStore, boundary: BoundaryReport, certificate: A
         at_fault = {block for mismatch in boundary.mismatches for block in mismatch.blocks}
         receipts.void(store.objects, at_fault | set(certificate.blocks_at_fault))
         store.update(state=REFUSED, **checked)
-        raise _boundary_violation(store, boundary) if boundary.mismatches else violation(certificate)
+        if boundary.mismatches:
+            raise _boundary_violation(store, boundary)
+        raise GuaranteeViolation(sentence(certificate), worst=certificate.worst)
     return checked
 
 

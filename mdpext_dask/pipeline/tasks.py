@@ -20,11 +20,11 @@ from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.extension import extended_block
 from mdpext_dask.store.integrity import damage_against
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from mdpext_dask.store.receipts import Receipt
+from mdpext_dask.store.rows import extended_block
 
 # Reading a receipt once more costs nothing beside a block that has taken so long.
 _LONG_SECONDS = 1.0

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.certificate import certify_source_cells
-from mdpext_dask.auditors.certificate_vectors import PLACES, Slopes, steepest_slopes
+from mdpext_dask.auditors.certificate import PLACES, Slopes, certify_source_cells, steepest_slopes
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.evaluation.loss import expected_loss
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.extension import TRIAL, extended_block, extension_arrays, operator_of_store
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import TRIAL, extended_block, extension_arrays, operator_of_store
 from mdpext_dask.store.schema import EXPONENT, EXTENSION_X, EXTENSION_Y, EdgeBudgets
 
 # Tempering aims this far below ε and is content with so much of it.

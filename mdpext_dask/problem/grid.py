@@ -2,6 +2,11 @@
 
 Index order is x first everywhere: record ``(i, j)`` lies at ``(x[i], y[j])`` and has the flat index
 ``i * len(y) + j``; seeds (corners of source cells) likewise.
+
+Coarse places use every m-th record along each axis, and the last, so that a place that wobbles stays the
+same place. A place moves to the nearest of these, by at most m h / 2 along an axis, also beyond the last
+multiple of m. So it moves by at most ρ' = ‖(m h / 2, m h / 2)‖_p, and two places at distance d are told apart
+by at most ε (d + 2ρ'); with m = 1 this is ε (d + 2ρ).
 """
 
 import math
@@ -12,15 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.problem.coarse_lattice import coarse_indices
 
-# A box whose side is a whole number of cells must not gain a cell through rounding ...
-_ROUNDING_CELLS = 1e-9
+# A side that is a whole number of cells, or of steps, must not gain one through rounding.
+_ROUNDING = 1e-9
 # Seeds are listed, and solved for, one by one.
 _MOST_CELLS = 1e8
-# ... and a place on its border must not fall out of it: a millimetre is nothing to anybody.
+# A place on the border of a box must not fall out of it through rounding: a millimetre.
 _BORDER_KM = 1e-6
-# Rectangles whose areas differ by no more than rounding are alike, and the least turned of them is taken.
+# A coarse place as wide as this holds the whole Earth.
+_WIDEST_PLACE_KM = 1e5
+# Rectangles whose areas differ by no more than rounding count as equal; the least turned one is taken.
 _SAME_AREA = 1e-12
 _ANGLES_AT_ONCE = 256
 
@@ -94,9 +100,9 @@ class Grid:
         Raises
         ------
         SpecError
-            If a source cell is larger than the box, or there would be so many that nobody could list them.
+            If a source cell is larger than the box, or there would be more than 10^8.
         """
-        if cell_km > min(box.width_km, box.height_km) * (1 + _ROUNDING_CELLS):
+        if cell_km > min(box.width_km, box.height_km) * (1 + _ROUNDING):
             raise SpecError(
                 f"domain.cell_km: a source cell of {cell_km:g} km is larger than the box of "
                 f"{box.width_km:.3f} km x {box.height_km:.3f} km"
@@ -109,8 +115,8 @@ class Grid:
         return cls(
             west_km=box.west_km,
             south_km=box.south_km,
-            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING_CELLS),
-            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING_CELLS),
+            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING),
+            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING),
             cell_km=cell_km,
             refine=refine,
         )
@@ -175,10 +181,6 @@ class Grid:
         y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
         return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
 
-    def fractions(self) -> NDArray[np.float64]:
-        """Return i / F for i = 0..F: positions inside a source cell, float64 of shape (F + 1,)."""
-        return np.arange(self.factor + 1) / self.factor
-
     def nearest_records(
         self, xy_km: NDArray[np.float64]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
@@ -205,21 +207,22 @@ class Grid:
     def coarse_records(
         self, xy_km: NDArray[np.float64], steps: int
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the nearest record of each point, of only every so manyeth along both axes, and the last.
+        """Return the nearest record of each point among every m-th along both axes, and the last.
 
         Parameters
         ----------
         xy_km
             Points, float64 of shape (n, 2), in km; outside the rectangle they are clamped to it first.
         steps
-            Of how many steps of the lattice; see :mod:`mdpext_dask.problem.coarse_lattice`.
+            m, in steps of the lattice.
         """
-        box, indices = self.box, []
-        sides = ((box.west_km, box.east_km), (box.south_km, box.north_km))
-        for axis, (first, last) in enumerate(sides):
-            position = (np.clip(xy_km[:, axis], first, last) - first) / self.spacing_km
-            indices.append(coarse_indices(position, steps, self.shape[axis] - 1))
-        return indices[0], indices[1]
+        box = self.box
+        x = np.clip(xy_km[:, 0], box.west_km, box.east_km) - box.west_km
+        y = np.clip(xy_km[:, 1], box.south_km, box.north_km) - box.south_km
+        return (
+            coarse_indices(x / self.spacing_km, steps, self.shape[0] - 1),
+            coarse_indices(y / self.spacing_km, steps, self.shape[1] - 1),
+        )
 
     def record_at(self, x_km: float, y_km: float, steps: int = 1) -> tuple[int, int]:
         """Return what :meth:`coarse_records` does for one point, in less time."""
@@ -227,10 +230,7 @@ class Grid:
         across = (min(max(x_km, box.west_km), box.east_km) - box.west_km) / self.spacing_km
         along = (min(max(y_km, box.south_km), box.north_km) - box.south_km) / self.spacing_km
         # round() is np.rint(), to even.
-        return (
-            min(round(across / steps) * steps, rows - 1),
-            min(round(along / steps) * steps, columns - 1),
-        )
+        return min(round(across / steps) * steps, rows - 1), min(round(along / steps) * steps, columns - 1)
 
     def vertices_of(self, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which records are vertices, corners or fine ones, of some of the source cells.
@@ -292,6 +292,41 @@ class Grid:
         )
         found = [cells[a, b] for a in (before[:, 0], after[:, 0]) for b in (before[:, 1], after[:, 1])]
         return np.asarray(np.any(found, axis=0) & self.box.contains(xy_km))
+
+
+def coarse_steps(place_km: float, spacing_km: float) -> int:
+    """Return m, the least number of steps that is no narrower than a coarse place of side `place_km`.
+
+    Raises
+    ------
+    SpecError
+        If `place_km` is not a positive number.
+    """
+    if not (isinstance(place_km, int | float) and 0 < place_km <= _WIDEST_PLACE_KM):
+        raise SpecError(
+            f"place_km: must be a positive number of km, up to {_WIDEST_PLACE_KM:g}, got {place_km!r}"
+        )
+    return max(math.ceil(place_km / spacing_km - _ROUNDING), 1)
+
+
+def coarse_radius_km(steps: int, spacing_km: float, metric_p: float) -> float:
+    """Return ρ' = ‖(m h / 2, m h / 2)‖_p: the largest distance a place moves, in km."""
+    return steps * spacing_km / 2 * 2 ** (1 / metric_p)
+
+
+def coarse_indices(position: NDArray[np.float64], steps: int, last: int) -> NDArray[np.intp]:
+    """Return the records along one axis to which places are moved: multiples of m, or `last`.
+
+    Parameters
+    ----------
+    position
+        Where places are along the axis, in steps from the first record, between 0 and `last`; any shape.
+    steps
+        m.
+    last
+        Index of the last record of the axis.
+    """
+    return np.asarray(np.minimum(np.rint(position / steps) * steps, last), dtype=np.intp)
 
 
 def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:

@@ -1,8 +1,8 @@
 """Weighted k-means in the plane, to the same bits wherever it runs.
 
-Lloyd's algorithm (Lloyd 1982) from the start that k-means++ draws (Arthur and Vassilvitskii 2007). What
-SciPy has does not know weights. Sums are taken in the order of the points, ties go to the first centre,
-and nothing runs in threads, so that the answer hangs on the points and the random seed only.
+Lloyd's algorithm (Lloyd 1982) from the start that k-means++ draws (Arthur and Vassilvitskii 2007); SciPy's
+k-means has no weights. Sums are taken in the order of the points, ties go to the first centre, and nothing
+runs in threads, so that the result depends on the points and the random seed only.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from mdpext_dask.errors import DataError
 
 # Squared distances that are held at a time.
 _AT_ONCE = 1 << 22
-# Lloyd's algorithm ends by itself, on few points after tens of passes; this is for those who cannot wait.
+# Lloyd's algorithm ends by itself, on few points after tens of passes; this bounds its time.
 _MOST_PASSES = 1000
 # Of the largest weight; less would be rounded away when it is multiplied.
 _LIGHTEST = 1e-250
@@ -21,7 +21,7 @@ _LIGHTEST = 1e-250
 def weighted_centres(
     xy: NDArray[np.float64], weight: NDArray[np.float64], count: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return centres c that no pass of Lloyd's algorithm improves: a local minimum of :func:`spread`.
+    """Return centres c at a local minimum of Σ_i w_i min_k ‖x_i − c_k‖²: no pass of Lloyd's improves them.
 
     Parameters
     ----------
@@ -52,8 +52,9 @@ def weighted_centres(
     for _ in range(_MOST_PASSES):
         found, square = _assigned(xy, centres)
         square = _fill_empty(found, square, weight, count)
-        total = _sum(weight * square)
-        # Rounding alone may move a point to and fro for ever.
+        # Summed in order, which is the same on every machine.
+        total = float(np.cumsum(weight * square)[-1])
+        # Rounding alone may move a point back and forth for ever.
         if np.array_equal(found, nearest) or total > least:
             break
         nearest, least = found, total
@@ -65,11 +66,6 @@ def weighted_centres(
     return centres[np.lexsort((centres[:, 1], centres[:, 0]))]
 
 
-def spread(xy: NDArray[np.float64], weight: NDArray[np.float64], centres: NDArray[np.float64]) -> float:
-    """Return Σ_i w_i min_k ‖x_i − c_k‖², which k-means makes small."""
-    return _sum(weight * _assigned(xy, centres)[1])
-
-
 def _start(
     xy: NDArray[np.float64], weight: NDArray[np.float64], count: int, generator: np.random.Generator
 ) -> NDArray[np.intp]:
@@ -78,7 +74,7 @@ def _start(
     square = np.ones(len(xy))
     for _ in range(count):
         upto = np.cumsum(weight * square)
-        # Of a sum that has sunk below the smallest number, whatever is left is as good as anything.
+        # The sum has underflowed: take any points that are left.
         if not upto[-1] > 0:
             left = np.setdiff1d(np.arange(len(xy)), chosen)
             return np.array([*chosen, *left[: count - len(chosen)]], dtype=np.intp)
@@ -123,8 +119,3 @@ def _fill_empty(
         nearest[moved] = empty
         square[moved] = 0.0
     return square
-
-
-def _sum(values: NDArray[np.float64]) -> float:
-    """Return a sum taken in order, which is the same on every machine."""
-    return float(np.cumsum(values)[-1])

@@ -165,7 +165,7 @@ def corner_costs(
     closing_y = int(along.stop == grid.cells_y)
     first_x, first_y = across.start * factor, along.start * factor
     row_y = y[first_y : along.stop * factor + closing_y]
-    fraction = grid.fractions()
+    fraction = np.arange(factor + 1) / factor
 
     n_across, n_along = across.stop - across.start, along.stop - along.start
     outputs = loss.rows(np.array([[x[0], y[0]]])).shape[1]

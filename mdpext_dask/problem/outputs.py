@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.kmeans import weighted_centres
 from mdpext_dask.problem.places import STREAM_OUTPUTS, generator_of, nearest_nodes, read_places
 
-# Of all road nodes, unless the job says otherwise; the seed program grows with them.
+# Default limit on all road nodes as outputs; the size of the seed program is proportional to it.
 MOST_ROAD_NODES = 2000
-# Records that k-means looks at one by one; of more of them, neighbours are taken together.
+# Most points that k-means works on; neighbouring records are merged to stay below.
 _MOST_PLACES = 100_000
 
 
@@ -27,7 +27,7 @@ class Outputs:
     xy_km
         float64 of shape (K, 2), in km.
     node
-        The nearest road node of each, shape (K,); where travel ends that goes there.
+        The nearest road node of each, shape (K,), where travel ends.
     notes
         What a user should know.
     """
@@ -37,12 +37,12 @@ class Outputs:
     notes: tuple[str, ...] = ()
 
 
-def choose_outputs(spec: JobSpec, frame: Frame, prior: NDArray[np.float64]) -> Outputs:
+def choose_outputs(spec: JobSpec, geometry: RoadGeometry, prior: NDArray[np.float64]) -> Outputs:
     """Choose the outputs as the job says.
 
     Parameters
     ----------
-    spec, frame
+    spec, geometry
         The job.
     prior
         π of the records, float64 of shape ``grid.shape``, 0 outside the region.
@@ -52,26 +52,26 @@ def choose_outputs(spec: JobSpec, frame: Frame, prior: NDArray[np.float64]) -> O
     SpecError, DataError
         If a file cannot be read, or there are not as many places as wanted, or too many.
     """
-    choose = spec.outputs.choose
-    if choose == "road-nodes":
-        generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
-        node = np.sort(generator.choice(frame.nodes_inside, size=spec.outputs.count, replace=False))
-        return Outputs(frame.node_xy_km[node], node)
-    if choose == "all-road-nodes":
-        node = _all_road_nodes(spec, frame)
-        return Outputs(frame.node_xy_km[node], node)
+    choose, count = spec.outputs.choose, spec.outputs.count
     notes: tuple[str, ...] = ()
     if choose == "seeds":
-        xy = frame.grid.seeds_xy_km()[frame.corners_kept.ravel()]
+        xy = geometry.grid.seeds_xy_km()[geometry.corners_kept.ravel()]
     elif choose == "prior":
-        assert spec.outputs.count is not None  # the job file's validation sees to it
-        xy = centres_of(prior, frame.grid, spec.outputs.count, spec.outputs.random_seed)
+        assert count is not None  # ensured by the job file's validation
+        xy = centres_of(prior, geometry.grid, count, spec.outputs.random_seed)
+    elif choose == "file":
+        xy, notes = _of_file(spec, geometry)
     else:
-        xy, notes = _of_file(spec, frame)
-    return Outputs(xy, nearest_nodes(frame, xy), notes)
+        if choose == "all-road-nodes":
+            node = _all_road_nodes(spec, geometry)
+        else:
+            generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
+            node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
+        return Outputs(geometry.node_xy_km[node], node)
+    return Outputs(xy, nearest_nodes(geometry, xy), notes)
 
 
-def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
+def output_count(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     """Return K without drawing anything.
 
     Raises
@@ -79,19 +79,19 @@ def output_count(spec: JobSpec, frame: Frame | FileFrame) -> int:
     SpecError, DataError
         If the outputs' file cannot be read, or there are too many road nodes.
     """
-    if isinstance(frame, FileFrame):
-        return len(frame.problem.output_xy_km)
+    if isinstance(geometry, FileGeometry):
+        return len(geometry.problem.output_xy_km)
     if spec.outputs.choose == "seeds":
-        return int(frame.corners_kept.sum())
+        return int(geometry.corners_kept.sum())
     if spec.outputs.choose == "file":
-        return len(_of_file(spec, frame)[0])
+        return len(_of_file(spec, geometry)[0])
     if spec.outputs.choose == "all-road-nodes":
-        return len(_all_road_nodes(spec, frame))
-    assert spec.outputs.count is not None  # the job file's validation sees to it
+        return len(_all_road_nodes(spec, geometry))
+    assert spec.outputs.count is not None  # ensured by the job file's validation
     return spec.outputs.count
 
 
-def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
+def check_counts(spec: JobSpec, geometry: Geometry) -> None:
     """Refuse to draw more outputs or tasks than there are road nodes, or records, in the box or the region.
 
     With a loss file nothing is drawn.
@@ -101,15 +101,15 @@ def check_counts(spec: JobSpec, frame: Frame | FileFrame) -> None:
     DataError
         With both numbers.
     """
-    if isinstance(frame, FileFrame):
+    if not isinstance(geometry, RoadGeometry):
         return
-    nodes, records = (len(frame.nodes_inside), "road nodes"), (_records(frame), "records")
-    wanted = []
-    if spec.outputs.count is not None:
-        places = records if spec.outputs.choose == "prior" else nodes
-        wanted.append(("outputs.count", spec.outputs.count, *places))
+    nodes = len(geometry.nodes_inside)
+    wanted = [("outputs.count", spec.outputs.count or 0, nodes, "road nodes")]
+    if spec.outputs.choose == "prior":
+        records = geometry.grid.count_vertices_of(geometry.kept)
+        wanted = [("outputs.count", spec.outputs.count or 0, records, "records")]
     if spec.loss.kind == "travel" and spec.loss.tasks_file is None:
-        wanted.append(("loss.tasks", spec.loss.tasks, *nodes))
+        wanted.append(("loss.tasks", spec.loss.tasks, nodes, "road nodes"))
     for key, count, available, what in wanted:
         if count > available:
             raise DataError(f"{key}: {count} are wanted, but {_place(spec)} holds only {available} {what}")
@@ -151,24 +151,20 @@ def _of_squares(values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
     return np.asarray(np.add.reduceat(np.add.reduceat(values, first[0], axis=0), first[1], axis=1))
 
 
-def _records(frame: Frame) -> int:
-    return frame.grid.count_vertices_of(frame.kept)
-
-
 def _place(spec: JobSpec) -> str:
     return "the box" if spec.domain.region is None else "the region"
 
 
-def _all_road_nodes(spec: JobSpec, frame: Frame) -> NDArray[np.intp]:
-    """Return the road nodes in the box, or the region; of several in the same place the first.
+def _all_road_nodes(spec: JobSpec, geometry: RoadGeometry) -> NDArray[np.intp]:
+    """Return the road nodes in the box, or the region; the first of several in the same place.
 
     Raises
     ------
     DataError
         If they are more than the job allows.
     """
-    _, first = np.unique(frame.node_xy_km[frame.nodes_inside], axis=0, return_index=True)
-    node = frame.nodes_inside[np.sort(first)]
+    _, first = np.unique(geometry.node_xy_km[geometry.nodes_inside], axis=0, return_index=True)
+    node = geometry.nodes_inside[np.sort(first)]
     limit = MOST_ROAD_NODES if spec.outputs.limit is None else spec.outputs.limit
     if len(node) > limit:
         raise DataError(
@@ -179,37 +175,37 @@ def _all_road_nodes(spec: JobSpec, frame: Frame) -> NDArray[np.intp]:
     return node
 
 
-def _of_file(spec: JobSpec, frame: Frame) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+def _of_file(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return the places of the outputs' file, and a note on those that were left out.
 
     Raises
     ------
     SpecError, DataError
-        If the file cannot be read, two of its places are the same, or one lies outside the grid where the job
-        does not drop such.
+        If the file cannot be read, two of its places are the same, or one lies outside the grid and the job
+        does not drop those.
     """
     name = spec.outputs.file
-    xy, _ = read_places(name, "outputs.file", frame, weights=False)
-    outside = ~frame.grid.box.contains(xy)
+    xy, _ = read_places(name, "outputs.file", geometry, weights=False)
+    outside = ~geometry.grid.box.contains(xy)
     notes: tuple[str, ...] = ()
     if outside.any():
-        row, count, all_of_them = int(np.argmax(outside)), int(outside.sum()), len(xy)
+        row, count, total = int(np.argmax(outside)), int(outside.sum()), len(xy)
         if spec.outputs.outside == "error":
             raise DataError(
-                f"outputs.file: {name}: {count} of {all_of_them} outputs lie outside the grid, the first in "
+                f"outputs.file: {name}: {count} of {total} outputs lie outside the grid, the first in "
                 f"row {row + 1} at x = {xy[row, 0]:.3f} km, y = {xy[row, 1]:.3f} km; leave them out, or let "
                 'outputs.outside = "drop" do it'
             )
-        if count == all_of_them:
+        if count == total:
             raise DataError(f"outputs.file: {name}: all of its {count} outputs lie outside the grid")
-        notes = (f"{count} of the {all_of_them} outputs of {name} lie outside the grid and were left out",)
+        notes = (f"{count} of the {total} outputs of {name} lie outside the grid and were left out",)
     rows = np.flatnonzero(~outside)
     xy = xy[rows]
     _, first, of = np.unique(xy, axis=0, return_index=True, return_inverse=True)
     if len(first) < len(xy):
         second = int(np.argmax(first[of.ravel()] != np.arange(len(xy))))
-        pair = rows[first[of.ravel()[second]]] + 1, rows[second] + 1
+        one, other = rows[first[of.ravel()[second]]] + 1, rows[second] + 1
         raise DataError(
-            f"outputs.file: {name}: two outputs are the same place, those of rows {pair[0]} and {pair[1]}"
+            f"outputs.file: {name}: two outputs are the same place, those of rows {one} and {other}"
         )
     return xy, notes

@@ -1,11 +1,11 @@
-"""Points that a job names, in its plane; the nearest road nodes, and what is drawn by chance."""
+"""Points that a job names, in its plane; nearest road nodes; generators for what is drawn."""
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.problem.geometry import Geometry, RoadGeometry
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.read_network import points_path
 
@@ -19,7 +19,7 @@ def generator_of(seed: int, stream: int) -> np.random.Generator:
 
 
 def read_places(
-    name: str | None, key: str, frame: Frame | FileFrame, *, weights: bool = True
+    name: str | None, key: str, geometry: Geometry, *, weights: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the points of a file that a job names.
 
@@ -29,8 +29,6 @@ def read_places(
         Path of the file, or the name of a built-in one.
     key
         Where the job names it.
-    frame
-        Has the plane.
     weights
         Whether the file's weights count.
 
@@ -44,26 +42,26 @@ def read_places(
     Raises
     ------
     SpecError, DataError
-        If the file cannot be read, or has degrees and there is no telling where in the plane they are.
+        If the file cannot be read, or has degrees and there is no projection.
     """
-    assert name is not None  # the job file's validation sees to it
+    assert name is not None  # ensured by the job file's validation
     points = read_points(points_path(name, key), weights=weights)
     if points.planar:
         return points.coordinates, points.weight
-    if frame.projection is None:
+    if geometry.projection is None:
         raise DataError(
             f"{key}: {name}: has columns lon,lat, but the loss file has no centre to place them by; use "
             "x_km,y_km"
         )
-    return frame.projection.to_plane(points.coordinates), points.weight
+    return geometry.projection.to_plane(points.coordinates), points.weight
 
 
 def shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return weights that add up to 1, however large they are."""
+    """Return weights divided by their sum; the sum may exceed the range of float64."""
     relative = weight / weight.max()
     return np.asarray(relative / relative.sum())
 
 
-def nearest_nodes(frame: Frame, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
+def nearest_nodes(geometry: RoadGeometry, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the nearest road node of each place of shape (n, 2), in km."""
-    return np.asarray(KDTree(frame.node_xy_km).query(xy_km)[1], dtype=np.intp)
+    return np.asarray(KDTree(geometry.node_xy_km).query(xy_km)[1], dtype=np.intp)

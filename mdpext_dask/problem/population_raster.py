@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, first_line
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import Projection
+from mdpext_dask.readers.optional_libraries import import_optional
 
 # Points of a pixel along the spacing of the records, at best and at least: with so many, the shares of two
 # records in the same pixel differ by rounding up one more or less.
@@ -44,7 +45,6 @@ Window = tuple[int, int, int, int]
 # Farther than any place on Earth.
 _NOWHERE_KM = 1e6
 _DEGREES = "OGC:CRS84"
-_NEEDS = "a GeoTIFF needs rasterio: install it with pip install 'mdpext-dask[files]'"
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,11 @@ def read_population(path: Path, grid: Grid, projection: Projection) -> Populatio
     DataError
         If the file cannot be read or is no GeoTIFF of one band with a known place on Earth, if a value is
         negative or infinite, if there is nobody in the grid, or if pixels are too large for such records.
+    SpecError
+        If rasterio is not installed.
     """
-    try:
-        import rasterio
-        from rasterio.errors import RasterioError
-    except ImportError:
-        raise DataError(f"{path}: {_NEEDS}") from None
+    rasterio = import_optional("rasterio", f"{path}: a GeoTIFF")
+    from rasterio.errors import RasterioError
 
     if not path.is_file():
         raise DataError(f"{path}: {'is no file' if path.exists() else 'no such file'}")

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.geometry import FileFrame, Frame
+from mdpext_dask.job.spec import FROM_LOSS_FILE, JobSpec
+from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.places import read_places, shares
 from mdpext_dask.problem.population_raster import read_population
 
 
-def make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return π on the fine lattice, summing to 1, and what a user should know.
 
     Raises
@@ -20,60 +20,59 @@ def make_prior(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.floa
     SpecError, DataError
         If the file cannot be read, or has nothing inside the grid.
     """
-    grid = frame.grid
+    grid = geometry.grid
+    if isinstance(geometry, FileGeometry) and spec.prior.kind == FROM_LOSS_FILE:
+        return geometry.problem.prior, ()
     if spec.prior.kind == "uniform":
         return np.full(grid.shape, 1 / grid.records), ()
     if spec.prior.kind == "raster":
-        return _from_raster(spec, frame)
-    if isinstance(frame, Frame) and spec.prior.kind == "road-nodes":
-        xy = frame.node_xy_km[frame.nodes_inside]
+        return _from_raster(spec, geometry)
+    if isinstance(geometry, RoadGeometry) and spec.prior.kind == "road-nodes":
+        xy = geometry.node_xy_km[geometry.nodes_inside]
         weight = np.ones(len(xy))
     else:
-        xy, weight = read_places(spec.prior.file, "prior.file", frame)
+        xy, weight = read_places(spec.prior.file, "prior.file", geometry)
         weight = shares(weight)
     i, j, inside = grid.nearest_records(xy)
     if not weight[inside].any():
         raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
     # bincount adds in the order of the points, so the prior is the same on every machine.
     record = i[inside] * grid.shape[1] + j[inside]
-    counted = np.bincount(record, weights=weight[inside], minlength=grid.records)
-    flat = np.asarray(counted, dtype=np.float64)  # which it is; the weights are
-    flat /= flat.sum()  # in place: of very many records one such array is much
+    flat = np.asarray(np.bincount(record, weights=weight[inside], minlength=grid.records), dtype=np.float64)
+    flat /= flat.sum()  # in place: it may take much memory
     dropped = int((~inside).sum())
     notes = (f"{dropped} prior points lie outside the grid and were left out",) if dropped else ()
     return flat.reshape(grid.shape), notes
 
 
-def _from_raster(spec: JobSpec, frame: Frame | FileFrame) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    assert spec.prior.file is not None  # the job file's validation sees to it
-    if frame.projection is None:
+def _from_raster(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    assert spec.prior.file is not None  # ensured by the job file's validation
+    if geometry.projection is None:
         raise DataError(
             f"prior.file: {spec.prior.file}: lies on Earth, but the loss file has no centre to place it by"
         )
-    found = read_population(Path(spec.prior.file), frame.grid, frame.projection)
+    found = read_population(Path(spec.prior.file), geometry.grid, geometry.projection)
     total = float(found.mass.sum())
     notes = [f"{total:,.1f} of the population of {spec.prior.file} is in the grid"]
     if found.outside > 0:
         notes[0] += f", {found.outside:,.1f} in pixels at its border was left out"
     if not found.covered:
-        notes.append(f"{spec.prior.file} does not reach around all of the grid; nobody is where it does not")
+        notes.append(f"{spec.prior.file} does not cover all of the grid; the prior is 0 where it does not")
     found.mass[...] /= total
     return found.mass, tuple(notes)
 
 
-def in_region(
-    prior: NDArray[np.float64], frame: Frame | FileFrame
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return π with nothing outside the region, summing to 1, and a note on how much that was.
+def in_region(prior: NDArray[np.float64], geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return π set to 0 outside the region, summing to 1, and a note on how much was dropped.
 
     Raises
     ------
     DataError
-        If it was all.
+        If all of it lies outside.
     """
-    if frame.kept.all():
+    if geometry.kept.all():
         return prior, ()
-    kept = np.where(frame.grid.vertices_of(frame.kept), prior, 0.0)
+    kept = np.where(geometry.grid.vertices_of(geometry.kept), prior, 0.0)
     total = float(kept.sum())
     if total == 0:
         raise DataError("domain.region: all of the prior lies outside the region")

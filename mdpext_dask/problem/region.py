@@ -25,8 +25,8 @@ from mdpext_dask.job.spec import BUILTIN_PREFIX, PLACE, PLACE_PREFIX
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import LARGEST_RADIUS_KM, Projection
 from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of
-from mdpext_dask.readers.polygons import SUFFIXES, read_polygons
 from mdpext_dask.readers.roads.downloads import outline_of_place
+from mdpext_dask.readers.vector_files import POLYGON_SUFFIXES, read_polygons
 
 # About a kilometre: over such a piece a straight side in degrees and one in the plane differ by centimetres.
 _PIECE_DEGREES = 0.01
@@ -84,7 +84,7 @@ class Region:
         if part.area == 0:
             raise DataError(
                 f"domain.region: {self.path}: lies outside domain.bbox {list(box)}; the region spans "
-                f"{[round(d, 4) for d in self.box_degrees]}"
+                f"{rounded(self.box_degrees)}"
             )
         left_out = 1 - part.area / self.shape.area
         notes = (f"{left_out:.1%} of the region lies outside domain.bbox",) if left_out > _ROUNDING else ()
@@ -161,6 +161,11 @@ class Region:
         return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
 
 
+def rounded(degrees: Degrees) -> list[float]:
+    """Return a box in degrees for a message."""
+    return [round(d, 4) for d in degrees]
+
+
 def read_region(name: str, place: str | None = None) -> Region:
     """Read polygons from a GeoJSON file, a shapefile or a GeoPackage; points and lines do not count.
 
@@ -183,7 +188,7 @@ def read_region(name: str, place: str | None = None) -> Region:
     path = Path(name)
     if (of := outlined(name, place)) is not None:
         path, name = outline_of_place(of, "domain.region"), of
-    elif name.lower().endswith(SUFFIXES):
+    elif name.lower().endswith(POLYGON_SUFFIXES):
         polygons, skipped = read_polygons(path)
         return _region(name, polygons, skipped)
     try:

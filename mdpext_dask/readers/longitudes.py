@@ -51,30 +51,23 @@ def arc(west: ArrayLike, east: ArrayLike) -> tuple[float, float]:
     return float(begin[widest + 1]), max(float(reached[widest]), largest - FULL_TURN)
 
 
-def check_degrees(
-    lonlat: NDArray[np.float64], source: object, lines: NDArray[np.int64] | None = None
-) -> None:
-    """Refuse coordinates that cannot be longitudes and latitudes in degrees.
+def first_outside(lonlat: NDArray[np.float64]) -> tuple[int, str] | None:
+    """Return the first row of float64 (n, 2) that cannot be lon and lat in degrees, and what is wrong."""
+    outside = ~((np.abs(lonlat[:, 0]) <= 180) & (np.abs(lonlat[:, 1]) <= 90))
+    if not outside.any():
+        return None
+    row = int(np.argmax(outside))
+    lon, lat = lonlat[row]
+    return row, f"lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees"
 
-    Parameters
-    ----------
-    lonlat
-        float64 of shape (n, 2).
-    source
-        What to name in the error.
-    lines
-        Line numbers of the points in a file; without, they are counted from 1.
+
+def check_degrees(lonlat: NDArray[np.float64], source: object) -> None:
+    """Refuse float64 (n, 2) that cannot be longitudes and latitudes in degrees.
 
     Raises
     ------
     DataError
-        With the first offending point.
+        With the source and the first such row, counted from 1.
     """
-    outside = ~((np.abs(lonlat[:, 0]) <= 180) & (np.abs(lonlat[:, 1]) <= 90))
-    if outside.any():
-        row = int(np.argmax(outside))
-        lon, lat = lonlat[row]
-        where = f"row {row + 1}" if lines is None else f"line {lines[row]}"
-        raise DataError(
-            f"{source}: {where}: lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees"
-        )
+    if found := first_outside(lonlat):
+        raise DataError(f"{source}: row {found[0] + 1}: {found[1]}")

@@ -1,4 +1,4 @@
-"""Libraries that only some jobs need: imported when they are, or named with the extra that brings them."""
+"""Libraries that only some jobs need: imported on first use, or named with the extra that brings them."""
 
 import importlib
 from typing import Any
@@ -6,15 +6,13 @@ from typing import Any
 from mdpext_dask.errors import SpecError
 
 
-def import_osm(library: str, purpose: str) -> Any:
-    """Import a library that comes with the extra ``osm``.
-
-    Such libraries cost seconds and hundreds of megabytes, so only those who need them pay.
+def import_optional(library: str, purpose: str) -> Any:
+    """Import a library of the extra ``files``; each costs seconds and megabytes, so only its users load it.
 
     Parameters
     ----------
     library
-        Its name.
+        Its name, or that of one of its modules.
     purpose
         What needs it, to begin the error with.
 
@@ -26,6 +24,5 @@ def import_osm(library: str, purpose: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError:
-        raise SpecError(
-            f"{purpose} needs {library}: install it with pip install 'mdpext-dask[files]'"
-        ) from None
+        name = library.partition(".")[0]
+        raise SpecError(f"{purpose} needs {name}: install it with pip install 'mdpext-dask[files]'") from None

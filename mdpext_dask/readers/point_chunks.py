@@ -4,8 +4,9 @@ Columns (of a CSV or Parquet table) or members (of GeoJSON) are ``lon`` and ``la
 and ``y_km``, and ``weight`` where weights are asked for and are there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.csv_tables import LONLAT, PLANAR
+from mdpext_dask.readers.longitudes import first_outside
+from mdpext_dask.readers.tables import LONLAT, PLANAR, check_columns
 
 WEIGHT = "weight"
-
-
-@dataclass(frozen=True)
-class Points:
-    """Points of a file.
-
-    Parameters
-    ----------
-    coordinates
-        float64 of shape (n, 2): lon and lat in degrees, or x and y in km.
-    planar
-        Whether the coordinates are x and y in km.
-    weight
-        float64 of shape (n,), ≥ 0, not all zero; ones where the file has no weights.
-    """
-
-    coordinates: NDArray[np.float64]
-    planar: bool
-    weight: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,34 +77,21 @@ class Wanted:
     extra: tuple[str, ...]
 
     @property
-    def planar(self) -> bool:
-        """Whether the coordinates are x and y in km."""
-        return self.pair == PLANAR
-
-    @property
     def numbers(self) -> tuple[str, ...]:
         """The columns of numbers."""
         return (*self.pair, WEIGHT) if self.weighted else self.pair
 
     def chunk(
-        self,
-        values: Mapping[str, NDArray[np.float64]],
-        extra: dict[str, NDArray[np.object_]],
-        first_row: int,
+        self, values: Mapping[str, NDArray[np.float64]], text: Mapping[str, Sequence[Any]], first_row: int
     ) -> PointChunk:
         """Return a chunk from columns of numbers and of text."""
         coordinates = np.stack([values[name] for name in self.pair], axis=-1)
         weight = values[WEIGHT] if self.weighted else np.ones(len(coordinates))
-        return PointChunk(coordinates, self.planar, weight, extra, first_row)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a row: its number in a chunk, and the column, empty if it is both coordinates."""
-
-    row: int
-    column: str
-    complaint: str
+        # As objects, so that one long cell does not make all of them long.
+        extra = {name: np.empty(len(coordinates), dtype=object) for name in self.extra}
+        for name, cells in extra.items():
+            cells[:] = text[name]
+        return PointChunk(coordinates, self.pair == PLANAR, weight, extra, first_row)
 
 
 def wanted_columns(names: Sequence[str], path: Path, *, weights: bool, extra: Sequence[str]) -> Wanted:
@@ -134,51 +104,66 @@ def wanted_columns(names: Sequence[str], path: Path, *, weights: bool, extra: Se
     """
     pair = next((pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)), None)
     if pair is None:
-        raise DataError(
-            f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(map(str, names))}"
-        )
-    for name in extra:
-        if name not in names:
-            raise DataError(f"{path}: column {name} is missing; found {', '.join(map(str, names))}")
+        raise DataError(f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names)}")
     wanted = Wanted(pair, weights and WEIGHT in names, tuple(extra))
-    for name in (*wanted.numbers, *extra):
-        if list(names).count(name) > 1:
-            raise DataError(f"{path}: two columns have the name {name}")
+    check_columns(names, (*wanted.numbers, *extra), path)
     return wanted
 
 
-def first_fault(values: Mapping[str, NDArray[np.float64]]) -> Fault | None:
+def first_fault(values: Mapping[str, NDArray[np.float64]]) -> tuple[int, str, str] | None:
     """Return what is wrong with the first row that may not be, if there is one.
 
     Parameters
     ----------
     values
-        Columns of numbers by name, float64 of shape (n,); what is no number, or missing, as not-a-number.
+        Columns of numbers by name, float64 of shape (n,); NaN for what is no number, or missing.
+
+    Returns
+    -------
+    The row, the column ("" if it is both coordinates) and the complaint.
     """
-    faults = []
-    for name, column in values.items():
-        for bad, complaint in (
-            (~np.isfinite(column), "is not a finite number"),
-            ((column < 0) & (name == WEIGHT), "is negative"),
-        ):
-            if bad.any():
-                faults.append(Fault(int(np.argmax(bad)), name, complaint))
-    if set(LONLAT) <= set(values):
-        lon, lat = (values[name] for name in LONLAT)
-        # Without a number there is no range; that is said above.
-        outside = (np.abs(lon) > 180) | (np.abs(lat) > 90)
-        outside &= np.isfinite(lon) & np.isfinite(lat)
-        if outside.any():
-            row = int(np.argmax(outside))
-            complaint = f"lon {lon[row]:g}, lat {lat[row]:g} is out of range; coordinates must be degrees"
-            faults.append(Fault(row, "", complaint))
-    return min(faults, key=lambda fault: fault.row, default=None)
+    bad = [(~np.isfinite(column), name, "is not a finite number") for name, column in values.items()]
+    if WEIGHT in values:
+        bad.append((values[WEIGHT] < 0, WEIGHT, "is negative"))
+    faults = [(int(np.argmax(rows)), name, complaint) for rows, name, complaint in bad if rows.any()]
+    if set(LONLAT) <= set(values) and (
+        outside := first_outside(np.stack([values[name] for name in LONLAT], axis=-1))
+    ):
+        faults.append((outside[0], "", outside[1]))
+    return min(faults, key=itemgetter(0), default=None)
 
 
-def refuse(path: Path, where: str, fault: Fault, shown: str) -> DataError:
-    """Return the error for a fault; `where` names the row, `shown` is what is in the cell."""
-    what = f"{fault.column} {shown} {fault.complaint}" if fault.column else fault.complaint
-    return DataError(f"{path}: {where}: {what}")
+def check_numbers(
+    values: Mapping[str, NDArray[np.float64]],
+    source: object,
+    unit: str,
+    numbers: Sequence[int],
+    text: Callable[[str], Sequence[str]] | None = None,
+) -> None:
+    """Refuse the first row with a fault; see :func:`first_fault`.
+
+    Parameters
+    ----------
+    values
+        Columns of numbers by name.
+    source
+        What to name in the error.
+    unit, numbers
+        What the file counts, such as "line", and where each row is by that count.
+    text
+        From a column to its cells as the file has them; default: the numbers.
+
+    Raises
+    ------
+    DataError
+        With source, row, column and what stands there.
+    """
+    if fault := first_fault(values):
+        row, name, complaint = fault
+        if name:
+            cell = f"{values[name][row]:g}" if text is None else repr(text(name)[row])
+            complaint = f"{name} {cell} {complaint}"
+        raise DataError(f"{source}: {unit} {numbers[row]}: {complaint}")
 
 
 def even_chunks(pieces: Iterable[PointChunk], size: int, path: Path) -> Iterator[PointChunk]:
@@ -190,27 +175,24 @@ def even_chunks(pieces: Iterable[PointChunk], size: int, path: Path) -> Iterator
         At the end: if there were no points, or all their weights are zero.
     """
     waiting: list[PointChunk] = []
-    held, anything, heavy = 0, False, False
-    for piece in pieces:
-        anything |= len(piece) > 0
+    heavy = False
+    for piece in filter(len, pieces):
         heavy |= bool(piece.weight.any())
         waiting.append(piece)
-        held += len(piece)
-        while held >= size:
-            whole = _joined(waiting)
+        while (held := sum(map(len, waiting))) >= size:
+            whole = joined(waiting)
             yield whole.part(0, size)
-            rest = whole.part(size, held)
-            waiting, held = [rest], len(rest)
-    if not anything:
+            waiting = [whole.part(size, held)]
+    if not waiting:
         raise DataError(f"{path}: holds no rows")
     if not heavy:
         raise DataError(f"{path}: all weights are zero")
-    if held:
-        yield _joined(waiting)
+    if rest := joined(waiting):
+        yield rest
 
 
-def _joined(chunks: Sequence[PointChunk]) -> PointChunk:
-    chunks = [chunk for chunk in chunks if len(chunk)] or list(chunks[:1])
+def joined(chunks: Sequence[PointChunk]) -> PointChunk:
+    """Return chunks that follow each other, at least one, as one."""
     if len(chunks) == 1:
         return chunks[0]
     return replace(
@@ -219,20 +201,3 @@ def _joined(chunks: Sequence[PointChunk]) -> PointChunk:
         weight=np.concatenate([chunk.weight for chunk in chunks]),
         extra={name: np.concatenate([c.extra[name] for c in chunks]) for name in chunks[0].extra},
     )
-
-
-def all_points(chunks: Iterable[PointChunk]) -> Points:
-    """Return the points of a whole file; `chunks` are those of :func:`even_chunks`, so at least one."""
-    listed = list(chunks)
-    return Points(
-        coordinates=np.concatenate([chunk.coordinates for chunk in listed]),
-        planar=listed[0].planar,
-        weight=np.concatenate([chunk.weight for chunk in listed]),
-    )
-
-
-def as_text(cells: Sequence[Any]) -> NDArray[np.object_]:
-    """Return cells of text as an array of objects, which one long cell does not make long throughout."""
-    text = np.empty(len(cells), dtype=object)
-    text[:] = cells
-    return text

@@ -9,13 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.readers.point_chunks import PointChunk, Points, all_points, even_chunks
+from mdpext_dask.readers.point_chunks import PointChunk, even_chunks, joined
 from mdpext_dask.readers.point_geojson import collection_pieces, line_pieces
 from mdpext_dask.readers.point_tables import csv_pieces, parquet_pieces
 
-PARQUET_SUFFIXES = (".parquet", ".pq", ".geoparquet")
-GEOJSON_SUFFIXES = (".geojson", ".json")
-GEOJSON_LINES_SUFFIXES = (".geojsonl", ".geojsons", ".geojsonseq", ".ndjson", ".jsonl")
+_FORMATS = {
+    **dict.fromkeys((".parquet", ".pq", ".geoparquet"), "parquet"),
+    **dict.fromkeys((".geojson", ".json"), "geojson"),
+    **dict.fromkeys((".geojsonl", ".geojsons", ".geojsonseq", ".ndjson", ".jsonl"), "geojson-lines"),
+}
+_READERS = {
+    "csv": csv_pieces,
+    "parquet": parquet_pieces,
+    "geojson": collection_pieces,
+    "geojson-lines": line_pieces,
+}
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zip")
 # Names that nobody gives to a CSV file.
 _OTHER_SUFFIXES = (".xlsx", ".xls", ".ods", ".shp", ".gpkg", ".kml", ".kmz", ".gpx", ".feather", ".arrow")
@@ -29,17 +37,12 @@ def format_of(path: Path) -> str:
     SpecError
         If it says that it is a spreadsheet, or one of the other formats that are not for points here.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PARQUET_SUFFIXES:
-        return "parquet"
-    if suffixes and suffixes[-1] in _COMPRESSED_SUFFIXES:
-        suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    if last in _OTHER_SUFFIXES:
-        raise SpecError(f"{path}: points and reports are CSV, Parquet or GeoJSON, not {last}")
-    if last in GEOJSON_LINES_SUFFIXES:
-        return "geojson-lines"
-    return "geojson" if last in GEOJSON_SUFFIXES else "csv"
+    suffix = path.suffix.lower()
+    if suffix in _COMPRESSED_SUFFIXES:
+        suffix = Path(path.stem).suffix.lower()
+    if suffix in _OTHER_SUFFIXES:
+        raise SpecError(f"{path}: points and reports are CSV, Parquet or GeoJSON, not {suffix}")
+    return _FORMATS.get(suffix, "csv")
 
 
 def point_chunks(
@@ -70,22 +73,10 @@ def point_chunks(
     """
     if chunk_points < 1:
         raise SpecError(f"chunk_points: must be at least 1, got {chunk_points}")
-    read = {
-        "csv": csv_pieces,
-        "parquet": parquet_pieces,
-        "geojson": collection_pieces,
-        "geojson-lines": line_pieces,
-    }[format_of(path)]
-    return even_chunks(read(path, weights=weights, extra=extra), chunk_points, path)
+    pieces = _READERS[format_of(path)](path, weights=weights, extra=extra)
+    return even_chunks(pieces, chunk_points, path)
 
 
-def read_points(path: Path, *, weights: bool = True) -> Points:
-    """Read all points of a file; see :func:`point_chunks`.
-
-    Raises
-    ------
-    DataError
-        If columns are missing, a cell is not a number, a coordinate is out of range, or the weights
-        are negative or all zero.
-    """
-    return all_points(point_chunks(path, weights=weights))
+def read_points(path: Path, *, weights: bool = True) -> PointChunk:
+    """Read all points of a file; see :func:`point_chunks`."""
+    return joined(list(point_chunks(path, weights=weights)))

@@ -5,145 +5,24 @@ stumbles, the file is read once more, cell by cell, to name line, column and tex
 find that there is none.
 """
 
-import csv
-import io
 import json
-import lzma
-import math
 import warnings
-import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.readers.csv_tables import LONLAT
-from mdpext_dask.readers.point_chunks import PointChunk, Wanted, as_text, first_fault, refuse, wanted_columns
+from mdpext_dask.readers.point_chunks import PointChunk, Wanted, check_numbers, first_fault, wanted_columns
+from mdpext_dask.readers.reference_systems import DEGREES, check_wgs84
+from mdpext_dask.readers.tables import LONLAT, PIECE_ROWS, UNREADABLE, csv_file, parquet_file
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-# Rows that are read at a time; as chunks of other sizes are made of them, those sizes change nothing.
-PIECE_ROWS = 100_000
-BYTE_ORDER_MARKS_16 = (b"\xff\xfe", b"\xfe\xff")
 # Since then pandas rounds correctly without being asked, and warns if it is.
 _PANDAS_ROUNDS_CORRECTLY = (3, 1)
 # How much of each column of a Parquet file is read at a time.
 _BUFFER_BYTES = 1 << 16
-_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
-_OF_MACOS = ("__MACOSX/", ".DS_Store")
-# A line behind the last one of a CSV file.
-_END = "end"
-_DEGREES = "OGC:CRS84"
-_WGS84 = 4326
-# What a broken file makes its readers raise.
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    csv.Error,
-    zlib.error,
-    lzma.LZMAError,
-    BadZipFile,
-    RecursionError,
-)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes, unpacked as its suffix says (.gz, .bz2, .xz, .zip)."""
-    from fsspec.compression import compr
-    from fsspec.utils import infer_compression
-
-    with path.open("rb") as packed:
-        kind = infer_compression(path.name)
-        if kind is None:
-            yield packed
-        elif kind == "zip":
-            with ZipFile(packed) as archive, _only_member(archive, path) as stream:
-                yield stream
-        else:
-            with compr[kind](packed, mode="r") as stream:
-                yield stream
-
-
-def _only_member(archive: ZipFile, path: Path) -> IO[bytes]:
-    """Open the one file of an archive; what macOS adds to it does not count."""
-    files = [m for m in archive.infolist() if not (m.is_dir() or m.filename.startswith(_OF_MACOS))]
-    if len(files) != 1:
-        raise DataError(f"{path}: holds {len(files)} files; must hold one")
-    try:
-        return archive.open(files[0])
-    except RuntimeError as error:  # a password, or a compression that Python does not know
-        raise DataError(f"{path}: cannot be unpacked: {first_line(error)}") from None
-
-
-@contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a reader raises about a broken file into one line.
-
-    Raises
-    ------
-    DataError
-        Instead.
-    """
-    try:
-        yield
-    except DataError:  # which is a ValueError, and says what is wrong
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        if error.start == 0 and error.object[:2] in BYTE_ORDER_MARKS_16:
-            raise DataError(f"{path}: is in UTF-16; save it as UTF-8") from None
-        raise DataError(f"{path}: not a readable {kind}: {first_line(error)}") from None
-    except _UNREADABLE as error:
-        raise DataError(f"{path}: not a readable {kind}: {first_line(error)}") from None
-
-
-@contextmanager
-def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]], IO[str]]]:
-    """Open a CSV file behind its header: yield names, lines with their numbers, and what is left of it."""
-    with opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        rows = _rows(text, path)
-        _, header = next(rows, (0, None))
-        if header is None:
-            raise DataError(f"{path}: is empty")
-        yield [name.strip() for name in header], rows, text
-
-
-def _rows(text: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows with the number of the line that each ends in.
-
-    Raises
-    ------
-    DataError
-        At the end, if a quote is still open: all the lines behind it are in one cell.
-    """
-    ended = False
-
-    def lines() -> Iterator[str]:
-        nonlocal ended
-        yield from text
-        ended = True
-        yield _END
-
-    reader = csv.reader(lines(), skipinitialspace=True)
-    line = 0
-    for row in reader:
-        if ended:
-            if row != [_END]:
-                raise DataError(
-                    f"{path}: not a readable CSV file: the quote of line {line + 1} is not closed"
-                )
-            return
-        line = reader.line_num
-        yield line, row
 
 
 def csv_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
@@ -154,19 +33,24 @@ def csv_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[P
     DataError
         With file, line, column and text of the first bad cell, or what else is wrong.
     """
-    done = 0
+    done, complete = 0, False
     # What is no file, such as a pipe, can be read only once.
     if path.is_file():
-        with reading(path, "CSV file"), _csv_rows(path) as (names, _, text):
-            wanted = wanted_columns(names, path, weights=weights, extra=extra)
-            done, complete = yield from _parsed_pieces(text, names, wanted)
-            if complete:
-                return
-    with reading(path, "CSV file"), _csv_rows(path) as (names, rows, _):
-        wanted = wanted_columns(names, path, weights=weights, extra=extra)
-        for piece in _careful_pieces(rows, names, wanted, path):
-            if (new := piece.first_row + len(piece) - done) > 0:
-                yield piece.part(max(len(piece) - new, 0), len(piece))
+        with csv_file(path) as file:
+            wanted = wanted_columns(file.names, path, weights=weights, extra=extra)
+            done, complete = yield from _parsed_pieces(file.text, file.names, wanted)
+    if complete:
+        return
+    first = 0
+    with csv_file(path) as file:
+        wanted = wanted_columns(file.names, path, weights=weights, extra=extra)
+        for piece in file.pieces(PIECE_ROWS):
+            values = {name: piece.numbers(name) for name in wanted.numbers}
+            check_numbers(values, path, "line", piece.lines, piece.text)
+            chunk = wanted.chunk(values, {name: piece.text(name) for name in extra}, first)
+            first += len(chunk)
+            if first > done:
+                yield chunk.part(max(len(chunk) - (first - done), 0), len(chunk))
 
 
 def _parsed_pieces(
@@ -176,8 +60,8 @@ def _parsed_pieces(
     import pandas as pd
 
     done = 0
-    numbers = {names.index(name): name for name in wanted.numbers}
-    if set(wanted.extra) & set(wanted.numbers):
+    numbers = {name: names.index(name) for name in wanted.numbers}
+    if set(wanted.extra) & set(numbers):
         return 0, False  # pandas reads a column as numbers or as text
     options: dict[str, Any] = {}
     if tuple(map(int, pd.__version__.split(".")[:2])) < _PANDAS_ROUNDS_CORRECTLY:
@@ -188,7 +72,7 @@ def _parsed_pieces(
             header=None,
             names=list(range(len(names))),
             # Numbers as they come: told to expect them, pandas would take True for one.
-            dtype={place: str for place in range(len(names)) if place not in numbers},
+            dtype={place: str for place in range(len(names)) if place not in numbers.values()},
             index_col=False,
             na_filter=False,
             skipinitialspace=True,
@@ -196,86 +80,24 @@ def _parsed_pieces(
             chunksize=PIECE_ROWS,
             **options,
         ) as tables:
-            while (table := _next_table(tables)) is not None:
-                values = _numbers(table, numbers)
-                if values is None or first_fault(values) is not None:
+            while True:
+                with warnings.catch_warnings():
+                    # A row with more fields than the header would lose some of them with a warning only.
+                    warnings.simplefilter("error", pd.errors.ParserWarning)
+                    table = next(tables, None)
+                if table is None:
+                    return done, True
+                columns = {name: table[place].to_numpy() for name, place in numbers.items()}
+                if any(column.dtype.kind not in "iuf" for column in columns.values()):
                     return done, False
-                cells = {name: as_text(table[names.index(name)].tolist()) for name in wanted.extra}
+                values = {name: column.astype(np.float64) for name, column in columns.items()}
+                if first_fault(values):
+                    return done, False
+                cells = {name: table[names.index(name)].tolist() for name in wanted.extra}
                 yield wanted.chunk(values, cells, done)
                 done += len(table)
-    except (*_UNREADABLE, pd.errors.ParserWarning):
+    except (*UNREADABLE, pd.errors.ParserWarning):  # type: ignore[misc]
         return done, False
-    return done, True
-
-
-def _next_table(tables: "Iterator[pd.DataFrame]") -> "pd.DataFrame | None":
-    import pandas as pd
-
-    with warnings.catch_warnings():
-        # A row with more fields than the header would lose some of them with a warning only.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        return next(tables, None)
-
-
-def _numbers(table: "pd.DataFrame", places: dict[int, str]) -> dict[str, NDArray[np.float64]] | None:
-    """Return columns of numbers by name, or None if one of them holds anything else."""
-    columns = {name: table[place].to_numpy() for place, name in places.items()}
-    if any(column.dtype.kind not in "iuf" for column in columns.values()):
-        return None
-    return {name: column.astype(np.float64) for name, column in columns.items()}
-
-
-def _careful_pieces(
-    rows: Iterator[tuple[int, list[str]]], names: Sequence[str], wanted: Wanted, path: Path
-) -> Iterator[PointChunk]:
-    """Yield pieces, every cell looked at. Blank lines are no rows, but they count as lines."""
-    numbers = [names.index(name) for name in wanted.numbers]
-    extra = [names.index(name) for name in wanted.extra]
-    first = 0
-    cells: list[list[str]] = []
-    lines: list[int] = []
-
-    def piece() -> PointChunk:
-        values = {
-            name: np.array([_number(row[place]) for row in cells])
-            for name, place in zip(wanted.numbers, numbers, strict=True)
-        }
-        if fault := first_fault(values):
-            row = cells[fault.row]
-            shown = repr(row[names.index(fault.column)]) if fault.column else ""
-            raise refuse(path, f"line {lines[fault.row]}", fault, shown)
-        text = {names[place]: as_text([row[place] for row in cells]) for place in extra}
-        return wanted.chunk(values, text, first)
-
-    for line, row in rows:
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) > len(names):
-            # What is wrong before it is said first.
-            if cells:
-                piece()
-            raise DataError(
-                f"{path}: line {line}: a row has more fields than the header: {len(row)}, not {len(names)}"
-            )
-        cells.append(row + [""] * (len(names) - len(row)))
-        lines.append(line)
-        if len(cells) == PIECE_ROWS:
-            yield piece()
-            first += len(cells)
-            cells, lines = [], []
-    if cells:
-        yield piece()
-
-
-def _number(text: str) -> float:
-    """Return a number, or not-a-number for what is none."""
-    # Python reads 1_0 and the digits of other scripts as numbers, which no other reader of CSV does.
-    if text.isascii() and "_" not in text:
-        try:
-            return float(text)
-        except ValueError:
-            pass
-    return math.nan
 
 
 def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
@@ -286,22 +108,13 @@ def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterat
     DataError
         With file, row (from 1), column and value of the first bad cell, or what else is wrong.
     """
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(f"{path}: {_PARQUET_NEEDS}") from None
-
-    # Buffering ahead, which is the default, ends with the whole file in memory.
-    with (
-        reading(path, "Parquet file"),
-        parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file,
-    ):
+    with parquet_file(path, path, _BUFFER_BYTES) as file:
         schema = file.schema_arrow
         names = list(map(str, schema.names))
         geometry = None if set(LONLAT) <= set(names) else _geometry_column(schema, path)
         known = names if geometry is None else [n for n in names if n != geometry] + list(LONLAT)
         wanted = wanted_columns(known, path, weights=weights, extra=extra)
-        geometry = None if wanted.planar else geometry
+        geometry = geometry if wanted.pair == LONLAT else None
         columns = [n for n in dict.fromkeys((*wanted.numbers, *wanted.extra)) if n in names]
         if geometry is not None:
             columns.append(geometry)
@@ -310,16 +123,14 @@ def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterat
             values = {} if geometry is None else _places(batch.column(geometry), first, path)
             for name in wanted.numbers:
                 if name not in values:
-                    values[name] = _column_numbers(batch.column(name), name, first, path)
-            if fault := first_fault(values):
-                shown = f"{values[fault.column][fault.row]:g}" if fault.column else ""
-                raise refuse(path, f"row {first + fault.row + 1}", fault, shown)
-            text = {name: _column_text(batch.column(name), name, path) for name in wanted.extra}
+                    values[name] = _numbers(batch.column(name), name, first, path)
+            check_numbers(values, path, "row", range(first + 1, first + len(batch) + 1))
+            text = {name: _text(batch.column(name), name, path) for name in wanted.extra}
             yield wanted.chunk(values, text, first)
             first += len(batch)
 
 
-def _column_numbers(column: Any, name: str, first: int, path: Path) -> NDArray[np.float64]:
+def _numbers(column: Any, name: str, first: int, path: Path) -> NDArray[np.float64]:
     """Return a column of numbers as float64.
 
     Raises
@@ -334,24 +145,28 @@ def _column_numbers(column: Any, name: str, first: int, path: Path) -> NDArray[n
     if not (types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind)):
         raise DataError(f"{path}: column {name} holds {kind}, not numbers")
     if column.null_count:
-        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        row = int(np.argmax(_nulls(column)))
         raise DataError(f"{path}: row {first + row + 1}: {name} is missing")
     try:
         cast = column.cast(pa.float64())
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: column {name}: {first_line(error)}") from None
-    return np.asarray(cast.to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.asarray(cast, dtype=np.float64)
 
 
-def _column_text(column: Any, name: str, path: Path) -> NDArray[np.object_]:
+def _nulls(column: Any) -> NDArray[np.bool_]:
+    return np.array(column.is_null(), dtype=bool)
+
+
+def _text(column: Any, name: str, path: Path) -> list[str]:
     """Return a column as text, "" where there is nothing."""
     import pyarrow as pa
 
     try:
-        text = column.cast(pa.string())
+        cells: list[str] = column.cast(pa.string()).fill_null("").to_pylist()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise DataError(f"{path}: column {name} holds {column.type}, which is no text") from None
-    return as_text(text.fill_null("").to_pylist())
+    return cells
 
 
 def _geometry_column(schema: Any, path: Path) -> str | None:
@@ -367,43 +182,15 @@ def _geometry_column(schema: Any, path: Path) -> str | None:
         return None
     try:
         document = json.loads(text)
-        name = document["primary_column"]
-        crs = document["columns"][name].get("crs", _DEGREES)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{path}: says that it is GeoParquet, but not what its geometry is") from None
-    if name not in schema.names:
-        raise DataError(f"{path}: its geometry, column {name}, is missing")
-    check_degrees_crs(crs, path)
-    return str(name)
-
-
-def check_degrees_crs(crs: Any, path: Path) -> None:
-    """Refuse a coordinate reference system other than degrees on WGS 84.
-
-    Parameters
-    ----------
-    crs
-        Anything that pyproj understands, such as PROJJSON; None if it is not known.
-
-    Raises
-    ------
-    DataError
-        If it is another one, or not known.
-    """
-    from pyproj import CRS
-    from pyproj.exceptions import CRSError
-
-    if crs is not None:
-        try:
-            found = CRS.from_user_input(crs)
-        except CRSError:
-            raise DataError(f"{path}: has a crs that is not known: {str(crs)[:80]}") from None
-        if found.equals(CRS.from_user_input(_DEGREES), ignore_axis_order=True) or found.to_epsg() == _WGS84:
-            return
-    raise DataError(
-        f"{path}: has the crs {'unknown' if crs is None else found.name}; coordinates must be degrees on "
-        "WGS 84 (EPSG:4326)"
-    )
+    except ValueError:
+        document = None
+    match document:
+        case {"primary_column": str(name), "columns": dict(columns)} if isinstance(columns.get(name), dict):
+            if name not in schema.names:
+                raise DataError(f"{path}: its geometry, column {name}, is missing")
+            check_wgs84(columns[name].get("crs", DEGREES), path)
+            return name
+    raise DataError(f"{path}: says that it is GeoParquet, but not what its geometry is")
 
 
 def _places(column: Any, first: int, path: Path) -> dict[str, NDArray[np.float64]]:
@@ -417,24 +204,27 @@ def _places(column: Any, first: int, path: Path) -> dict[str, NDArray[np.float64
     import pyarrow as pa
     import shapely
 
+    def geometry_is(bad: NDArray[np.bool_], what: str) -> DataError:
+        return DataError(f"{path}: row {first + int(np.argmax(bad)) + 1}: its geometry is {what}")
+
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    missing = column.is_null().to_numpy(zero_copy_only=False)
+    missing = _nulls(column)
     if pa.types.is_struct(column.type) and {"x", "y"} <= {field.name for field in column.type}:
-        x, y = (column.field(name).to_numpy(zero_copy_only=False).astype(float) for name in ("x", "y"))
+        x, y = (np.array(column.field(name), dtype=np.float64) for name in ("x", "y"))
         missing |= ~np.isfinite(x) | ~np.isfinite(y)
     elif not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise DataError(f"{path}: its geometry is {str(column.type)[:80]}, which is no Point")
     else:
-        shapes = shapely.from_wkb(column.to_numpy(zero_copy_only=False), on_invalid="ignore")
+        shapes = shapely.from_wkb(np.array(column, dtype=object), on_invalid="ignore")
         other = ~missing & (shapely.get_type_id(shapes) != shapely.GeometryType.POINT)
         if other.any():
-            row = int(np.argmax(other))
-            what = "what cannot be read" if shapes[row] is None else f"a {shapes[row].geom_type}"
-            raise DataError(f"{path}: row {first + row + 1}: its geometry is {what}, not a Point")
+            shape = shapes[np.argmax(other)]
+            what = "what cannot be read" if shape is None else f"a {shape.geom_type}"
+            raise geometry_is(other, f"{what}, not a Point")
         missing |= shapely.is_empty(shapes)
         shapes[missing] = None
         x, y = shapely.get_x(shapes), shapely.get_y(shapes)
     if missing.any():
-        raise DataError(f"{path}: row {first + int(np.argmax(missing)) + 1}: its geometry is missing")
+        raise geometry_is(missing, "missing")
     return dict(zip(LONLAT, (x, y), strict=True))

@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
 
-# OGC's name for longitude and latitude on WGS 84, in that order.
+# OGC's name for longitude and latitude on WGS 84, in that order; EPSG's code has them the other way round.
 DEGREES = "OGC:CRS84"
+_WGS84 = 4326
 
 
 def to_degrees(xy: NDArray[np.float64], crs: Any, source: str) -> NDArray[np.float64]:
-    """Return lon and lat of points given in a reference system; on WGS 84 they are taken as they are.
+    """Return lon and lat of points given in a reference system; on WGS 84 they keep their bits.
 
     Parameters
     ----------
@@ -28,9 +29,16 @@ def to_degrees(xy: NDArray[np.float64], crs: Any, source: str) -> NDArray[np.flo
     DataError
         If the system is not known.
     """
-    transformer = _transformer(crs, source)
-    if transformer is None:
+    from pyproj import Transformer
+    from pyproj.exceptions import ProjError
+
+    found = _known(crs, source)
+    if _is_wgs84(found):
         return xy
+    try:
+        transformer = Transformer.from_crs(found, DEGREES, always_xy=True)
+    except ProjError as error:
+        raise DataError(f"{source}: no way from {found.name} to degrees: {first_line(error)}") from None
     return np.stack(transformer.transform(xy[:, 0], xy[:, 1]), axis=-1)
 
 
@@ -42,11 +50,32 @@ def metres_per_unit(crs: Any, source: str) -> float | None:
     DataError
         If the system is not known.
     """
-    found = _crs(crs, source)
+    found = _known(crs, source)
     return float(found.axis_info[0].unit_conversion_factor) if found.is_projected else None
 
 
-def _crs(crs: Any, source: str) -> Any:
+def check_wgs84(crs: Any, source: object) -> None:
+    """Refuse a reference system other than degrees on WGS 84.
+
+    Parameters
+    ----------
+    crs
+        Anything that pyproj understands, such as PROJJSON; None if the file does not name it.
+    source
+        What to name in the error.
+
+    Raises
+    ------
+    DataError
+        If it is another one, or not known.
+    """
+    found = None if crs is None else _known(crs, source)
+    if found is None or not _is_wgs84(found):
+        name = "unknown" if found is None else found.name
+        raise DataError(f"{source}: has the crs {name}; coordinates must be degrees on WGS 84 (EPSG:4326)")
+
+
+def _known(crs: Any, source: object) -> Any:
     from pyproj import CRS
     from pyproj.exceptions import CRSError
 
@@ -58,15 +87,5 @@ def _crs(crs: Any, source: str) -> Any:
         ) from None
 
 
-def _transformer(crs: Any, source: str) -> Any:
-    from pyproj import CRS, Transformer
-    from pyproj.exceptions import ProjError
-
-    found, degrees = _crs(crs, source), CRS.from_user_input(DEGREES)
-    # What is on WGS 84 keeps its bits.
-    if found.equals(degrees, ignore_axis_order=True) or found.to_epsg() == 4326:
-        return None
-    try:
-        return Transformer.from_crs(found, degrees, always_xy=True)
-    except ProjError as error:
-        raise DataError(f"{source}: no way from {found.name} to degrees: {first_line(error)}") from None
+def _is_wgs84(crs: Any) -> bool:
+    return bool(crs.equals(DEGREES, ignore_axis_order=True)) or crs.to_epsg() == _WGS84

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.figure import draw_map, draw_ratios
-from mdpext_dask.auditors.figure_file import map_data
 from mdpext_dask.auditors.methods import Sampling, sample_pairs
 from mdpext_dask.auditors.result import CERTIFICATE, SAMPLED, AuditReport
 from mdpext_dask.auditors.subject import is_store, store_subject
@@ -84,7 +83,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_nodes(axes, store)
     _draw_source_cells(axes, store)
     _draw_prior(axes, store, alpha=0.8)
-    draw_outputs(axes, _outputs_km(store))
+    draw_outputs(axes, store.read_output_xy_km())
     grid = store.grid
     title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
     return _finished(axes, store, title)
@@ -237,7 +236,7 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
     report = subject if isinstance(subject, AuditReport) else _certificate_of(_store_of(subject))
     store = _audited_store(report)
     axes = _axes(store, ax)
-    draw_map(axes, report, map_data(report, store_subject(store)))
+    draw_map(axes, report, store_subject(store))
     say_whose(axes, _attribution(store))
     return axes
 
@@ -337,10 +336,6 @@ def _store_of(mechanism: Drawn) -> MechanismStore:
 
 def _mechanism_of(mechanism: Drawn) -> Mechanism:
     return mechanism if isinstance(mechanism, Mechanism) else open_mechanism(mechanism)
-
-
-def _outputs_km(store: MechanismStore) -> NDArray[np.float64]:
-    return np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
 
 
 def _certificate_of(store: MechanismStore) -> AuditReport:

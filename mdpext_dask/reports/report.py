@@ -9,9 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mdpext_dask.auditors.methods import Sampling, certify, sample_pairs
-from mdpext_dask.auditors.result import HOLDS, AuditReport
+from mdpext_dask.auditors.result import HOLDS, AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.auditors.words import sentence
 from mdpext_dask.compute.executor import Executor, open_executor, processors
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError, first_line
@@ -22,7 +21,7 @@ from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
 from mdpext_dask.events import Observer, silent
-from mdpext_dask.files import check_file, write_whole
+from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.reports.page.contents import contents_of, store_name
 from mdpext_dask.reports.page.costs import Findings
@@ -114,7 +113,8 @@ def report(
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
         content = page_of({**contents, "store_argument": _argument(store)}).encode("utf-8", "replace")
-        write_whole(target, lambda partial: partial.write_bytes(content), _OPTION)
+        with whole_file(target, _OPTION) as file:
+            file.write(content)
     return {
         "store": store.url,
         "file": str(target),

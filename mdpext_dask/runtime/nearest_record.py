@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError, first_line
-from mdpext_dask.problem import coarse_lattice
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import check_degrees
 
@@ -127,7 +126,7 @@ class Places:
 
     def quantisation_km(self, place_km: float | None) -> float:
         """Return the largest distance a place in the grid is moved, in km."""
-        return coarse_lattice.radius_km(self._steps(place_km), self.grid.spacing_km, self.metric_p)
+        return coarse_radius_km(self._steps(place_km), self.grid.spacing_km, self.metric_p)
 
     def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
@@ -171,7 +170,7 @@ class Places:
         return x, y
 
     def _steps(self, place_km: float | None) -> int:
-        return 1 if place_km is None else coarse_lattice.steps_of(place_km, self.grid.spacing_km)
+        return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)
 
 
 def _number(value: Any) -> float:

@@ -20,14 +20,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.readers.csv_tables import LONLAT, PLANAR
+from mdpext_dask.errors import SpecError
+from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.point_files import format_of
+from mdpext_dask.readers.tables import LONLAT, PLANAR
 
 ROW, OUTPUT = "row", "output"
 # What a column of users must not be called.
 RESERVED = (ROW, OUTPUT, *LONLAT, *PLANAR)
-_PARQUET_NEEDS = "Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
 # Fast, and within a few percent of what the best would give.
 _GZIP_LEVEL = 4
 
@@ -49,9 +49,8 @@ def check_report_file(path: Path, *, planar: bool) -> None:
     Raises
     ------
     SpecError
-        If GeoJSON, which knows degrees only, is asked for places without any, or an archive.
-    DataError
-        If the library that writes the format is missing.
+        If GeoJSON, which knows degrees only, is asked for places without any, or an archive, or the library
+        that writes the format is missing.
     """
     kind = format_of(path)
     if kind.startswith("geojson") and planar:
@@ -59,10 +58,7 @@ def check_report_file(path: Path, *, planar: bool) -> None:
     if path.suffix.lower() == ".zip":
         raise SpecError(f"{path}: reports are not written into archives; write .gz, .bz2 or .xz")
     if kind == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise DataError(f"{path}: {_PARQUET_NEEDS}") from None
+        import_optional("pyarrow", f"{path}: a Parquet file")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Numbers
 from mdpext_dask.store import objects
 from mdpext_dask.store.blocks import FLOAT32
-from mdpext_dask.store.hierarchy import ROOT_KEY
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import ROOT_KEY, MechanismStore
 from mdpext_dask.store.rows import rows_at, rows_of
 
 # Chunks of rows that are kept for single draws, in bytes, and at least.

@@ -1,9 +1,9 @@
-"""Blocks of source cells: what one task computes and owns, and what it costs in memory.
+"""Blocks of source cells: what one task computes and owns, and its memory.
 
-A block *computes* the closed range of its fine rows and *owns* the half-open one (closed at the upper
-border of the grid). Owned ranges are whole shards of the store, so no two tasks ever write one shard;
-shared rows are computed by both neighbours and compared. A block none of whose source cells meets the region
-is *skipped*: it is computed where it is needed, and never stored.
+A block *computes* the closed range of its fine rows and *owns* the half-open one (closed at the upper border
+of the grid). Owned ranges are whole shards of the store, so no two tasks write one shard; shared rows are
+computed by both neighbours and compared. A block without a source cell that meets the region is *skipped*: it
+is computed when it is needed, and never stored.
 """
 
 import math
@@ -24,13 +24,13 @@ _LEAST_BLOCK_BYTES = 256 * 2**10
 _CHUNK_BYTES = 192 * 2**10
 # Seeds are read in chunks of at most this, so that a worker reads its corners and little more.
 _SEED_CHUNK_BYTES = 256 * 2**10
-# What writing a block adds to it (a copy in the shard's order, its compressed chunks, the file they are
-# joined to) as a share of the block; slabs of one fine row that the extension holds; and interpreter
-# objects of one task. Measured; the last two matter for tiny blocks only.
+# Memory for writing a block (a copy in the shard's order, its compressed chunks, the joined file) as a share
+# of the block; slabs of one fine row that the extension holds; and interpreter objects of one task. Measured;
+# the last two matter for tiny blocks only.
 _WRITE_SHARE = 2.1
 _SLABS = 8
 _COLUMNS, _UNPACKED = 4, 9
-# What an operator of the user's own may need of columns, if it transforms scores and back.
+# Columns that a user's own operator may need, if it transforms scores and back.
 _OWN_COLUMNS = 12
 _TASK_OVERHEAD_BYTES = 150 * 2**10
 
@@ -145,10 +145,20 @@ class Plan:
         stored[cells_x // plan.block_cells[0], cells_y // plan.block_cells[1]] = True
         return replace(plan, skipped=frozenset(np.flatnonzero(~stored).tolist()))
 
-    def owner(self, record: int, axis: int) -> int:
-        """Return the position, along an axis, of the blocks that own a fine row."""
+    def skipped_blocks(self, x: slice, y: slice) -> list[Block]:
+        """Return the skipped blocks that own some of a rectangle of records (half-open ranges of rows)."""
+        if not self.skipped:
+            return []
+        across, along = (self._owners(part, axis) for axis, part in enumerate((x, y)))
+        owners = {i * self.blocks_shape[1] + j for i in across for j in along}
+        return [self[index] for index in sorted(owners & self.skipped)]
+
+    def _owners(self, part: slice, axis: int) -> range:
+        """Return the positions, along an axis, of the blocks that own a range of fine rows."""
         last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1
-        return min(record // self.grid.factor, last) // self.block_cells[axis]
+        ends = (min(record // self.grid.factor, last) for record in (part.start, part.stop - 1))
+        first, final = (cell // self.block_cells[axis] for cell in ends)
+        return range(first, final + 1)
 
     @property
     def blocks_shape(self) -> tuple[int, int]:
@@ -195,16 +205,16 @@ class Plan:
         return (self.grid.records - skipped) * self.outputs * FLOAT32
 
     def peak_bytes(self, method: str) -> int:
-        """Return the predicted peak of what an extension task allocates, in bytes.
+        """Return the predicted peak memory of an extension task, in bytes.
 
         The corners' scores as they are read; then the closed block in float32, with slabs in float64 while it
-        is computed, or with what writing it adds. Operators that make scores need slabs of a column of cells;
-        cell programs leave scores of the whole block, which are unpacked as they are read.
+        is computed, or with the copies for writing it. Operators that make scores need slabs of a column of
+        cells; cell programs leave scores of the whole block, which are unpacked as they are read.
 
         Parameters
         ----------
         method
-            How the job extends.
+            The job's method of extension.
         """
         rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
         block = rows_x * rows_y * self.outputs * FLOAT32
@@ -253,7 +263,7 @@ class Plan:
 
 
 def common(one: slice, other: slice) -> slice:
-    """Return what two half-open ranges have in common; it ends before it starts if that is nothing."""
+    """Return the intersection of two half-open ranges; if it is empty, it ends at or before its start."""
     return slice(max(one.start, other.start), min(one.stop, other.stop))
 
 

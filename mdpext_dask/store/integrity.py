@@ -1,12 +1,12 @@
 """Whether a store still is what was certified.
 
-Nothing is signed. What a store says is held against what else it says, so a change is noticed wherever the
-rest was not changed to match. Somebody who rewrites all of it consistently, digests, attributes, receipts and
-certificate, has made another store, and cannot be noticed: whoever has to rule that out keeps a copy of the
-root's attributes elsewhere.
+Nothing is signed. The parts of a store are compared with each other, so a change is found wherever the rest
+was not changed to match. Who rewrites all of it consistently (digests, attributes, receipts and certificate)
+has made another store, which cannot be found: to rule that out, keep a copy of the root's attributes
+elsewhere.
 
-Figures that promise nothing, such as `loss_km`, `seconds` or how the seed was solved, are not held against
-anything; nor is what only readers of maps use of the plane, `spatial_ref`, beyond its description.
+Figures that promise nothing, such as `loss_km`, `seconds` or how the seed was solved, are not compared; nor
+is `spatial_ref`, which only mapping software reads, beyond its description.
 """
 
 import math
@@ -21,9 +21,8 @@ from mdpext_dask.job.spec import fingerprint_of, is_job_of
 from mdpext_dask.seed.budget import vector_norm
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.hierarchy import ROOT_KEY
 from mdpext_dask.store.loss import is_problem_of
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.schema import PROBABILITY, is_number
 
@@ -47,48 +46,42 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     certified
         What a finished store's certificate has just been found to be; default: what its last audit says.
     """
-    attributes = store.attributes
-    identity, wrong = attributes["identity"], []
-    if fingerprint_of(identity) != attributes["fingerprint"]:
-        wrong.append("fingerprint")
-    if identity.get("privacy", {}).get("epsilon_per_km") != attributes["epsilon_per_km"]:
-        wrong.append("epsilon_per_km")
-    if identity.get("domain", {}).get("metric_p") != attributes["metric_p"]:
-        wrong.append("metric_p")
-    if not _outputs_are_where_they_are_said_to_be(store):
-        wrong.append("projection")
-    if not is_job_of(identity, attributes["job"]):
-        wrong.append("job")
-    wrong += _misreported(store, certified)
-    if attributes.get("units", schema.UNITS) != schema.UNITS:
-        wrong.append("units")
-    grid = store.grid
-    if not np.array_equal(store.read("inside"), grid.vertices_of(store.kept)):
-        wrong.append("inside")
-    for name, coordinates in (("x", grid.x_km()), ("y", grid.y_km()), ("output", np.arange(store.outputs))):
-        if not np.array_equal(store.read(name), coordinates):
-            wrong.append(name)
-    if attributes["state"] in FINISHED:
-        if not store.has_seed():
-            wrong.append("seed")
-        elif not _seed_rows_are_those_of_its_scores(store):
-            wrong.append("seed/probability")
-        hashes = attributes.get("chunk_hashes")
-        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
-        found = store.read_receipts()
-        known = {store.content_digest(found)}
-        if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
-            known.add(receipts.digest_of(found, b""))
-        if digest not in known:
-            wrong.append("chunk_hashes")
-        wrong += _described_otherwise(store)
-    return wrong
+    attributes, grid = store.attributes, store.grid
+    identity = attributes["identity"]
+    axes = {"x": grid.x_km(), "y": grid.y_km(), "output": np.arange(store.outputs)}
+    belongs = {
+        "fingerprint": fingerprint_of(identity) == attributes["fingerprint"],
+        "epsilon_per_km": identity.get("privacy", {}).get("epsilon_per_km") == attributes["epsilon_per_km"],
+        "metric_p": identity.get("domain", {}).get("metric_p") == attributes["metric_p"],
+        "projection": _outputs_fit_projection(store),
+        "job": is_job_of(identity, attributes["job"]),
+        **_figures_fit(store, certified),
+        "units": attributes.get("units", schema.UNITS) == schema.UNITS,
+        "inside": np.array_equal(store.read("inside"), grid.vertices_of(store.kept)),
+        **{name: np.array_equal(store.read(name), values) for name, values in axes.items()},
+    }
+    wrong = [name for name, fits in belongs.items() if not fits]
+    if attributes["state"] not in FINISHED:
+        return wrong
+    if not store.has_seed():
+        wrong.append("seed")
+    elif not _seed_rows_fit_scores(store):
+        wrong.append("seed/probability")
+    hashes = attributes.get("chunk_hashes")
+    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+    found = store.read_receipts()
+    known = {store.content_digest(found)}
+    if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
+        known.add(receipts.digest_of(found, b""))
+    if digest not in known:
+        wrong.append("chunk_hashes")
+    return wrong + _described_otherwise(store)
 
 
 def _described_otherwise(store: MechanismStore) -> list[str]:
-    """Return the documents that describe arrays and groups otherwise than the root's copies of them do.
+    """Return the documents that describe arrays and groups otherwise than the copies of them in the root.
 
-    Readers elsewhere go by the copies, written when the store was finished; here the documents are read.
+    Other readers go by the copies, written when the store was finished; this package reads the documents.
     """
     root = objects.get_json(store.objects, ROOT_KEY)
     copies = (root.get("consolidated_metadata") or {}).get("metadata") or {}
@@ -106,8 +99,8 @@ def _described(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "consolidated_metadata"}
 
 
-def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
-    """Return the attributes with figures that are not those of the grid, the plane and the certificate."""
+def _figures_fit(store: MechanismStore, certified: float | None) -> dict[str, bool]:
+    """Return, by attribute, whether a figure is that of the grid, the plane and the certificate."""
     attributes, grid, limit = store.attributes, store.grid, store.planar_limit()
     half = grid.spacing_km / 2
     expected: dict[str, float] = {
@@ -123,8 +116,8 @@ def _misreported(store: MechanismStore, certified: float | None) -> list[str]:
             certified = _epsilon_of_last_audit(store)
         # No store is complete without a certificate within the limit.
         expected["epsilon_certified"] = certified if is_number(certified) and certified <= limit else math.nan
-    # Older stores do not say all of it.
-    return [key for key, value in expected.items() if key in attributes and not _is(attributes[key], value)]
+    # Older stores lack some of them.
+    return {key: _is(attributes[key], value) for key, value in expected.items() if key in attributes}
 
 
 def _epsilon_of_last_audit(store: MechanismStore) -> Any:
@@ -143,8 +136,8 @@ def _is(figure: Any, expected: float) -> bool:
     return is_number(figure) and math.isclose(figure, expected, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _seed_rows_are_those_of_its_scores(store: MechanismStore) -> bool:
-    """Whether the corners' rows, from which nothing is made any more, are those of their log scores."""
+def _seed_rows_fit_scores(store: MechanismStore) -> bool:
+    """Whether the corners' rows, which nothing is computed from, are those of their log scores."""
     try:
         step = store.array("seed/score").chunks[0]
         for first in range(0, store.grid.seeds_shape[0], step):
@@ -157,7 +150,7 @@ def _seed_rows_are_those_of_its_scores(store: MechanismStore) -> bool:
     return True
 
 
-def _outputs_are_where_they_are_said_to_be(store: MechanismStore) -> bool:
+def _outputs_fit_projection(store: MechanismStore) -> bool:
     """Whether degrees and plane of the outputs belong together, and to the projection."""
     names = "output_lon", "output_lat", "output_x", "output_y"
     read = [store.read(name) for name in names]

@@ -1,11 +1,11 @@
-"""One run at a time on a store: who is at work on it, and whether they still are.
+"""One run at a time on a store: which run holds its lock, and whether it still is alive.
 
-The lock spares two runs from doing the same work, and their users from wondering; that nothing goes wrong
-does not hang on it. Tasks of two runs write the same bytes, and a certificate is of the bytes that are there.
+The lock avoids duplicate work; correctness does not depend on it. Tasks of two runs write the same bytes, and
+a certificate is of the bytes that are stored.
 
-A lock is an object in the store. Whether its holder is alive is seen, on the holder's own machine, from its
-process; elsewhere from a counter in the lock that the holder keeps advancing. No two clocks are compared, so
-clocks may be wrong, and may be put back.
+A lock is an object in the store. On the holder's own machine, its process shows whether it is alive;
+elsewhere, a counter in the lock that the holder advances. No two clocks are compared, so clocks may be wrong
+or set back.
 """
 
 import contextlib
@@ -16,41 +16,43 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
+from pydantic import with_config
 from zarr.abc.store import Store
 
 from mdpext_dask.errors import ClusterError, IncompleteStoreError, StoreAccessError, StoreError
 from mdpext_dask.store import objects
 
 KEY = objects.LOCK
-# A living holder advances its counter so often, in seconds; one whose counter stands for so long is dead.
+# A live holder advances its counter this often, in s; one whose counter stands still for so long is dead.
 BEAT_SECONDS, PATIENCE_SECONDS = 3.0, 15.0
-# After taking over a dead run's lock: time for others who do so as well to have written theirs.
+# After taking over a dead run's lock, time, in s, for other runs that do so as well to have written theirs.
 _SETTLE_SECONDS = 0.3
-# Owners that are, or are about to be, at work in this process.
+# Owners in this process.
 _OWN: set[str] = set()
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Holder:
-    """Who is at work on a store.
+    """The run that holds the lock of a store.
 
     Parameters
     ----------
     owner
-        A random name of this one run.
+        A random name of the run.
     host
-        Name of its machine, for people.
+        Name of its machine, for messages.
     machine
-        What tells machines, their boots and containers apart.
+        Identifies the machine, its boot and its container.
     pid, started
-        Process, and when it was started, in units of the machine's own.
+        Its process, and when that was started, in units of the machine's own.
     beat
-        Advances while it is alive.
+        A counter that advances while it is alive.
     """
 
     owner: str
@@ -62,7 +64,7 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> "Holder":
-        """Return a new holder: this process."""
+        """Return a new holder in this process."""
         pid, owner = os.getpid(), uuid.uuid4().hex
         _OWN.add(owner)
         return cls(owner, socket.gethostname(), _machine(), pid, _started(pid) or 0.0, 0)
@@ -73,10 +75,10 @@ class Holder:
         return self.machine == _machine()
 
     def is_dead(self) -> bool:
-        """Whether it is known to be dead; never of one elsewhere."""
+        """Whether it is known to be dead; that is never known of one on another machine."""
         if not self.is_here:
             return False
-        # Or left by an earlier run of this process, at whose end the store did not answer.
+        # Or it was left by an earlier run of this process, at whose end the store did not answer.
         is_left = self.pid == os.getpid() and self.owner not in _OWN
         return is_left or _started(self.pid) != self.started
 
@@ -88,7 +90,7 @@ class Lock:
     """The lock of a store, held by this process; see :func:`hold`."""
 
     def __init__(self, store: Store, url: str, holder: Holder) -> None:
-        # Who waits for this run's end is not to wait for a store that does not answer, several times over.
+        # The end of a run must not wait long for a store that does not answer.
         self._store, self._url, self._holder = objects.impatient(store, PATIENCE_SECONDS), url, holder
         self._lost: Holder | None = None
         self._ended = threading.Event()
@@ -101,7 +103,7 @@ class Lock:
         Raises
         ------
         ClusterError
-            If another run has taken it over, which thought this one dead.
+            If another run, which took this one for dead, has taken it over.
         """
         if self._lost is not None:
             raise ClusterError(
@@ -110,10 +112,10 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Let go of it, if it still is this process's."""
+        """Delete the lock if it still is this run's."""
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(StoreError, StoreAccessError):  # what is left is seen to be dead
+        with contextlib.suppress(StoreError, StoreAccessError):  # a lock that is left is seen to be dead
             found = _read(self._store)
             if found is not None and found.owner == self._holder.owner:
                 objects.delete_keys(self._store, [KEY])
@@ -129,20 +131,19 @@ class Lock:
                 self._holder = replace(self._holder, beat=self._holder.beat + 1)
                 _write(self._store, self._holder)
             except (StoreError, StoreAccessError):
-                # A store that fails for longer will be told by whoever needs more of it than this.
-                continue
+                continue  # if the store fails for longer, the run itself reports it
 
 
 @contextlib.contextmanager
 def hold(url: str, told: Callable[[str], None] = lambda _: None) -> Iterator[Lock]:
-    """Hold the lock of the store at `url`, whether it exists or not; nothing else is left of it afterwards.
+    """Hold the lock of the store at `url`, whether that exists or not; nothing of it is left afterwards.
 
     Parameters
     ----------
     url
         Of the store.
     told
-        Is told what is waited for.
+        Gets a line on what is waited for.
 
     Raises
     ------
@@ -165,23 +166,23 @@ def hold(url: str, told: Callable[[str], None] = lambda _: None) -> Iterator[Loc
 
 
 def holder_of(store: Store) -> Holder | None:
-    """Return who holds the lock of a store, if anybody is known to who is not known to be dead."""
+    """Return the holder of a store's lock; None if there is none, it cannot be read, or it is dead."""
     try:
         found = _read(store)
     except StoreAccessError as error:
         if error.transient:
             raise
-        return None  # some may read what is there, but not be told what is not
+        return None  # without list permission, a missing lock looks forbidden
     return None if found is None or found.is_dead() else found
 
 
 def as_json(holder: Holder | None) -> dict[str, object] | None:
-    """Return what ``status`` says of a holder."""
+    """Return a holder as ``status`` prints it."""
     return None if holder is None else {"host": holder.host, "pid": holder.pid}
 
 
 def _take(store: Store, url: str, told: Callable[[str], None]) -> Holder:
-    """Return this process as the holder, once the lock is its own."""
+    """Take the lock and return its new holder."""
     own = Holder.this_process()
     if objects.create_exclusively(store, KEY, _text(own)):
         return own
@@ -193,7 +194,7 @@ def _take(store: Store, url: str, told: Callable[[str], None]) -> Holder:
                 raise _refusal(url, _read(store) or found)
         else:
             raise _refusal(url, found)
-    # Of several that find a dead run's lock at once, the last to write has it.
+    # Of several runs that find a dead run's lock at once, the last to write has it.
     _write(store, own)
     time.sleep(_SETTLE_SECONDS)
     found = _read(store)
@@ -229,13 +230,9 @@ def _folders_to_make(url: str) -> list[Path]:
 
 
 def _read(store: Store) -> Holder | None:
-    """Return the holder that a lock names; None where there is no lock, or nothing that is one."""
-    content = objects.get_json(store, KEY)
-    if not isinstance(content, Mapping) or {*content} != {field.name for field in fields(Holder)}:
-        return None
-    holder = Holder(**content)
-    sound = isinstance(holder.owner, str) and isinstance(holder.machine, str) and isinstance(holder.pid, int)
-    return holder if sound else None
+    """Return the holder that a lock names; None if the lock is missing or damaged."""
+    holder: Holder | None = objects.get_json(store, KEY, Holder)
+    return holder
 
 
 def _write(store: Store, holder: Holder) -> None:
@@ -247,7 +244,7 @@ def _text(holder: Holder) -> bytes:
 
 
 def _machine() -> str:
-    """Return what tells this machine, its present boot and its space of process numbers from others."""
+    """Return an identifier of this machine, its present boot and its process namespace."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
@@ -256,13 +253,13 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """Return when a process was started; None if it is not there or has ended.
+    """Return when a process was started; None if there is none or it has ended.
 
-    From the kernel's own count since boot where there is one: other systems tell it by a clock that may be
-    put back.
+    In the kernel's ticks since boot where there are any: other systems tell it by a clock that may be set
+    back.
     """
     try:
-        # After the name, which may hold anything, in parentheses: state, and 19 fields on the start.
+        # After the name in parentheses, which may hold anything: the state and, 19 fields later, the start.
         fields_after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields_after_name[0] in "ZX" else float(fields_after_name[19])
     except (OSError, IndexError, ValueError):

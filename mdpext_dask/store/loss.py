@@ -1,4 +1,4 @@
-"""The loss of a store's problem, as a task reads it."""
+"""The loss of a store's problem, as tasks read it."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.loss import EuclideanLoss, Loss, TableLoss, TravelLoss
 from mdpext_dask.store import schema
-from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 
 _TABLE = "problem/loss"
-# What a process keeps of a loss table, so that trials of the same block do not read it again and again.
+# Cache of a loss table, in bytes a process, so that trials of the same block do not read it again.
 CACHE_BYTES = 32 * 2**20
 
 
 class StoredTable:
-    """The loss table of a store, read chunk by chunk as it is needed; never all of it at once.
+    """The loss table of a store, read chunk by chunk when it is needed, never as a whole.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ def read_loss(store: MechanismStore) -> Loss:
     if kind == "table":
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":
-        return EuclideanLoss(np.stack([store.read("output_x"), store.read("output_y")], axis=-1))
+        return EuclideanLoss(store.read_output_xy_km())
     return TravelLoss(
         node_xy_km=store.read("problem/node_xy"),
         task_distance_km=store.read("problem/task_distance"),
@@ -81,12 +80,12 @@ def read_loss(store: MechanismStore) -> Loss:
 def is_problem_of(store: MechanismStore) -> bool:
     """Whether outputs, prior and the tables of the loss are those that a store was made with, bit for bit.
 
-    All of them are read, a loss table chunk by chunk. The oldest stores do not say what they were made with.
+    All of them are read, a loss table chunk by chunk. The oldest stores have no digest of them.
     """
     try:
         loss = read_loss(store)
         tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else schema.loss_tables(loss)
-        outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+        outputs = store.read_output_xy_km()
         first, place = (outputs, store.array("prior")), (store.grid, store.projection)
         found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
         if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest

@@ -7,8 +7,8 @@
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
     audit/                         certificates and audits
-    remap/                         which output to report instead of each, if that has been asked for
-    lock.json                      who is at work on it, while somebody is
+    remap/                         the output to report in place of each, if it was asked for
+    lock.json                      the run that holds the store, while there is one
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
@@ -24,6 +24,7 @@ import numpy as np
 import zarr
 import zarr.errors
 from numpy.typing import NDArray
+from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
@@ -35,15 +36,35 @@ from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.blocks import Block, Plan
-from mdpext_dask.store.hierarchy import DAMAGE, DAMAGED_CONTENT, ROOT_KEY, Hierarchy
 from mdpext_dask.store.receipts import Receipt
 
-# States in the order in which a store goes through them, after template.CREATING.
+# The object that holds the attributes of the root.
+ROOT_KEY = "zarr.json"
+# States in the order in which a store goes through them, after schema.CREATING.
 PLANNED, EXTENDING, COMPLETE, REFUSED = "planned", "extending", "complete", "refused"
+# Errors that damaged content causes in our code; a TypeError or AttributeError is a fault of that code.
+DAMAGED_CONTENT = (ValueError, LookupError, RuntimeError, OSError)
+# Errors of Zarr, its codecs and storage for damaged documents or bytes; only around their calls.
+DAMAGE = (*DAMAGED_CONTENT, TypeError, AttributeError)
 
 
-class MechanismStore(Hierarchy):
-    """A mechanism store, open for reading or for writing; see :meth:`create` and :meth:`open`."""
+class MechanismStore:
+    """An open mechanism store; see :meth:`create` and :meth:`open`.
+
+    Parameters
+    ----------
+    url
+        Local path or URL.
+    objects_store
+        Its objects, through Zarr's store interface.
+    root
+        Its root group.
+    """
+
+    def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
+        self.url = objects.absolute(url)
+        self.objects = objects_store
+        self._root = root
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -69,9 +90,7 @@ class MechanismStore(Hierarchy):
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
-                store,
-                attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)),
-                overwrite=False,
+                store, attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)), overwrite=False
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
@@ -92,11 +111,7 @@ class MechanismStore(Hierarchy):
         if not objects.is_remote(url) and not objects.local_path(url).exists():
             raise StoreError(f"{url}: no such store")
         store = objects.open_objects(url, read_only=mode == "r")
-        try:
-            # Consolidated metadata is for readers elsewhere; here the files themselves are the truth.
-            root = zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
-        except DAMAGE as error:
-            raise StoreError(f"{url}: not a mechanism store: {first_line(error)}") from None
+        root = _open_root(store, mode, f"{url}: not a mechanism store")
         schema.check_attributes(root.attrs, url)
         return cls(url, store, root)
 
@@ -109,7 +124,7 @@ class MechanismStore(Hierarchy):
         StoreError
             If something else is there, or another job's store.
         """
-        found = cls._at(url)
+        found = cls.at(url)
         if found is None or found.state == schema.CREATING:
             return None
         identity = spec.identity()
@@ -130,23 +145,24 @@ class MechanismStore(Hierarchy):
         StoreError
             If something else is there.
         """
-        found = cls._at(url)
-        if found is not None:
-            found.delete()
+        found = cls.at(url)
+        if found is None:
+            return
+        # A half deleted store must not say that it is complete. On a full disk even that does not fit.
+        with contextlib.suppress(StoreError):
+            found.update(state=schema.CREATING)
+        first = receipts.PREFIX.rstrip("/")
+        objects.delete_everything(found.objects, found.url, first=first, last=ROOT_KEY)
 
     @classmethod
-    def check_room(cls, url: str) -> None:
-        """Refuse a place where something else than a mechanism store is.
+    def at(cls, url: str) -> "MechanismStore | None":
+        """Return any mechanism store at `url`, half created ones as well; None if nothing is there.
 
         Raises
         ------
         StoreError
-            If so, or it cannot be read.
+            If something else is there, or it cannot be read.
         """
-        cls._at(url)
-
-    @classmethod
-    def _at(cls, url: str) -> "MechanismStore | None":
         store = objects.open_objects(url)
         if objects.is_empty(store):
             return None
@@ -160,15 +176,31 @@ class MechanismStore(Hierarchy):
             )
         return cls.open(url, mode="r+")
 
-    def delete(self) -> None:
-        """Delete the whole store; of what an interruption leaves, nothing is ever read."""
-        # One that is half deleted must not say that it is complete. On a full disk even that does not fit.
-        with contextlib.suppress(StoreError):
-            self.update(state=schema.CREATING)
-        first = receipts.PREFIX.rstrip("/")
-        objects.delete_everything(self.objects, self.url, first=first, last=ROOT_KEY)
-
     # --- attributes -------------------------------------------------------------------------------
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of the root, as of when the store was opened or last updated here."""
+        return dict(self._root.attrs)
+
+    def update(self, **attributes: Any) -> None:
+        """Write attributes of the root in one atomic step.
+
+        The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
+
+        Raises
+        ------
+        StoreError
+            If it is gone or damaged, or cannot be written.
+        """
+        document = objects.get_json(self.objects, ROOT_KEY)
+        if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
+            raise StoreError(
+                f"{self.url}: {ROOT_KEY} is gone or damaged; has somebody deleted or replaced this store?"
+            )
+        document["attributes"].update(attributes)
+        objects.put_json(self.objects, ROOT_KEY, document)
+        self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
 
     @property
     def state(self) -> str:
@@ -176,7 +208,7 @@ class MechanismStore(Hierarchy):
         return str(self.attributes["state"])
 
     def is_finished(self) -> bool:
-        """Whether nothing is left to do: it is complete, and has lost no receipt since."""
+        """Whether it is complete, and has lost no receipt since."""
         return self.state == COMPLETE and len(self.read_receipts()) == self.plan.blocks
 
     @property
@@ -192,14 +224,14 @@ class MechanismStore(Hierarchy):
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
         projection = self.projection
-        # A plane that is not said to be anywhere on Earth stretches nothing.
+        # A plane that is not on Earth has no distortion.
         distortion = 0.0 if projection is None else projection.distortion(self.grid.box.radius_km)
         return planar_epsilon(float(self.attributes["epsilon_per_km"]), distortion)
 
     def content_digest(self, found: Mapping[int, Receipt]) -> str:
-        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and what they belong to.
+        """Return one SHA-256 (hex) over the hashes of all shards and skipped rows, and their context.
 
-        That is the description of their array and, with a region, its cells and the seed.
+        The context is the description of their array and, with a region, its cells and the seed.
         """
         description = objects.get_bytes(self.objects, f"{schema.PROBABILITY}/{ROOT_KEY}") or b""
         if not self.kept.all():
@@ -258,17 +290,58 @@ class MechanismStore(Hierarchy):
     # --- arrays -----------------------------------------------------------------------------------
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Return an array of the store; see :meth:`mdpext_dask.store.hierarchy.Hierarchy.array`."""
-        return self._probability if name == schema.PROBABILITY else super().array(name)
+        """Return an array of the store, nothing read of it yet.
+
+        Raises
+        ------
+        StoreError
+            If it is missing, or its description is damaged.
+        """
+        return self._probability if name == schema.PROBABILITY else self._array(name)
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        array = self._node(name)
+        if not isinstance(array, zarr.Array):
+            raise StoreError(
+                f"{self.url}: the array {name} is missing; is another run at work on this store?"
+            )
+        return array
+
+    def read(self, name: str, *index: slice) -> NDArray[Any]:
+        """Return (a part of) an array of the store.
+
+        Raises
+        ------
+        StoreError
+            If the array is not there or its bytes are damaged.
+        """
+        array = self.array(name)
+        try:
+            return np.asarray(array[index] if index else array[...])
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
+
+    def _node(self, name: str) -> "zarr.Array[Any] | zarr.Group | None":
+        """Return an array or a group, or None if there is none of that name.
+
+        Raises
+        ------
+        StoreError
+            If its description is damaged.
+        """
+        try:
+            return self._root.get(name)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {first_line(error)}") from None
 
     @cached_property
     def _probability(self) -> "zarr.Array[Any]":
         # Described once, when the store is created; behind a URL, every look at the description is a request.
-        return super().array(schema.PROBABILITY)
+        return self._array(schema.PROBABILITY)
 
-    def read_probability(self, x: slice, y: slice) -> NDArray[np.float32]:
-        """Return stored probabilities of fine rows, float32 of shape (rows, rows, K)."""
-        return self.read(schema.PROBABILITY, x, y)
+    def read_output_xy_km(self) -> NDArray[np.float64]:
+        """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
+        return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
 
     def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
         """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.
@@ -289,15 +362,16 @@ class MechanismStore(Hierarchy):
         east, north = block.owned_shape
         scratch, description = MemoryStore(), f"{schema.PROBABILITY}/{ROOT_KEY}"
         objects.put_bytes(scratch, description, objects.get_bytes(self.objects, description) or b"")
+        owned, place = fine[:east, :north], (block.owned_x, block.owned_y)
         try:
-            array = zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")
-            array[block.owned_x, block.owned_y, :] = fine[:east, :north]
+            zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")[place] = owned
         except DAMAGE as error:
             raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
-        shards = {key: objects.get_bytes(scratch, key) for key in keys}
-        if any(shard is None for shard in shards.values()):
+        found = ((key, objects.get_bytes(scratch, key)) for key in keys)
+        shards = {key: shard for key, shard in found if shard is not None}
+        if len(shards) < len(keys):
             raise StoreError(f"{self.url}: block {block.index}: its rows are not whole shards")
-        return {key: shard for key, shard in shards.items() if shard is not None}
+        return shards
 
     def write_shards(self, shards: Mapping[str, bytes]) -> dict[str, str]:
         """Write shards, and return the SHA-256 of each.
@@ -308,7 +382,7 @@ class MechanismStore(Hierarchy):
             If the store refuses the write.
         """
         for key, shard in shards.items():
-            # In one piece in the place of what was there: readers find the old one or the new one.
+            # In one piece: readers find the old one or the new one.
             objects.put_bytes(self.objects, key, shard)
         return {key: hashlib.sha256(shard).hexdigest() for key, shard in shards.items()}
 
@@ -347,14 +421,13 @@ class MechanismStore(Hierarchy):
         seed
             The solved LP: its objectives, solver and iterations.
         attributes
-            What else to note.
+            Further attributes.
         rows
-            Rows of shape (J, K) to extend: the LP's own, or what they have been made into.
+            Rows of shape (J, K) to extend: the LP's own, or those made from them.
         extension
-            Arrays with what else the extension depends on, if anything, by name.
+            Arrays of what else the extension depends on, by name.
         records
-            Name of the array, there already, with log probabilities of all records, if that is what is
-            stored.
+            Name of the existing array of log probabilities of all records, if these are stored.
         """
         rows = rows.reshape(*self.grid.seeds_shape, seed.rows.shape[1])
         self.write_seed_arrays({schema.PROBABILITY: rows, "score": np.log(rows)})
@@ -372,7 +445,7 @@ class MechanismStore(Hierarchy):
             **attributes,
         }
         try:
-            # The attributes come last: with them the seed is there.
+            # The attributes come last: they mark the seed as written.
             self._seed_group().attrs.update(solved)
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
@@ -483,18 +556,19 @@ class MechanismStore(Hierarchy):
             raise IncompleteStoreError(f"{self.url}: the seed is not solved yet; run the job again")
         return str(digest)
 
-    def read_scores(self, block: Block, name: str = "score") -> NDArray[np.float64]:
-        """Return log scores on a block's corners, float64 of shape (cells east + 1, cells north + 1, K)."""
-        across, along = block.cells_x, block.cells_y
-        return self.read(
-            f"seed/{name}", slice(across.start, across.stop + 1), slice(along.start, along.stop + 1)
-        )
-
     def read_receipts(self) -> dict[int, Receipt]:
         """Return the receipts that belong to the present seed, by block."""
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
+
+
+def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
+    try:
+        # Consolidated metadata is for other readers; this package reads the documents themselves.
+        return zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
+    except DAMAGE as error:
+        raise StoreError(f"{complaint}: {first_line(error)}") from None
 
 
 def job_of(store: MechanismStore) -> JobSpec:

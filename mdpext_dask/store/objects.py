@@ -1,9 +1,8 @@
-"""Whole small files beside the arrays: receipts and audits, through the same store as the arrays.
+"""Objects of a store by key, such as receipts and audits beside the arrays.
 
-Everything goes through Zarr's store interface, so a local folder and an object store behave alike.
+All go through Zarr's store interface, so a local folder and remote storage behave alike.
 """
 
-import asyncio
 import contextlib
 import errno
 import json
@@ -12,31 +11,35 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import zarr
+from pydantic import ConfigDict, TypeAdapter
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, first_line
-from mdpext_dask.store.remote import RetryingStore, open_remote
+from mdpext_dask.store.remote import REQUESTS_AT_ONCE, RetryingStore, open_remote
 
-# How Zarr names a local file while it is being written.
+# Suffix that Zarr gives a local file while it is being written.
 LEFTOVER = ".partial"
-# Says who is at work on a store; no part of it.
+# Says which run is at work on a store; no part of it.
 LOCK = "lock.json"
-_REQUESTS_AT_ONCE = 64
+# How a JSON object is read into a dataclass: no other keys, no other types, no NaN.
+STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 @runtime_checkable
 class Addressed(Protocol):
-    """What knows where its store is, such as a mechanism that is open."""
+    """What has the address of its store, such as an open mechanism."""
 
     @property
     def url(self) -> str:
@@ -63,7 +66,7 @@ def absolute(url: str) -> str:
 
 
 def local_path(url: str) -> Path:
-    """Return the folder of a store address that is none behind a URL."""
+    """Return the folder of a store address that is not remote."""
     return Path(url.removeprefix("file://")).expanduser()
 
 
@@ -83,7 +86,7 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
 
 
 def impatient(store: Store, seconds: float) -> Store:
-    """Return the same store, which behind a URL asks no longer than so many seconds."""
+    """Return the same store, which gives a remote request up after so many seconds."""
     return store.within(seconds) if isinstance(store, RetryingStore) else store
 
 
@@ -123,11 +126,10 @@ def get_bytes(store: Store, key: str) -> bytes | None:
     Raises
     ------
     StoreError
-        If it is there, but cannot be read.
+        If it exists but cannot be read.
     """
-    with _refused(store, key, "read"):
-        buffer = sync(store.get(key, default_buffer_prototype()))
-    return None if buffer is None else buffer.to_bytes()
+    (value,) = _get_many(store, [key], key)
+    return value
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
@@ -145,19 +147,18 @@ def put_bytes(store: Store, key: str, value: bytes) -> None:
 def create_exclusively(store: Store, key: str, value: bytes) -> bool:
     """Write an object if there is none of that key, and return whether this call has created it.
 
-    Of many callers at once, in any processes on any machines, one is answered True, and readers see no part
-    of its value. That relies on hard links or exclusive creation in a local folder (the former also over
-    NFS), and on conditional writes behind a URL (``If-None-Match``). A server without these is told by what
-    it answers; then the value is written and read back, where two callers within the same moment may both be
-    told True.
+    Of many callers at once, in any processes on any machines, one gets True, and readers never see a part of
+    its value. That relies on hard links or exclusive creation in a local folder (the former also over NFS),
+    and on conditional writes behind a URL (``If-None-Match``). With a server that lacks these, as its answers
+    show, the value is written and read back, and two callers at the same moment may both get True.
 
     Parameters
     ----------
     store, key
         Where.
     value
-        Must differ from every other caller's (with a random token in it): by it a caller knows its own object
-        where an answer was lost on the way.
+        Must differ from every other caller's, by a random token: by it a caller recognises its own object if
+        an answer was lost.
 
     Raises
     ------
@@ -171,32 +172,38 @@ def create_exclusively(store: Store, key: str, value: bytes) -> bool:
         return sync(store.create(key, value))
 
 
-def get_json(store: Store, key: str) -> Any:
-    """Return an object parsed as JSON; None if it is not there or is damaged."""
-    return _parsed(get_bytes(store, key))
+def get_json(store: Store, key: str, kind: type | None = None) -> Any:
+    """Return an object parsed as JSON, or None if it is missing or damaged.
+
+    Parameters
+    ----------
+    store, key
+        Where.
+    kind
+        A dataclass with :data:`STORED` as its configuration; whatever is not one is damaged.
+    """
+    return _parsed(get_bytes(store, key), kind)
 
 
-def get_many_json(store: Store, keys: Sequence[str]) -> list[Any]:
-    """Return many objects parsed as JSON, requested together; None as in :func:`get_json`."""
-    with _refused(store, "an object", "read"):
-        values = sync(_get_all(store, keys))
-    return [_parsed(value) for value in values]
+def get_many_json(store: Store, keys: Sequence[str], kind: type | None = None) -> list[Any]:
+    """Return many objects parsed as JSON, requested together; see :func:`get_json`."""
+    return [_parsed(value, kind) for value in _get_many(store, keys, "an object")]
 
 
 def put_json(store: Store, key: str, value: Mapping[str, Any]) -> None:
-    """Write an object as JSON, keys in order; not-a-number and infinity are refused."""
+    """Write an object as JSON, keys in order; NaN and infinity are refused."""
     text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
     put_bytes(store, key, text.encode())
 
 
 def list_keys(store: Store, prefix: str) -> list[str]:
-    """Return the keys under a prefix, sorted; the prefix stays in them."""
+    """Return the keys that begin with a prefix, sorted."""
     with _refused(store, prefix or "the store", "listed"):
-        return sorted(sync(_collect(store.list_prefix(prefix))))
+        return sorted(sync(_listed(store, prefix)))
 
 
 def list_keys_if_possible(store: Store, prefix: str) -> list[str] | None:
-    """Return the keys under a prefix, sorted; None where there is no way or no permission to list them."""
+    """Return the keys that begin with a prefix, sorted; None if they cannot or may not be listed."""
     if not store.supports_listing:
         return None
     try:
@@ -220,12 +227,12 @@ def is_empty(store: Store) -> bool:
 
 
 def holds_leftovers_only(store: Store) -> bool:
-    """Whether there is nothing but what a run that is at work, or was killed, has before its first write."""
+    """Whether there is nothing but a lock and partial files, as before a run's first whole write."""
     return all(key.endswith(LEFTOVER) or key == LOCK for key in list_keys(store, ""))
 
 
 def delete_keys(store: Store, keys: list[str]) -> None:
-    """Delete objects, in any order; those that are not there are no error.
+    """Delete objects, in any order; missing ones are no error.
 
     Raises
     ------
@@ -233,7 +240,7 @@ def delete_keys(store: Store, keys: list[str]) -> None:
         If the store refuses.
     """
     with _refused(store, "an object", "deleted"):
-        sync(_delete_all(store, keys))
+        sync(concurrent_map([(key,) for key in keys], store.delete, REQUESTS_AT_ONCE))
 
 
 def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
@@ -244,9 +251,9 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
     store, url
         The store.
     first
-        Folder to delete first: without it nothing in the store is finished any more.
+        Folder to delete first: without it no block is finished.
     last
-        Key of the object to delete last, by which what is left after an interruption is recognised.
+        Key of the object to delete last: by it the rest is recognised after an interruption.
 
     Raises
     ------
@@ -264,7 +271,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name not in (last, LOCK):
-                # What is being written of the lock comes and goes.
+                # Partial files of the lock come and go.
                 path.unlink(missing_ok=True)
         (folder / last).unlink(missing_ok=True)
     except OSError as error:
@@ -272,7 +279,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
 
 
 def sweep(store: Store) -> None:
-    """Delete what killed writes have left behind."""
+    """Delete partial files of killed writes."""
     delete_keys(store, [key for key in list_keys(store, "") if key.endswith(LEFTOVER)])
 
 
@@ -285,7 +292,7 @@ def consolidate(store: Store) -> None:
         If the store refuses.
     """
     with warnings.catch_warnings():
-        # Receipts and audits are plain objects on purpose; Zarr remarks on each.
+        # Receipts and audits are plain objects on purpose; Zarr warns of each.
         warnings.filterwarnings("ignore", message="Object at .* is not recognized")
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         try:
@@ -296,7 +303,7 @@ def consolidate(store: Store) -> None:
 
 @contextlib.contextmanager
 def _refused(store: Store, what: str, done: str) -> Iterator[None]:
-    """Turn what a file system raises into one line that says where."""
+    """Turn errors of a file system into one line with the place."""
     try:
         yield
     except StoreError:
@@ -313,35 +320,26 @@ def _link_exclusively(store: LocalStore, key: str, value: bytes) -> bool:
     # Named as Zarr names them, so that it is swept if this is killed.
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{LEFTOVER}")
     try:
-        with draft.open("xb") as file:
-            file.write(value)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            # Over NFS the answer to a link that was made may be lost, and a second try be refused; the count
-            # of links tells (open(2), O_EXCL).
-            return draft.stat().st_nlink == 2
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return _open_exclusively(path, value)
-        return True
+        _write_new(draft, value)
+        os.link(draft, path)
+    except FileExistsError:
+        # Over NFS the answer to a link that was made may be lost, and the second try be refused; the
+        # number of links tells (open(2), O_EXCL).
+        return draft.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _open_exclusively(path, value)
     finally:
         draft.unlink(missing_ok=True)
+    return True
 
 
 def _open_exclusively(path: Path, value: bytes) -> bool:
     try:
-        file = path.open("xb")
+        _write_new(path, value)
     except FileExistsError:
         return False
-    try:
-        with file:
-            file.write(value)
-            file.flush()
-            os.fsync(file.fileno())
     except OSError:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -349,36 +347,33 @@ def _open_exclusively(path: Path, value: bytes) -> bool:
     return True
 
 
-async def _collect(keys: AsyncIterator[str]) -> list[str]:
-    return [key async for key in keys]
+def _write_new(path: Path, value: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-async def _delete_all(store: Store, keys: Sequence[str]) -> None:
-    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-    async def one(key: str) -> None:
-        async with limit:
-            await store.delete(key)
-
-    await asyncio.gather(*(one(key) for key in keys))
+async def _listed(store: Store, prefix: str) -> list[str]:
+    return [key async for key in store.list_prefix(prefix)]
 
 
-async def _get_all(store: Store, keys: Sequence[str]) -> list[bytes | None]:
-    prototype = default_buffer_prototype()
-    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-    async def one(key: str) -> bytes | None:
-        async with limit:
-            buffer = await store.get(key, prototype)
-        return None if buffer is None else buffer.to_bytes()
-
-    return list(await asyncio.gather(*(one(key) for key in keys)))
+def _get_many(store: Store, keys: Sequence[str], what: str) -> list[bytes | None]:
+    requests = [(key, default_buffer_prototype()) for key in keys]
+    with _refused(store, what, "read"):
+        found = sync(concurrent_map(requests, store.get, REQUESTS_AT_ONCE))
+    return [None if buffer is None else buffer.to_bytes() for buffer in found]
 
 
-def _parsed(value: bytes | None) -> Any:
-    if value is None:
-        return None
+def _parsed(value: bytes | None, kind: type | None) -> Any:
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None
+        if value is not None:
+            return json.loads(value) if kind is None else _reader(kind).validate_json(value)
+    except (ValueError, RecursionError):  # the former also of pydantic
+        pass
+    return None
+
+
+@lru_cache
+def _reader(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

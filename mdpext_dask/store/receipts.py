@@ -1,17 +1,17 @@
 """Receipts: the only sign that a block is done.
 
-A receipt is written after its block's shards and says what their bytes hash to, so a killed write or a
-byte changed later is told from a finished block. It also carries digests of the rows that the block
-shares with its neighbours.
+A receipt is written after the shards of its block and has their SHA-256, which tells a finished block from a
+killed write or a byte that was changed later. It also has digests of the rows that the block shares with its
+neighbours.
 """
 
 import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import with_config
 from zarr.abc.store import Store
 
 from mdpext_dask.store import objects
@@ -19,34 +19,37 @@ from mdpext_dask.store.blocks import Block, Plan
 
 PREFIX = "receipts/"
 _ROW_DIGEST_BYTES = 8
+# The side on which a neighbour shares the records of a side.
+OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Receipt:
-    """What a task says about the block it has written.
+    """The record of a block that a task has written.
 
     Parameters
     ----------
     block
         Index of the block.
     seed_sha256
-        Which seed it was extended from.
+        Digest of the seed that it was extended from.
     shards
-        SHA-256 (hex) of each shard the block owns, by key; none where the plan skips the block.
+        SHA-256 (hex) of each shard of the block, by key; none if the plan skips the block.
     sides
         For each side of the closed block, the digests of its records in order, hex, 16 digits each.
-        Neighbours are compared by them before a store is complete; nothing relies on them afterwards.
+        Neighbours are compared by them before a store is complete; nothing depends on them afterwards.
     fallbacks
         Rows for which a local program fell back to its reference.
     seconds
         Time the task took.
     peak_bytes
-        What the task allocated at most, where it was measured.
+        Peak of what the task allocated, if it was measured.
     worker
-        Which process on which machine.
+        The process and its machine.
     rows_sha256
-        Where the plan skips the block, :func:`rows_sha256` of the rows that storing it would have written:
-        what they must be whenever they are extended again. None where they are stored.
+        If the plan skips the block, :func:`rows_sha256` of the rows that would have been stored; they must be
+        the same whenever they are extended again. None if they are stored.
     """
 
     block: int
@@ -60,7 +63,7 @@ class Receipt:
     rows_sha256: str | None = None
 
     def row_digests(self, side: str) -> list[str]:
-        """Return the digests of the records on one side, in the order of the fine lattice, if it has them."""
+        """Return the digests of the records on one side in lattice order; empty if there are none."""
         return split_digests(self.sides.get(side, ""))
 
 
@@ -75,11 +78,11 @@ def write_receipt(store: Store, receipt: Receipt) -> None:
 
 
 def read_receipt(store: Store, block: int, skipped: Container[int]) -> Receipt | None:
-    """Return a block's receipt, or None if there is none or it is damaged.
+    """Return a block's receipt, or None if it is missing or damaged.
 
-    Whether a block is one that the plan skips, so that it has no shards, is never for its receipt to say.
+    Whether the plan skips a block, so that it has no shards, is never decided by its receipt.
     """
-    return _parsed(objects.get_json(store, key_of(block)), block, skipped)
+    return _checked(objects.get_json(store, key_of(block), Receipt), block, skipped)
 
 
 def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[int, Receipt]:
@@ -90,7 +93,7 @@ def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[i
     store
         The objects.
     planned
-        Number of blocks of the plan: those asked for where a store cannot be listed.
+        Number of blocks of the plan, all of which are requested if a store cannot be listed.
     skipped
         The blocks that the plan skips.
     """
@@ -101,24 +104,24 @@ def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[i
         stems = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys]
         numbers = [int(stem) for stem in stems if stem.isdecimal() and stem.isascii()]
         blocks = [number for number in numbers if number < planned]
-    contents = objects.get_many_json(store, [key_of(block) for block in blocks])
-    found = (_parsed(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
+    contents = objects.get_many_json(store, [key_of(block) for block in blocks], Receipt)
+    found = (_checked(content, block, skipped) for content, block in zip(contents, blocks, strict=True))
     return {receipt.block: receipt for receipt in found if receipt is not None}
 
 
 def sweep(store: Store, planned: int) -> None:
-    """Delete what is kept among the receipts and is none of the plan's `planned` blocks'."""
+    """Delete what lies among the receipts and belongs to none of the plan's `planned` blocks."""
     known = {key_of(block) for block in range(planned)}
     objects.delete_keys(store, [key for key in objects.list_keys(store, PREFIX) if key not in known])
 
 
 def void(store: Store, blocks: Iterable[int]) -> None:
-    """Withdraw the receipts of blocks, so that they are done again."""
+    """Delete the receipts of blocks, so that they are done again."""
     objects.delete_keys(store, [key_of(block) for block in blocks])
 
 
 def shard_sha256(store: Store, key: str) -> str | None:
-    """Return the SHA-256 (hex) of an object, or None if it is not there."""
+    """Return the SHA-256 (hex) of an object, or None if it is missing."""
     value = objects.get_bytes(store, key)
     return None if value is None else hashlib.sha256(value).hexdigest()
 
@@ -169,25 +172,12 @@ def _digest_rows(rows: NDArray[np.float32]) -> str:
     return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
 
 
-def _parsed(content: Any, block: int, skipped: Container[int]) -> Receipt | None:
-    if not isinstance(content, Mapping):
+def _checked(receipt: Receipt | None, block: int, skipped: Container[int]) -> Receipt | None:
+    """Return a receipt if it is the block's, and has shards or the digest of its rows as the plan has it."""
+    if receipt is None or receipt.block != block:
         return None
-    try:
-        receipt = Receipt(**content)
-    except TypeError:
-        return None
-    sound = _holds_text(receipt.shards) and _holds_text(receipt.sides)
     skips = block in skipped
-    as_planned = bool(receipt.shards) != skips and isinstance(receipt.rows_sha256, str) == skips
-    return receipt if receipt.block == block and sound and as_planned else None
-
-
-def _holds_text(table: Any) -> bool:
-    return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
-
-
-# The side on which a neighbour shares the records of a side.
-OPPOSITE = {"east": "west", "west": "east", "north": "south", "south": "north"}
+    return receipt if bool(receipt.shards) != skips and (receipt.rows_sha256 is not None) == skips else None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The optimal remap of outputs: report another output instead, where that costs less for the prior.
+"""The optimal remap of outputs: report another output instead, if its expected loss is less.
 
-Whoever sees an output y has a posterior over records, ∝ π(x) M(y|x); the best that can be reported instead of
-y is the output y' of least expected loss under it. Reporting r(y) in place of y is post-processing, so it
-keeps ε, whatever the table r. Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for
-location privacy" (PoPETs 2017).
+An output y gives a posterior over records, ∝ π(x) M(y|x); the best report in place of y is the output y' of
+least expected loss under it. Reporting r(y) in place of y is post-processing, so ε holds for any table r.
+Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for location privacy" (PoPETs
+2017).
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import with_config
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import is_number
 
 TABLE = "remap/table.json"
 
@@ -24,9 +24,9 @@ TABLE = "remap/table.json"
 def best_remap(costs_km: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the output to report instead of each, shape (K,).
 
-    UL(M R) = Σ_y Σ_y' R(y'|y) G[y, y'] is linear in every row of R, a distribution, so it is least where each
-    row puts all on one y' that minimises G[y, ·]: no random remap is better. An output is kept where no other
-    is strictly better, so the loss never grows. To do it again changes nothing: if every y that is
+    UL(M R) = Σ_y Σ_y' R(y'|y) G[y, y'] is linear in every row of R, a distribution, so it is least if each
+    row is concentrated on one y' that minimises G[y, ·]: no random remap is better. An output is kept unless
+    another is strictly better, so the loss never grows. A second remap changes nothing: if every y that is
     reported as z has its least cost at z, so has their sum.
 
     Parameters
@@ -40,23 +40,24 @@ def best_remap(costs_km: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def merge_columns(rows: NDArray[Any], table: NDArray[np.intp]) -> NDArray[Any]:
-    """Return rows of shape (..., K) after a remap: columns of outputs that become one are added up."""
+    """Return rows of shape (..., K) after a remap: columns of outputs that become one are added."""
     merged = np.zeros_like(rows)
     for output, reported in enumerate(table.tolist()):
         merged[..., reported] += rows[..., output]
     return merged
 
 
+@with_config(objects.STORED)
 @dataclass(frozen=True)
 class Remap:
-    """A remap that is kept beside a finished store.
+    """A remap that is stored beside a finished mechanism.
 
     Parameters
     ----------
     content_sha256
         Digest of the stored bytes that it was computed for.
     output
-        What is reported instead of each output.
+        The output to report in place of each output.
     loss_km, remapped_loss_km
         Expected loss without it and with it, in km.
     no_longer_reported
@@ -71,17 +72,17 @@ class Remap:
 
     @property
     def table(self) -> NDArray[np.intp]:
-        """What is reported instead of each output, shape (K,)."""
+        """The output to report in place of each output, shape (K,)."""
         return np.array(self.output, dtype=np.intp)
 
 
 def content_of(store: MechanismStore) -> str:
-    """Return the digest of a finished store's bytes, as it was when it was certified.
+    """Return the digest of a finished store's bytes when it was certified.
 
     Raises
     ------
     StoreError
-        If the store does not say.
+        If the store has none.
     """
     hashes = store.attributes.get("chunk_hashes")
     digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
@@ -91,7 +92,7 @@ def content_of(store: MechanismStore) -> str:
 
 
 def write_remap(store: MechanismStore, remap: Remap) -> None:
-    """Leave a remap in a store, whole or not at all, in the place of the one that is there.
+    """Write a remap into a store, whole or not at all, in place of an existing one.
 
     Raises
     ------
@@ -102,37 +103,24 @@ def write_remap(store: MechanismStore, remap: Remap) -> None:
 
 
 def read_remap(store: MechanismStore) -> Remap:
-    """Return the remap that is kept beside a store.
+    """Return the remap of a store.
 
     Raises
     ------
     StoreError
         If there is none, it is damaged, or was made for other bytes.
     """
-    content = objects.get_json(store.objects, TABLE)
-    if content is None and not objects.exists(store.objects, TABLE):
-        raise StoreError(f"{store.url}: has no remap; run mdpext remap {store.url}")
-    try:
-        remap = Remap(**content)
-    except TypeError:
-        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}") from None
-    if remap.content_sha256 != content_of(store):
-        raise StoreError(
-            f"{store.url}: {TABLE} was made for other bytes than the store has; run mdpext remap {store.url}"
-        )
-    outputs = store.outputs
-    sound = (
-        _are_outputs(remap.output, outputs)
-        and len(remap.output) == outputs
-        and _are_outputs(remap.no_longer_reported, outputs)
-        and is_number(remap.loss_km)
-        and is_number(remap.remapped_loss_km)
-    )
-    if not sound:
-        raise StoreError(f"{store.url}: {TABLE} is damaged; run mdpext remap {store.url}")
+    remap: Remap | None = objects.get_json(store.objects, TABLE, Remap)
+    again = f"run mdpext remap {store.url}"
+    if remap is None and not objects.exists(store.objects, TABLE):
+        raise StoreError(f"{store.url}: has no remap; {again}")
+    if remap is not None and remap.content_sha256 != content_of(store):
+        raise StoreError(f"{store.url}: {TABLE} was made for other bytes than the store has; {again}")
+    if remap is None or not _is_of(remap, store.outputs):
+        raise StoreError(f"{store.url}: {TABLE} is damaged; {again}")
     return remap
 
 
-def _are_outputs(values: Any, outputs: int) -> bool:
-    # True is an int to Python.
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < outputs for v in values)
+def _is_of(remap: Remap, outputs: int) -> bool:
+    """Whether a remap replaces every one of so many outputs by one of them."""
+    return len(remap.output) == outputs and {*remap.output, *remap.no_longer_reported} <= {*range(outputs)}

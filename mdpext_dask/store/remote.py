@@ -1,11 +1,11 @@
-"""A store behind a URL: asked again where it does not answer, for as long as a policy allows, then one error.
+"""A store behind a URL: requests are retried for as long as a policy allows, and then end in one error.
 
-Drivers retry as well (s3fs around botocore, which does so itself); they are told not to, so that the times
-below are the times.
+Drivers retry as well (s3fs, and botocore below it); they are told not to, so that the times below hold.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -15,11 +15,19 @@ from typing import Any, NoReturn, TypeVar
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from mdpext_dask.errors import StoreAccessError
-from mdpext_dask.store.remote_errors import codes_of, is_transient, said_by, status_of
-from mdpext_dask.store.remote_filesystems import close_in_the_end, is_plain_http, open_driver
+from mdpext_dask.store.remote_drivers import (
+    close_in_the_end,
+    codes_of,
+    is_plain_http,
+    is_transient,
+    open_driver,
+    said_by,
+    status_of,
+)  # fmt: skip
 
 T = TypeVar("T")
 # Within the class, ``list`` is a method of it.
@@ -28,32 +36,32 @@ Buffers = list[Buffer | None]
 
 _LOG = logging.getLogger(__name__)
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-# Bytes a second that any upload may be expected to reach.
+# Bytes a second that any upload is expected to reach.
 _SLOWEST = 2**18
-_REQUESTS_AT_ONCE = 64
-# Faults that are over sooner need not be mentioned, nor any more often than this.
+REQUESTS_AT_ONCE = 64
+# Retries before a warning, and s between warnings.
 _MENTIONED_AFTER, _MENTIONED_EVERY = 3, 30.0
 _MENTIONED_NEXT = [0.0]
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and for how long, a store is asked again.
+    """How often, and for how long, a request is retried.
 
     Parameters
     ----------
     attempts
-        Requests at most.
+        Most requests.
     first_delay, longest_delay
-        Pause after the first failure, in s, doubled after each further one up to the longest; each is cut by
-        up to a half at random, so that many workers do not come back together.
+        Pause after the first failure, in s, doubled after each further one up to the longest; each is
+        shortened by up to a half at random, so that many workers do not retry together.
     connect_seconds, silence_seconds
         Time limits, in s, for a connection and for silence on it; for the drivers of S3 and HTTP.
     request_seconds, total_seconds
-        Time limits, in s, for one request and for all attempts at it. Uploads have a second more for every
+        Time limits, in s, for one request and for all attempts at it. Uploads get a second more for every
         256 KiB.
     settle_seconds
-        Pause, in s, before an object is read back that was written where servers know no conditions.
+        Pause, in s, before an object is read back from a server without conditional writes.
     """
 
     attempts: int = 8
@@ -71,7 +79,7 @@ class RetryPolicy:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 spreads requests, decides nothing
 
 
-# What stores are opened with.
+# The policy of new stores.
 POLICY = RetryPolicy()
 
 
@@ -81,14 +89,14 @@ def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None
     Parameters
     ----------
     url, read_only
-        See :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+        See :func:`mdpext_dask.store.remote_drivers.open_driver`.
     policy
         Default: :data:`POLICY`.
 
     Raises
     ------
     StoreError
-        As for :func:`mdpext_dask.store.remote_filesystems.open_driver`.
+        As for :func:`mdpext_dask.store.remote_drivers.open_driver`.
     """
     policy = policy or POLICY
     store = open_driver(
@@ -101,19 +109,10 @@ def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None
 
 
 class RetryingStore(WrapperStore[FsspecStore]):
-    """A store that asks again; made by :func:`open_remote`.
+    """A store that retries its requests; made by :func:`open_remote`.
 
-    Every method raises :class:`StoreAccessError` where the policy's patience ends or the store refuses. An
-    object that is not there is no error.
-
-    Parameters
-    ----------
-    store
-        The store proper.
-    url
-        Where it is.
-    policy
-        How often to ask.
+    Every method raises :class:`StoreAccessError` where the policy ends or the store refuses. A missing object
+    is no error.
     """
 
     def __init__(self, store: FsspecStore, url: str, policy: RetryPolicy) -> None:
@@ -122,7 +121,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self._policy = policy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.url, self.read_only, self._policy)
+        reopen = functools.partial(open_remote, read_only=self.read_only, policy=self._policy)
+        return reopen, (self.url,)
 
     def __str__(self) -> str:
         return self.url
@@ -135,13 +135,13 @@ class RetryingStore(WrapperStore[FsspecStore]):
         return open_remote(self.url, read_only=read_only, policy=self._policy)
 
     def within(self, seconds: float) -> "RetryingStore":
-        """Return the same store, which asks no longer than so many seconds."""
+        """Return the same store, which gives a request up after so many seconds."""
         policy = replace(self._policy, request_seconds=seconds, total_seconds=seconds)
         return RetryingStore(self._store, self.url, policy)
 
     @property
     def supports_listing(self) -> bool:
-        """Whether there is a way to know what it holds; not over plain HTTP."""
+        """Whether its keys can be listed; not over plain HTTP."""
         return not is_plain_http(self.url)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return an object or a part of it; None if there is no such object."""
-        # Servers may answer with all of it. How much an offset leaves nobody can tell, so all is asked for.
+        # Servers may answer with all of it. How long the rest after an offset is, is not known: ask for all.
         asked = None if isinstance(byte_range, OffsetByteRequest) else byte_range
 
         async def request() -> Buffer:
@@ -171,7 +171,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> Buffers:
         """Return parts of objects, requested together."""
-        return await _together([self.get(key, prototype, part) for key, part in key_ranges])
+        requests = [(key, prototype, part) for key, part in key_ranges]
+        return await concurrent_map(requests, self.get, REQUESTS_AT_ONCE)
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
@@ -180,7 +181,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             yield key, await self.get(key, prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
-        """Whether there is an object of that key; one request, and no failure is taken for an absence."""
+        """Whether there is an object of that key; one request, whose failure is an error."""
         return await self.get(key, default_buffer_prototype(), RangeByteRequest(0, 1)) is not None
 
     async def is_empty(self, prefix: str) -> bool:
@@ -217,7 +218,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             raise StoreAccessError(f"{self.url}: {prefix or 'the store'} cannot be listed over plain HTTP")
 
         async def request() -> Names:
-            # What other processes have written since must be seen.
+            # See what other processes have written since.
             self._store.fs.invalidate_cache()
             return [name async for name in lister(prefix)]
 
@@ -237,7 +238,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             self._refuse("written", key, error)
 
     async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
-        await _together([self.set(key, value) for key, value in values])
+        await concurrent_map(values, self.set, REQUESTS_AT_ONCE)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Write an object unless there is one."""
@@ -260,8 +261,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         try:
             await self._ask("written", key, request, len(value))
         except FileExistsError:
-            # The answer to a first try may have been lost on its way, and the object be this caller's.
-            # Nor can tries be counted: aiohttp repeats a request on a connection that had been closed.
+            # The answer to a first attempt may have been lost, and the object be this caller's. Attempts
+            # cannot be counted: aiohttp repeats a request on a connection that had been closed.
             return await self._holds(key, value)
         except (NotImplementedError, TypeError):
             await self.set(key, default_buffer_prototype().buffer.from_bytes(value))
@@ -269,7 +270,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             self._refuse("written", key, error)
         else:
             try:
-                # A server that ignores the condition must not go unnoticed: it has to refuse a second time.
+                # A server that ignores the condition is found out: it must refuse the second time.
                 await self._ask("written", key, request, len(value))
             except FileExistsError:
                 return True
@@ -281,7 +282,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         return found is not None and found.to_bytes() == value
 
     async def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is no error."""
+        """Delete an object; a missing one is no error."""
         self._check_writable()
 
         async def request() -> None:
@@ -298,8 +299,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         """Delete all objects under a prefix, one by one: s3fs deletes in bulk, but passes over failures."""
         self._check_writable()
         folder = f"{prefix.rstrip('/')}/" if prefix else ""
-        keys = [key async for key in self.list_prefix(folder)]
-        await _together([self.delete(key) for key in keys])
+        keys = [(key,) async for key in self.list_prefix(folder)]
+        await concurrent_map(keys, self.delete, REQUESTS_AT_ONCE)
 
     async def clear(self) -> None:
         """Delete all objects."""
@@ -314,14 +315,14 @@ class RetryingStore(WrapperStore[FsspecStore]):
             close_in_the_end(self._store.fs)
 
     async def _until_answered(self, done: str, key: str, request: Callable[[], Awaitable[T]], size: int) -> T:
-        """Make a request until it is answered.
+        """Repeat a request until it is answered.
 
         Raises
         ------
         StoreAccessError
-            If it is not, or is refused.
+            If it is not answered, or is refused.
         FileNotFoundError, FileExistsError, NotImplementedError, TypeError
-            As the driver has it: there is no such object, there is one, or it has no such request.
+            As the driver raises them: the object is missing, exists, or the driver lacks the request.
         """
         policy, extra, begin = self._policy, size / _SLOWEST, time.monotonic()
         deadline = begin + policy.total_seconds + extra
@@ -360,9 +361,9 @@ class RetryingStore(WrapperStore[FsspecStore]):
 
 
 def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
-    """Return the part that was asked for, of that part or, from servers that know no ranges, of everything.
+    """Return the requested part, given that part or, from servers without ranges, the whole object.
 
-    A range lies within its object, so that more than it can only be everything.
+    A range lies within its object, so a longer answer can only be the whole object.
     """
     if isinstance(byte_range, RangeByteRequest) and len(found) > byte_range.end - byte_range.start:
         return found[byte_range.start : byte_range.end]
@@ -371,22 +372,8 @@ def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
     return found[byte_range.offset :] if isinstance(byte_range, OffsetByteRequest) else found
 
 
-async def _together(requests: list[Awaitable[T]]) -> list[T]:
-    limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-    async def one(request: Awaitable[T]) -> T:
-        async with limit:
-            return await request
-
-    return list(await asyncio.gather(*(one(request) for request in requests)))
-
-
-def _reopened(url: str, read_only: bool, policy: RetryPolicy) -> RetryingStore:
-    return open_remote(url, read_only=read_only, policy=policy)
-
-
 def _mention(text: str) -> None:
-    """Say, not too often, why nothing happens."""
+    """Log, not too often, why nothing happens."""
     now = time.monotonic()
     if now >= _MENTIONED_NEXT[0]:
         _MENTIONED_NEXT[0] = now + _MENTIONED_EVERY

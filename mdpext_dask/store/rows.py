@@ -1,7 +1,8 @@
-"""Rows of the mechanism: the stored bytes, and where blocks are skipped, the bytes that would be stored.
+"""Rows of the mechanism: the stored bytes and, for skipped blocks, the bytes that would be stored.
 
-What is certified and what is sampled is read through here, so the two are the same. A skipped block is
-extended from the seed as a whole, as when its receipt was written, and refused if a single bit is another.
+What is certified and what is sampled is both read by :func:`rows_of`, so the two are the same. A skipped
+block is extended again from the seed as a whole, as when its receipt was written, and refused if one bit
+differs.
 """
 
 from functools import lru_cache
@@ -10,13 +11,155 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.choose import checked_rows, is_own, operator_of
+from mdpext_dask.extend.normalise import exponential, normalise
+from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.job.sections import ExtensionSection
+from mdpext_dask.job.spec import fingerprint_of, is_job_of
 from mdpext_dask.store import receipts
-from mdpext_dask.store.blocks import Block, Plan, common, relative
-from mdpext_dask.store.extension import extended_block
+from mdpext_dask.store.blocks import Block, common, relative
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.schema import (
+    EXPONENT,
+    EXTENSION_X,
+    EXTENSION_Y,
+    PROBABILITY,
+    RECORD_SCORES,
+    EdgeBudgets,
+)  # fmt: skip
 
-# Skipped blocks that a process keeps: what is asked for next is in one of these, or beside it.
+# Prefixes of the names of a store's seed, and of one that is only tried.
+SEED, TRIAL = "", "trial_"
+# Skipped blocks that a process caches: the next request is usually for one of these, or for one beside it.
 _BLOCKS_KEPT = 2
+
+
+# --- extending a block ----------------------------------------------------------------------------
+
+
+def extension_of_store(store: MechanismStore) -> ExtensionSection:
+    """Return the section of a store's job that says how it is extended."""
+    return ExtensionSection.model_validate(store.attributes["job"]["extension"])
+
+
+def operator_of_store(store: MechanismStore) -> Operator:
+    """Return the operator of a store's job.
+
+    Raises
+    ------
+    StoreError
+        If the job is not the one that the store was made for; nothing that it names is imported then.
+    """
+    attributes = store.attributes
+    job, identity, fingerprint = (attributes[key] for key in ("job", "identity", "fingerprint"))
+    if not is_job_of(identity, job) or fingerprint_of(identity) != fingerprint:
+        raise StoreError(f"{store.url}: its job has changed since it was made; use --overwrite")
+    return operator_of(extension_of_store(store))
+
+
+def _read_corners(store: MechanismStore, block: Block, operator: Operator, prefix: str) -> Corners:
+    """Return scores and budgets at the corners of a block's source cells, as the operator takes them.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    across, along = block.cells_x, block.cells_y
+    scores = store.read(f"seed/{prefix}score", _closed(across), _closed(along))
+    east, north = across.stop - across.start, along.stop - along.start
+    budget_x = np.full((2, east, north + 1, 1), np.inf)
+    budget_y = np.full((2, east + 1, north, 1), np.inf)
+    if operator.uses_budgets:
+        every = slice(None)
+        budget_x = store.read(f"seed/{prefix}{EXTENSION_X}", every, across, _closed(along))
+        budget_y = store.read(f"seed/{prefix}{EXTENSION_Y}", every, _closed(across), along)
+    exponent = np.ones(1) if operator.linear else store.read(f"seed/{prefix}{EXPONENT}")
+    fits = (
+        (scores.shape, exponent.shape) == ((east + 1, north + 1, store.outputs), (1,))
+        and (budget_x.shape[:-1], budget_y.shape[:-1]) == ((2, east, north + 1), (2, east + 1, north))
+        and {budget_x.shape[-1], budget_y.shape[-1]} <= {1, store.outputs}
+    )
+    # Lost chunks read as NaN.
+    lost = not fits or not np.isfinite([scores.sum(), exponent[0]]).all()
+    if lost or np.isnan([budget_x.sum(), budget_y.sum()]).any():
+        raise StoreError(f"{store.url}: the seed's scores or budgets are damaged; run the job again")
+    refine = (store.grid.factor,) if extension_of_store(store).stages == "one" else store.grid.refine
+    return Corners(scores, budget_x, budget_y, refine, float(exponent[0]))
+
+
+def extension_arrays(
+    operator: Operator, budgets: EdgeBudgets | None, exponent: float
+) -> dict[str, NDArray[np.float64]]:
+    """Return what, besides scores, an operator extends from, as arrays of the seed group by name.
+
+    Parameters
+    ----------
+    operator
+        The operator.
+    budgets, exponent
+        See :class:`mdpext_dask.extend.operator.Corners`.
+    """
+    arrays = {}
+    if operator.uses_budgets:
+        assert budgets is not None  # a solved seed LP has budgets
+        arrays = dict(zip((EXTENSION_X, EXTENSION_Y), budgets, strict=True))
+    return arrays if operator.linear else {**arrays, EXPONENT: np.array([exponent])}
+
+
+def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
+    """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K).
+
+    Parameters
+    ----------
+    store, block
+        Which block of which store.
+    prefix
+        :data:`SEED` or :data:`TRIAL`.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    SpecError
+        If a user's own operator fails, or returns something else than rows.
+    """
+    if prefix == SEED and RECORD_SCORES in store.seed_attributes:
+        return _from_records(store, block, store.seed_attributes[RECORD_SCORES])
+    operator = operator_of_store(store)
+    corners = _read_corners(store, block, operator, prefix)
+    return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
+
+
+def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray[np.float32]:
+    """Return rows whose log probabilities are stored, as cell programs leave them.
+
+    Parameters
+    ----------
+    store, block
+        Which block of which store.
+    where
+        The seed's :data:`RECORD_SCORES`, as they are stored.
+    """
+    match where:
+        case {"name": str(name), "padding": [int(east), int(north)]}:
+            x, y = relative(block.closed_x, -east), relative(block.closed_y, -north)
+        case _:
+            raise StoreError(f"{store.url}: where the records' scores are is damaged; use --overwrite")
+    scores = store.read(f"seed/{name}", x, y)
+    if scores.shape != (*block.closed_shape, store.outputs) or not np.isfinite(scores).all():
+        raise StoreError(f"{store.url}: the records' scores are damaged; use --overwrite")
+    rows = np.empty(scores.shape, dtype=np.float32)
+    for line, out in zip(scores, rows, strict=True):
+        normalise(exponential(line), out=out)
+    return rows
+
+
+def _closed(part: slice) -> slice:
+    return slice(part.start, part.stop + 1)
+
+
+# --- rows, stored or not --------------------------------------------------------------------------
 
 
 def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
@@ -35,8 +178,8 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
         If stored bytes or the seed are damaged, or a skipped block has no receipt or extends to other rows
         than when it was written.
     """
-    rows = store.read_probability(x, y)
-    for block in _skipped_blocks(store.plan, x, y):
+    rows: NDArray[np.float32] = store.read(PROBABILITY, x, y)
+    for block in store.plan.skipped_blocks(x, y):
         part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
         fine = _skipped_block(store, block)
         rows[relative(part_x, x.start), relative(part_y, y.start)] = fine[
@@ -68,7 +211,7 @@ def rows_at(
     rows = np.empty((len(i), outputs), dtype=np.float32)
     chunk = (i // chunk_x) * (store.grid.shape[1] // chunk_y + 1) + j // chunk_y
     side_x, side_y, _ = store.plan.shard_shape
-    # Chunks of a block one after the other: if it is skipped, it is extended once.
+    # Chunks of one block follow each other: if it is skipped, it is extended once.
     order = np.lexsort((chunk, j // side_y, i // side_x))
     starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
     for members in np.split(order, starts[1:]):
@@ -86,7 +229,7 @@ def rows_at(
 
 
 def _skipped_block(store: MechanismStore, block: Block) -> NDArray[np.float32]:
-    """Return the closed rows of a skipped block: those that its receipt stands for, or none."""
+    """Return the closed rows of a skipped block, if they are those that its receipt was written for."""
     receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
     if receipt is None or receipt.rows_sha256 is None or receipt.seed_sha256 != store.seed_sha256():
         raise StoreError(f"{store.url}: block {block.index} has no receipt; run the job again")
@@ -95,7 +238,7 @@ def _skipped_block(store: MechanismStore, block: Block) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=_BLOCKS_KEPT)
 def _extended(url: str, index: int, rows_sha256: str) -> NDArray[np.float32]:
-    """Extend a block to the rows with this digest; what is kept is the same whatever happens to the store."""
+    """Extend a block to the rows with this digest; cached rows stay valid whatever happens to the store."""
     store = MechanismStore.open(url)
     block = store.plan[index]
     fine = extended_block(store, block)
@@ -105,15 +248,3 @@ def _extended(url: str, index: int, rows_sha256: str) -> NDArray[np.float32]:
             "has changed, or this software is another"
         )
     return fine
-
-
-def _skipped_blocks(plan: Plan, x: slice, y: slice) -> list[Block]:
-    """Return the skipped blocks that own some of a rectangle of records."""
-    if not plan.skipped:
-        return []
-    owners = {
-        across * plan.blocks_shape[1] + along
-        for across in range(plan.owner(x.start, 0), plan.owner(x.stop - 1, 0) + 1)
-        for along in range(plan.owner(y.start, 1), plan.owner(y.stop - 1, 1) + 1)
-    }
-    return [plan[index] for index in sorted(owners & plan.skipped)]

@@ -1,4 +1,4 @@
-"""What a new store holds before any task runs: attributes, arrays and coordinates."""
+"""A new store before any task runs: its attributes, arrays and coordinates; checks of the attributes."""
 
 import hashlib
 import math
@@ -33,19 +33,18 @@ RECORD_SCORES = "record_scores"
 # Of the numbers in the attributes.
 UNITS = {"distance": "km", "epsilon": "1/km"}
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]
-# Attributes without which nothing can be done with a store.
+# Attributes that every store must have.
 REQUIRED = (
     "format_version", "state", "job", "identity", "fingerprint", "grid", "block_cells", "projection",
     "distortion", "quantisation_km", "notes", "metric_p", "epsilon_per_km",
     "epsilon_planar_per_km", "epsilon_design_per_km", "epsilon_certified",
 )  # fmt: skip
-# Shuffled bytes and LZ4 make the store a fifth smaller and faster to read than no compression.
-# With a checksum of every chunk, so that whoever reads rows, also without comparing whole shards with their
-# receipts, is told if a disk or a network has changed them.
+# Shuffled bytes and LZ4 make the store a fifth smaller, and faster to read, than no compression. Every chunk
+# has a checksum, so that changes by a disk or a network are seen by readers that do not compare whole shards
+# with their receipts.
 _COMPRESSORS = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec())
 _PLANE_CHUNK_BYTES = 2**20
-# Chunks that hold the fill value are written all the same: behind a URL, who may not list is not told what is
-# not there from what he may not see.
+# Write fill-value chunks too: without list permission, "missing" and "forbidden" look alike.
 _WHOLE: Any = {"write_empty_chunks": True}
 _SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
 
@@ -60,7 +59,11 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
     facts
         Further attributes: the ε's.
     """
-    identity = spec.identity()
+    identity, grid, half = spec.identity(), domain.grid, domain.grid.spacing_km / 2
+    # Without a centre the plane is not on Earth, and distances are those in it.
+    nowhere = {"centre_lon": None, "centre_lat": None}
+    # The source of a loss file is not known here.
+    is_map = spec.loss.kind != "file"
     return {
         "Conventions": "CF-1.11",
         "title": f"Location obfuscation mechanism {spec.job.name}",
@@ -72,45 +75,24 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         "epsilon_certified": None,
         "metric_p": json_number(spec.domain.metric_p),
         "units": UNITS,
-        "grid": {
-            "west_km": domain.grid.west_km,
-            "south_km": domain.grid.south_km,
-            "cells_x": domain.grid.cells_x,
-            "cells_y": domain.grid.cells_y,
-            "cell_km": domain.grid.cell_km,
-            "refine": list(domain.grid.refine),
-        },
+        "grid": {**asdict(grid), "refine": list(grid.refine)},
         "block_cells": list(plan.block_cells),
-        "projection": _projection(domain.projection),
+        "projection": nowhere if domain.projection is None else asdict(domain.projection),
         "source_cells_kept": int(domain.kept.sum()),
-        "records_inside": domain.grid.count_vertices_of(domain.kept),
+        "records_inside": grid.count_vertices_of(domain.kept),
         "kept_sha256": cells_sha256(domain.kept),
         "distortion": domain.distortion,
-        "quantisation_km": vector_norm(
-            domain.grid.spacing_km / 2, domain.grid.spacing_km / 2, spec.domain.metric_p
-        ),
+        "quantisation_km": vector_norm(half, half, spec.domain.metric_p),
         "problem_sha256": problem_sha256(
-            (domain.grid, domain.projection),
+            (grid, domain.projection),
             (domain.output_xy_km, domain.prior, domain.kept, *loss_tables(domain.loss)),
         ),
         "notes": list(domain.notes),
         "downloads": dict(domain.downloads),
         "software": software_versions(),
-        **_attribution(spec),
+        **({"attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0"} if is_map else {}),
         **facts,
     }
-
-
-def _projection(projection: Projection | None) -> dict[str, float | None]:
-    # Without a centre the plane is all there is, and distances are those in it.
-    return {"centre_lon": None, "centre_lat": None} if projection is None else asdict(projection)
-
-
-def _attribution(spec: JobSpec) -> dict[str, str]:
-    # Where the numbers of a loss file come from, its owner knows.
-    if spec.loss.kind == "file":
-        return {}
-    return {"attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0"}
 
 
 def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
@@ -134,23 +116,14 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
             **mapped,
         },
     )
-    # Neither the standard names nor the points of the compass are those of axes that are turned.
+    # Rotated axes have no standard names, and do not point to the east and the north.
     turned = projection is not None and projection.rotation_deg != 0
     easting, northing = ("first coordinate", "second coordinate") if turned else ("easting", "northing")
     for name, title, values in (("x", easting, grid.x_km()), ("y", northing, grid.y_km())):
-        standard: dict[str, Any] = {}
+        names: dict[str, Any] = {"long_name": title, "units": "km", "axis": name.upper()}
         if mapped and not turned:
-            standard["standard_name"] = f"projection_{name}_coordinate"
-        _write(
-            root,
-            name,
-            values,
-            (name,),
-            long_name=title,
-            units="km",
-            axis=name.upper(),
-            **standard,
-        )
+            names["standard_name"] = f"projection_{name}_coordinate"
+        _write(root, name, values, (name,), **names)
     _write(root, "output", np.arange(domain.outputs), ("output",), long_name="output number")
     for name, values, title, units in (
         ("output_x", domain.output_xy_km[:, 0], f"{easting} of the output", "km"),
@@ -163,9 +136,9 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     title = "prior probability of the record"
     _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
     inside, title = grid.vertices_of(domain.kept), "whether the record belongs to the region"
-    _write_flags(root, "inside", inside, ("x", "y"), plane, long_name=title, **mapped)
+    _write(root, "inside", inside, ("x", "y"), plane, long_name=title, **mapped)
     title = "whether the source cell meets the region"
-    _write_flags(root, "kept", domain.kept, ("cell_x", "cell_y"), domain.kept.shape, long_name=title)
+    _write(root, "kept", domain.kept, ("cell_x", "cell_y"), domain.kept.shape, long_name=title)
     if projection is not None:
         _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
@@ -198,35 +171,14 @@ def _write(
 ) -> None:
     group.create_array(
         name,
-        data=np.ascontiguousarray(values) if values.ndim else values,
+        data=np.asarray(values, order="C"),
         chunks=chunks or "auto",
         # A chunk that is lost must not read as zeros.
-        fill_value=np.nan if values.dtype.kind == "f" else None,
+        fill_value={"f": np.nan, "b": True}.get(values.dtype.kind),
         dimension_names=dimensions,
         attributes=attributes,
         config=_WHOLE,
     )
-
-
-def _write_flags(
-    group: zarr.Group,
-    name: str,
-    values: NDArray[np.bool_],
-    dimensions: tuple[str, ...],
-    chunks: tuple[int, ...],
-    **attributes: Any,
-) -> None:
-    array = group.create_array(
-        name,
-        shape=values.shape,
-        dtype="bool",
-        chunks=chunks,
-        fill_value=True,
-        dimension_names=dimensions,
-        attributes=attributes,
-        config=_WHOLE,
-    )
-    array[...] = values
 
 
 def _table(loss: TableLoss) -> NDArray[Any]:
@@ -235,29 +187,29 @@ def _table(loss: TableLoss) -> NDArray[Any]:
 
 
 def _loss_chunks(table: NDArray[Any]) -> tuple[int, int, int]:
-    """Parts of one row of records, at most about a megabyte: a task reads the rows it needs."""
+    """Return chunks of one row of records, at most about a megabyte: a task reads the rows it needs."""
     record = table.shape[2] * table.itemsize
     return 1, min(max(_PLANE_CHUNK_BYTES // record, 1), table.shape[1]), table.shape[2]
 
 
 def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
-    """Chunks of about a megabyte, however many blocks there are."""
+    """Return chunks of about a megabyte, however many blocks there are."""
     side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
     return min(side, shape[0]), min(side, shape[1])
 
 
 def cells_sha256(cells: NDArray[np.bool_]) -> str:
-    """Return the SHA-256 (hex) of which source cells are chosen, bool of shape (cells_x, cells_y)."""
+    """Return the SHA-256 (hex) of a choice of source cells, bool of shape (cells_x, cells_y)."""
     return hashlib.sha256(repr(cells.shape).encode() + np.ascontiguousarray(cells).tobytes()).hexdigest()
 
 
 def says_its_cells(attributes: Mapping[str, Any]) -> bool:
-    """Whether a store says which source cells it keeps; those of before regions do not."""
+    """Whether a store has attributes on the source cells it keeps; stores of before regions have none."""
     return any(key in attributes for key in ("kept_sha256", "records_inside", "source_cells_kept"))
 
 
 def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
-    """Refuse what is not the root of a mechanism store, or of one of a newer format.
+    """Refuse attributes that are not a mechanism store's, or are of a newer format.
 
     Raises
     ------
@@ -367,7 +319,7 @@ def seed_sha256(arrays_sha256: str, record_scores: Mapping[str, Any] | None) -> 
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of what decides the bytes of a store."""
+    """Return the versions of the software that decides the bytes of a store."""
     versions = {"python": platform.python_version()}
     for package in _SOFTWARE:
         try:

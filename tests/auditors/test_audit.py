@@ -22,10 +22,9 @@ from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.methods import Sampling, certify, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.promise import Promise
-from mdpext_dask.auditors.result import AuditReport
+from mdpext_dask.auditors.result import AuditReport, in_words, sentence, table
 from mdpext_dask.auditors.source import ArraySource
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.auditors.words import in_words, sentence, table
 from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.compute.stages import Stages
@@ -351,7 +350,7 @@ def test_what_other_programs_read_is_there(
 
 
 def test_a_lattice_in_any_order_is_certified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdpext_dask.auditors.bands._BAND_BYTES", 1000)
+    monkeypatch.setattr("mdpext_dask.auditors.certificate._BAND_BYTES", 1000)
     rng = np.random.default_rng(2)
     x, y = np.sort(rng.uniform(0, 5, 13)), np.sort(rng.uniform(0, 5, 9))
     points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -620,7 +619,7 @@ def test_coordinates_of_outputs_that_are_lost_are_changes_not_crashes(finished: 
 
 
 def test_wide_lattices_are_cut_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdpext_dask.auditors.bands._BAND_BYTES", 2000)
+    monkeypatch.setattr("mdpext_dask.auditors.certificate._BAND_BYTES", 2000)
     points = np.stack(np.meshgrid([0.0, 1.0], np.arange(60) / 10, indexing="ij"), axis=-1).reshape(-1, 2)
     rows = softmax(-np.linalg.norm(points[:, None] - points[:3], axis=-1) / 2)
     report = audit(rows, "certificate", points=points, epsilon_per_km=1.5)

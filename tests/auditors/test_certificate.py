@@ -1,5 +1,6 @@
 """The certificate: never below the truth over all pairs, close to it, and deaf to nothing."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,8 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.certificate import Place, certify_cells
+from mdpext_dask.auditors.certificate import (
+    CORNERS,
+    Place,
+    certify_cells,
+    certify_source_cells,
+    steepest_slopes,
+)
 from mdpext_dask.extend.log_convex import extend_log_convex
+from mdpext_dask.seed.budget import dual_exponent, vector_norm
 from tests.support.reference import audited_epsilon, random_mechanism, softmax
 
 EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
@@ -143,3 +151,38 @@ def test_known_bad_storage_is_caught() -> None:
     scaled = (np.maximum(np.rint(good * 65535), 1) / 65535).astype(np.float32)
     assert certify_cells(half, x, y, 2.0)[0] > 1.5 * epsilon
     assert certify_cells(scaled, x, y, 2.0)[0] > 1.5 * epsilon
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 4.0, math.inf])
+@pytest.mark.parametrize("factor", [1, 2, 5])
+def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
+    """With signs and places."""
+    side = 0.3
+    scores = np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6))))
+    fine = extend_log_convex(scores, factor)
+    logs = np.log(fine.astype(float))
+    logs -= np.log(fine.astype(float).sum(axis=-1, keepdims=True))
+    slopes = steepest_slopes(fine, side, factor, p)
+    norms = certify_source_cells(fine, side, factor, p)
+    q = dual_exponent(p)
+
+    def vectors_at(i: int, j: int, output: int, cell: tuple[int, int]) -> list[tuple[float, float]]:
+        """All vectors at record (i, j) in the fine cells around it that belong to one source cell."""
+        found = []
+        for east, north in itertools.product((-1, 1), repeat=2):
+            middle = i + east / 2, j + north / 2
+            if all(c * factor < m < (c + 1) * factor for c, m in zip(cell, middle, strict=True)):
+                across = (logs[i + east, j, output] - logs[i, j, output]) * east / side
+                along = (logs[i, j + north, output] - logs[i, j, output]) * north / side
+                found.append((across, along))
+        return found
+
+    for a, b, output in itertools.product(range(3), range(2), range(6)):
+        for place, (east, north) in enumerate(CORNERS):
+            (expected,) = vectors_at((a + east) * factor, (b + north) * factor, output, (a, b))
+            assert slopes.vector[a, b, output, place] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        largest = slopes.vector[a, b, output, -1]
+        assert vector_norm(*largest, q) == pytest.approx(norms[a, b, output], rel=1e-5)
+        i, j = (int(n) + c * factor for n, c in zip(slopes.worst[a, b, output], (a, b), strict=True))
+        around = vectors_at(i, j, output, (a, b))
+        assert any(largest == pytest.approx(v, rel=1e-4, abs=1e-5) for v in around)

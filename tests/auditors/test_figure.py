@@ -1,6 +1,5 @@
 """Pictures of audits: every kind is drawn, shows what the report says, and is refused before any work."""
 
-import importlib
 import math
 import shutil
 import struct
@@ -20,7 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors import audit as audit_module
-from mdpext_dask.auditors import figure_file
+from mdpext_dask.auditors import figure as figure_module
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.figure import DOTS_PER_INCH, SIZE_INCHES, band_shares
 from mdpext_dask.auditors.methods import Sampling
@@ -75,13 +74,13 @@ def store(small_job: Job, tmp_path_factory: pytest.TempPathFactory, tmp_path: Pa
 def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Picture]:
     """Return :func:`audit` with a picture, which returns what was drawn as well."""
     kept: list[Any] = []
-    figure_of = figure_file.figure_of
+    figure_of = figure_module.figure_of
 
-    def keep(report: AuditReport, drawn: AuditReport, places: Any) -> Figure:
-        kept[:] = report, drawn, figure_of(report, drawn, places)
+    def keep(report: AuditReport, drawn: AuditReport, subject: Any) -> Figure:
+        kept[:] = report, drawn, figure_of(report, drawn, subject)
         return kept[2]
 
-    monkeypatch.setattr(figure_file, "figure_of", keep)
+    monkeypatch.setattr(figure_module, "figure_of", keep)
     monkeypatch.setattr(audit_module, "_PICTURE_PAIRS", FEW)
 
     def run(*arguments: Any, name: str = "a.png", **options: Any) -> Picture:
@@ -179,7 +178,7 @@ def test_a_store_that_holds(store: str, draw: Callable[..., Picture]) -> None:
     corners = artist(picture.map, "blocks").get_coordinates()
     np.testing.assert_allclose(corners[0, :, 0], [*(x[::8]), *([] if len(x) % 8 == 1 else [x[-1]])])
     np.testing.assert_allclose(corners[:, 0, 1], [*(y[::8]), *([] if len(y) % 8 == 1 else [y[-1]])])
-    outputs = np.stack([opened.read("output_x"), opened.read("output_y")], axis=-1)
+    outputs = opened.read_output_xy_km()
     np.testing.assert_allclose(artist(picture.map, "outputs").get_offsets(), outputs)
     # A holding store breaks nothing anywhere.
     assert not artist(picture.ratios, "beyond").get_array().filled(0).any()
@@ -263,7 +262,7 @@ def test_rows_that_cannot_be_used(draw: Callable[..., Picture]) -> None:
 
 
 def test_many_points_are_thinned_out(draw: Callable[..., Picture], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_file, "_MOST_POINTS", 50)
+    monkeypatch.setattr(figure_module, "_MOST_POINTS", 50)
     rows, points = cloud(200)
     picture = draw(rows, points=points, epsilon_per_km=1.0)
     check(picture, axes=3)
@@ -300,9 +299,7 @@ def test_all_records_in_one_place(draw: Callable[..., Picture], other: float, ve
     assert [text.get_text() for text in picture.ratios.get_xticklabels()] == ["0"]
 
 
-def test_what_exceeds_1_by_rounding_only(
-    draw: Callable[..., Picture],
-) -> None:
+def test_what_exceeds_1_by_rounding_only(draw: Callable[..., Picture]) -> None:
     """Slopes of exactly ε, which logarithms in float64 exceed as often as not."""
     x = np.arange(12) * 0.1
     rows = np.stack([0.4 * np.exp(-x), 1 - 0.4 * np.exp(-x)], axis=-1)
@@ -345,11 +342,9 @@ def test_formats(draw: Callable[..., Picture], name: str, start: bytes) -> None:
 @pytest.mark.slow
 def test_the_same_reports_make_the_same_bytes(draw: Callable[..., Picture]) -> None:
     rows, points = cloud(30)
-    picture = draw(rows, points=points, epsilon_per_km=1.0)
-    places = figure_file.MapData(figure_file.Box.around(points), ("x", "y"), 30, points)
     for suffix in SUFFIXES:
         first, second = (
-            figure_file._rendered(picture.report, picture.drawn, places, suffix) for _ in range(2)
+            draw(rows, points=points, epsilon_per_km=1.0, name=f"a{suffix}").path.read_bytes() for _ in "12"
         )
         assert first == second
 
@@ -444,14 +439,8 @@ def test_the_command_line(store: str, tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_not_imported_without_a_picture() -> None:
-    for name in (
-        "mdpext_dask.auditors.audit",
-        "mdpext_dask.auditors.figure",
-        "mdpext_dask.auditors.figure_file",
-    ):
-        importlib.import_module(name)
     code = (
-        "import sys, mdpext_dask.auditors.audit, mdpext_dask.cli; "
+        "import sys, mdpext_dask.auditors.audit, mdpext_dask.auditors.figure, mdpext_dask.cli; "
         "assert not [n for n in sys.modules if n.startswith('matplotlib')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

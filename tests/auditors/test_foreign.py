@@ -799,7 +799,7 @@ def test_columns_of_one_name_in_parquet(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_parquet(tmp_path, ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "mdpext-dask[files]" in refusal(path)
+    assert "mdpext-dask[files]" in refusal(path, error=SpecError)
 
 
 @pytest.mark.parametrize("damage", ["nothing", "no array", "metadata", "list", "chunk", "group"])

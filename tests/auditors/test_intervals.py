@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
-from mdpext_dask.errors import SpecError
 
 _NORMAL_95 = 1.959964
 # Observations in [0, 1] with a given mean, as many as asked for.
@@ -205,24 +204,6 @@ def test_strata_are_at_most_half_again_as_wide_as_the_normal_approximation(strat
     lower, upper = stratified_interval(means, ns, weights, 0.95)
     normal = 2 * _NORMAL_95 * math.sqrt(float(np.sum(weights**2 * means * (1 - means) / ns)))
     assert 1.42 * normal < upper - lower < 1.5 * normal
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: mean_interval(1.1, 5, 0.9),
-        lambda: mean_interval(math.nan, 5, 0.9),
-        lambda: mean_interval(0.5, -1, 0.9),
-        lambda: mean_interval(0.5, 5, 1),
-        lambda: stratified_interval([0.1], [5, 5], [1, 0], 0.9),
-        lambda: stratified_interval([], [], [], 0.9),
-        lambda: stratified_interval([0.1, 0.2], [5, 5], [1, -1], 0.9),
-        lambda: stratified_interval([0.1, 0.2], [5, 5], [0.5, 0.5], 0),
-    ],
-)
-def test_nonsense_is_refused(wrong: Callable[[], object]) -> None:
-    with pytest.raises(SpecError):
-        wrong()
 
 
 def _most_misses(runs: int, failure: float) -> int:

@@ -167,23 +167,20 @@ def limits(mechanism: Mechanism) -> list[float]:
 @settings(max_examples=60, deadline=None)
 @given(
     mechanism=mechanisms(),
-    prune=st.booleans(),
     part=st.sampled_from([16, 96, 10**6]),
     tile=st.sampled_from([2, 4, 128]),
     tolerance=st.sampled_from([0.0, 0.0, 1e-3, 0.5]),
 )
-def test_every_triple_counts(
-    mechanism: Mechanism, prune: bool, part: int, tile: int, tolerance: float
-) -> None:
+def test_every_triple_counts(mechanism: Mechanism, part: int, tile: int, tolerance: float) -> None:
     """Whatever rows and records are like, however they are cut: the answer is that of all triples."""
     with cut_small(part=part, tile=tile):
         for epsilon in limits(mechanism):
-            check_all_pairs(mechanism, epsilon, tolerance, prune=prune)
+            check_all_pairs(mechanism, epsilon, tolerance)
         steep = [triple for triple in mechanism.triples if triple.apart and triple.slope.is_finite()]
         for triple in [triple for triple in steep if triple.slope][:1]:
             half = float(triple.slope) / 2
             for beside in (float_below, float_above):
-                check_all_pairs(mechanism, half, beside(triple.excess(half)), prune=prune)
+                check_all_pairs(mechanism, half, beside(triple.excess(half)))
 
 
 @settings(max_examples=30, deadline=None)

@@ -198,11 +198,7 @@ def test_a_receipt_that_says_nothing_is_a_mismatch_of_every_record_it_should(
         changes = {"of another seed": {"seed_sha256": "0"}, "no sides": {"sides": {}}}
         edit_receipt(finished, 2, **changes.get(harm, {"sides": {"east": 5, "north": None, "south": [1]}}))
     found = checked(finished)
-    sides = {
-        1: [(0, 4), (1, 4), (2, 4)],
-        3: [(0, 6), (1, 6), (2, 6)],
-        7: [(2, 4), (2, 5), (2, 6)],
-    }
+    sides = {1: [(0, 4), (1, 4), (2, 4)], 3: [(0, 6), (1, 6), (2, 6)], 7: [(2, 4), (2, 5), (2, 6)]}
     sides[2] = sorted({record for side in sides.values() for record in side})
     expected = {
         index: tuple(RowMismatch(record, 2, "receipt") for record in side) for index, side in sides.items()

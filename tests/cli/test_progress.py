@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mdpext_dask.cli.console import observed
-from mdpext_dask.cli.eta import Forecast, compared, readable_rate, readable_seconds
-from mdpext_dask.cli.progress_bar import RichBar
-from mdpext_dask.cli.progress_lines import JsonLines, PlainLines
+from mdpext_dask.cli.eta import Forecast, StageProgress, compared, readable_rate, readable_seconds
+from mdpext_dask.cli.progress import JsonLines, PlainLines, RichBar
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages, observe_cluster
 from mdpext_dask.events import (
@@ -53,6 +52,12 @@ def tell(observer: Observer, *events: Event) -> None:
         observer(event)
 
 
+def stage_of(forecast: Forecast, name: str) -> StageProgress:
+    found = forecast.stage(name)
+    assert found is not None
+    return found
+
+
 # --- what is left ---------------------------------------------------------------------------------
 
 
@@ -71,7 +76,7 @@ def test_what_is_left_in_a_case_by_hand(clock: Clock) -> None:
     assert forecast.left() == pytest.approx(1.5 * 90)
     forecast(StageStarted("seed"))
     clock.now = 30.0
-    assert forecast.stage_left("seed") == pytest.approx(1.5 * 20 - 10)
+    assert stage_of(forecast, "seed").left == pytest.approx(1.5 * 20 - 10)
     assert forecast.left() == pytest.approx(1.5 * 90 - 10)
     clock.now = 40.0
     # 40 s instead of 30 s: (10 + 40) / (10 + 30).
@@ -80,12 +85,12 @@ def test_what_is_left_in_a_case_by_hand(clock: Clock) -> None:
     clock.now = 43.0
     forecast(TaskDone("extend"))
     # Of two workers one has said nothing yet, so the plan is the better guess.
-    assert forecast.stage_left("extend") == pytest.approx(1.25 * 60 - 3)
+    assert stage_of(forecast, "extend").left == pytest.approx(1.25 * 60 - 3)
     clock.now = 44.0
     forecast(TaskDone("extend"))
     # Two tasks in four seconds; eight are left.
-    assert forecast.rate("extend") == pytest.approx(0.5)
-    assert forecast.stage_left("extend") == pytest.approx(16)
+    assert stage_of(forecast, "extend").rate == pytest.approx(0.5)
+    assert stage_of(forecast, "extend").left == pytest.approx(16)
     assert forecast.left() == pytest.approx(16 + 1.25 * 10)
 
 
@@ -98,8 +103,8 @@ def test_the_rate_is_that_of_late(clock: Clock) -> None:
     for _ in range(100):
         clock.now += 1.0
         forecast(TaskDone("extend"))
-    assert forecast.rate("extend") == pytest.approx(1, rel=0.05)
-    assert forecast.stage_left("extend") == pytest.approx(400, rel=0.05)
+    assert stage_of(forecast, "extend").rate == pytest.approx(1, rel=0.05)
+    assert stage_of(forecast, "extend").left == pytest.approx(400, rel=0.05)
 
 
 def test_tasks_that_take_longer_than_any_window_have_a_rate(clock: Clock) -> None:
@@ -108,7 +113,7 @@ def test_tasks_that_take_longer_than_any_window_have_a_rate(clock: Clock) -> Non
     clock.now = 100.0
     forecast(TaskDone("extend"))
     clock.now = 180.0
-    assert forecast.rate("extend") == pytest.approx(1 / 180)
+    assert stage_of(forecast, "extend").rate == pytest.approx(1 / 180)
 
 
 def test_stages_of_an_earlier_run_are_not_waited_for(clock: Clock) -> None:
@@ -122,9 +127,9 @@ def test_without_a_plan_nothing_is_said_of_the_whole_job(clock: Clock) -> None:
     forecast = Forecast(clock)
     tell(forecast, StageStarted("extend", 4), TaskDone("extend"))
     assert forecast.left() is None
-    assert forecast.rate("extend") is None  # no time has passed
+    assert stage_of(forecast, "extend").rate is None  # no time has passed
     tell(forecast, StageStarted("seed"))
-    assert forecast.stage_left("seed") is None
+    assert stage_of(forecast, "seed").left is None
 
 
 def test_many_tasks_need_little_memory(clock: Clock) -> None:
@@ -134,7 +139,7 @@ def test_many_tasks_need_little_memory(clock: Clock) -> None:
         clock.now += 0.01
         forecast(TaskDone("extend"))
     assert len(forecast._stages["extend"].moments) <= 512
-    assert forecast.stage_left("extend") == pytest.approx(500, rel=0.01)
+    assert stage_of(forecast, "extend").left == pytest.approx(500, rel=0.01)
 
 
 numbers = st.floats(0, 1e12)
@@ -165,8 +170,8 @@ def test_estimates_are_finite_and_no_order_of_events_breaks_them(told: list[tupl
                 observer(event)
             clock.now += seconds  # a clock may be set back
             estimates = [forecast.left()]
-            for name in (name for name in (*STAGES, "unheard of") if forecast.known(name)):
-                estimates += [forecast.stage_left(name), forecast.rate(name)]
+            for name in forecast.stages:
+                estimates += [stage_of(forecast, name).left, stage_of(forecast, name).rate]
             assert all(one is None or (math.isfinite(one) and one >= 0) for one in estimates)
         bar.refresh()
 

@@ -21,8 +21,8 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support import slurm_cluster
-from tests.support.processes import write_toml
-from tests.support.slurm_cluster import Slurm, wait_until
+from tests.support.processes import wait_until, write_toml
+from tests.support.slurm_cluster import Slurm
 from tests.support.slurm_operators import FREE, HELD_BY, OPEN, setting
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 Job = Callable[..., dict[str, dict[str, Any]]]
 # A block for each source cell.
 BLOCKS = 21
-HELD, BOLD = "tests.slurm_operators:Held", "tests.slurm_operators:Bold"
+HELD, BOLD = "tests.support.slurm_operators:Held", "tests.support.slurm_operators:Bold"
 ARRAY_TASKS = 3
 
 

@@ -38,15 +38,24 @@ def client(scheduler_address: str) -> Iterator[Any]:
         yield client
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 60])
-def test_every_task_is_done_once_though_few_are_held_at_a_time(
-    client: Any, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+@pytest.fixture
+def executor(client: Any) -> DaskExecutor:
+    return DaskExecutor(client, on_this_machine=False)
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "WINDOW", 8)
     monkeypatch.setattr(cluster_module, "WINDOW_OF_WORKER", 1)
+
+
+@pytest.mark.usefixtures("small_window")
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 60])
+def test_every_task_is_done_once_though_few_are_held_at_a_time(
+    client: Any, executor: DaskExecutor, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     sizes, submit = [], client.map
     monkeypatch.setattr(client, "map", lambda *a, **k: (sizes.append(len(k["key"])), submit(*a, **k))[1])
-    executor = DaskExecutor(client, on_this_machine=False)
     found = list(executor.map("double", double, [(n,) for n in range(count)]))
     assert sorted(found) == [(n, 2 * n) for n in range(count)]
     assert sum(sizes) == count
@@ -54,10 +63,8 @@ def test_every_task_is_done_once_though_few_are_held_at_a_time(
     assert len(sizes) <= 1 + max(count - 8, 0) / 4 + 1
 
 
-def test_no_more_than_a_window_is_with_the_scheduler(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "WINDOW", 8)
-    monkeypatch.setattr(cluster_module, "WINDOW_OF_WORKER", 1)
-    executor = DaskExecutor(client, on_this_machine=False)
+@pytest.mark.usefixtures("small_window")
+def test_no_more_than_a_window_is_with_the_scheduler(client: Any, executor: DaskExecutor) -> None:
     results = executor.map("double", double, [(n,) for n in range(100)])
     for _ in range(50):
         next(results)
@@ -67,26 +74,21 @@ def test_no_more_than_a_window_is_with_the_scheduler(client: Any, monkeypatch: p
     assert _settles(lambda: not client.futures)
 
 
-def test_stages_go_by_their_names_on_the_dashboard(client: Any) -> None:
+def test_stages_go_by_their_names_on_the_dashboard(client: Any, executor: DaskExecutor) -> None:
     from dask.utils import key_split
 
-    seen: list[tuple[str, Any]] = []
-    executor = DaskExecutor(client, on_this_machine=False)
+    def stages(dask_scheduler: Any) -> list[tuple[str, Any]]:
+        return [(key, (task.annotations or {}).get("stage")) for key, task in dask_scheduler.tasks.items()]
+
     for stage in ("extend", "audit", "lower bound"):
         generator = executor.map(stage, double, [(1,), (2,)])
         next(generator)
-        stories = client.run_on_scheduler(
-            lambda dask_scheduler: {
-                key: dict(task.annotations or {}) for key, task in dask_scheduler.tasks.items()
-            }
-        )
-        seen += [(key_split(key), notes.get("stage")) for key, notes in stories.items()]
+        seen = {(key_split(key), noted) for key, noted in client.run_on_scheduler(stages)}
         generator.close()  # type: ignore[attr-defined]
-    assert {(stage, stage) for stage in ("extend", "audit", "lower bound")} <= set(seen)
+        assert (stage, stage) in seen
 
 
-def test_closing_in_the_middle_lets_go_of_everything(client: Any) -> None:
-    executor = DaskExecutor(client, on_this_machine=False)
+def test_closing_in_the_middle_lets_go_of_everything(client: Any, executor: DaskExecutor) -> None:
     generator = executor.map("double", double, [(n,) for n in range(50)])
     next(generator)
     generator.close()  # type: ignore[attr-defined]
@@ -94,20 +96,16 @@ def test_closing_in_the_middle_lets_go_of_everything(client: Any) -> None:
 
 
 def test_a_worker_with_other_software_is_refused_and_both_are_named(
-    client: Any, monkeypatch: pytest.MonkeyPatch
+    client: Any, executor: DaskExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = DaskExecutor(client, on_this_machine=False)
     executor.check_versions()
     theirs = cluster_module.versions()
+    assert theirs["python"].count(".") == 1  # its last number decides nothing
     monkeypatch.setattr(cluster_module, "versions", lambda: {**theirs, "zarr": "0.0.1"})
     executor = DaskExecutor(client, on_this_machine=False)
     # One that joins after the check is refused by its own first task.
     with pytest.raises(SpecError, match=rf"worker tcp://\S+ has zarr {theirs['zarr']} instead of 0\.0\.1"):
         list(executor.map("double", double, [(1,)]))
-
-
-def test_the_last_number_of_python_decides_nothing() -> None:
-    assert cluster_module.versions()["python"].count(".") == 1
 
 
 def test_a_scheduler_file_is_as_good_as_an_address(scheduler_address: str, tmp_path: Path) -> None:
@@ -151,11 +149,8 @@ def test_an_address_where_nobody_says_anything_is_one_error(
 def test_what_the_machine_s_own_settings_say_is_left_alone() -> None:
     assert settings_under({}) == DASK_CONFIG
     own = {"distributed": {"scheduler": {"worker_ttl": "5s"}, "worker": {"memory": {"pause": 0.5}}}}
-    left = settings_under(own)
-    assert set(DASK_CONFIG) - set(left) == {
-        "distributed.scheduler.worker-ttl",
-        "distributed.worker.memory.pause",
-    }
+    left = {"distributed.scheduler.worker-ttl", "distributed.worker.memory.pause"}
+    assert set(DASK_CONFIG) - set(settings_under(own)) == left
     assert not any("memory" in key for key in settings_under({"distributed": {"worker": {"memory": False}}}))
 
 

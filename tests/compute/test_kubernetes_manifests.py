@@ -228,9 +228,7 @@ def test_commands_are_those_of_the_programs(made: dict[str, dict[str, Any]]) -> 
     compile(code, "wait", "exec")
 
 
-def test_nobody_is_root_and_nothing_can_be_written_but_what_must_be(
-    made: dict[str, dict[str, Any]],
-) -> None:
+def test_nobody_is_root_and_nothing_can_be_written_but_what_must_be(made: dict[str, dict[str, Any]]) -> None:
     pods = [made["runner"]["spec"], *(made[n]["spec"]["template"]["spec"] for n in ("scheduler", "worker"))]
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
@@ -379,9 +377,7 @@ def test_files_of_the_job_must_be_where_pods_see_them(
     assert "cluster.volume_claim" in message
 
 
-def test_without_a_memory_limit_there_is_none(
-    small_job: Callable[..., dict[str, dict[str, Any]]],
-) -> None:
+def test_without_a_memory_limit_there_is_none(small_job: Callable[..., dict[str, dict[str, Any]]]) -> None:
     spec = parse_job(small_job(cluster={"kind": "kubernetes", "image": IMAGE}))
     worker = cluster_manifest(spec.cluster, "name")["spec"]["worker"]["spec"]["containers"][0]
     assert worker["resources"] == {"requests": {"cpu": "1"}}

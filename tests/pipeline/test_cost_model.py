@@ -20,7 +20,7 @@ from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Plan
@@ -36,7 +36,7 @@ def test_the_plan_is_kept_and_told(path: Path, small_job: Job) -> None:
     stages = ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
     (planned,) = (event.seconds for event in events if isinstance(event, Planned))
     assert list(planned) == [*stages, "total"]
-    assert dict(planned) == summary["seconds_planned"] == JobCosts.of(spec, build_frame(spec)).seconds(1)
+    assert dict(planned) == summary["seconds_planned"] == JobCosts.of(spec, build_geometry(spec)).seconds(1)
     assert events[-1] == JobFinished(summary["seconds"], summary["seconds_planned"])
     assert [event.workers for event in events if isinstance(event, ClusterReady)] == [1]
     # Stores of before do not say, and go on without.
@@ -49,7 +49,7 @@ def test_the_plan_is_kept_and_told(path: Path, small_job: Job) -> None:
 def test_a_plan_by_hand(small_job: Job) -> None:
     """13 x 29 records in 3 x 7 cells of 4 x 4: a block a cell, and nothing else that costs."""
     spec = parse_job(small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local"}))
-    costs = JobCosts.of(spec, build_frame(spec))
+    costs = JobCosts.of(spec, build_geometry(spec))
     assert (costs.plan.blocks, costs.elements, costs.solves, costs.trials) == (21, 377 * 8, 1, 0)
     each = costs.elements / 21 * ELEMENT["extend"] + TASK["extend"]
     assert costs.seconds(1)["extend"] == pytest.approx(21 * each, abs=1e-3)
@@ -125,13 +125,13 @@ def test_a_client_holds_no_more_arrays_over_records_than_planned(
         (tmp_path / "region.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
         domain["region"] = str(tmp_path / "region.geojson")
     spec = parse_job(small_job(domain=domain))
-    frame = build_frame(spec)
+    geometry = build_geometry(spec)
     tracemalloc.start()
-    create(spec, str(tmp_path / "s.zarr"), build_domain(spec, frame))
+    create(spec, str(tmp_path / "s.zarr"), build_domain(spec, geometry))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Beside them there are chunks on their way into the store, and the network.
-    assert peak <= _CLIENT_ARRAYS * 8 * frame.grid.records + 12 * 2**20
+    assert peak <= _CLIENT_ARRAYS * 8 * geometry.grid.records + 12 * 2**20
 
 
 def test_workers_that_cannot_hold_a_task_are_refused(

@@ -23,7 +23,7 @@ from mdpext_dask.pipeline import tasks
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.pipeline.summary import summarise
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE
@@ -584,7 +584,7 @@ def test_a_task_that_a_worker_cannot_hold_is_refused_before_anything_is_made(
 ) -> None:
     def check(gib: float, **sections: dict[str, Any]) -> None:
         spec = parse_job(small_job(cluster={"kind": kind, "memory_gib": gib}, **sections))
-        check_memory(spec, build_frame(spec))
+        check_memory(spec, build_geometry(spec))
 
     check(0.25)
     with pytest.raises(SpecError, match=r"^cluster\.memory_gib: .* pauses at 85% of 0\.15"):

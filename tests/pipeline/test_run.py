@@ -31,10 +31,10 @@ from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.extension import extended_block, extension_arrays
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import extended_block, extension_arrays
 from tests.support.reference import audited_epsilon
 
 Job = Callable[..., dict[str, dict[str, Any]]]

@@ -1,48 +1,40 @@
 """From a job to a problem: outputs, prior and tasks are what the job says, or it is refused."""
 
-import csv
-import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import mdpext_dask
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import Domain, build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.readers.roads.read_network import read_roads
+from tests.support.problems import JobMaker, point_file, refusal, road_folder, road_geometry
 
-JobMaker = Callable[..., dict[str, dict[str, Any]]]
-Places = Iterable[tuple[float, ...]]
-
+Build = Callable[..., Domain]
 # Six nodes: a square of about 8 km, with one node in its middle and an island of one.
 _SQUARE = {
-    1: (12.0, 42.0),
-    2: (12.1, 42.0),
-    3: (12.0, 42.07),
-    4: (12.1, 42.07),
-    5: (12.05, 42.035),
+    1: (12.0, 42.0), 2: (12.1, 42.0), 3: (12.0, 42.07), 4: (12.1, 42.07), 5: (12.05, 42.035),
     6: (12.02, 42.05),
-}
+}  # fmt: skip
+_NODES = [(node, *place) for node, place in _SQUARE.items()]
 _STREETS = [
-    (1, 2, 8300, 0),
-    (2, 4, 7800, 0),
-    (4, 3, 8300, 0),
-    (3, 1, 7800, 1),
-    (1, 5, 5700, 0),
-    (5, 4, 5700, 0),
-]
+    (1, 2, 8300, 0), (2, 4, 7800, 0), (4, 3, 8300, 0), (3, 1, 7800, 1), (1, 5, 5700, 0), (5, 4, 5700, 0),
+]  # fmt: skip
+_BBOX = [-74.0, 40.72, -73.94, 40.8]
 
 
 @pytest.fixture
-def build(small_job: JobMaker) -> Callable[..., Domain]:
+def build(small_job: JobMaker) -> Build:
     """Return a function from sections of a small job to its domain."""
     return lambda **sections: build_domain(parse_job(small_job(**sections)))
 
@@ -50,35 +42,7 @@ def build(small_job: JobMaker) -> Callable[..., Domain]:
 @pytest.fixture
 def square(tmp_path: Path) -> dict[str, Any]:
     """Return a domain section for the hand-made network: 2 x 2 cells, or nearly so, of 5 km."""
-    return {"roads": _road_folder(tmp_path / "square", _SQUARE, _STREETS), "cell_km": 5.0, "refine": [2]}
-
-
-def _road_folder(
-    folder: Path, nodes: dict[int, tuple[float, float]], streets: Iterable[tuple[int, ...]]
-) -> str:
-    folder.mkdir()
-    for name, header, rows in (
-        ("nodes.csv.gz", "id,lon,lat", [(node, *place) for node, place in nodes.items()]),
-        ("edges.csv.gz", "u,v,length_m,oneway", streets),
-    ):
-        lines = [header, *(",".join(map(str, row)) for row in rows)]
-        (folder / name).write_bytes(gzip.compress("\n".join(lines).encode()))
-    return str(folder)
-
-
-def _points(path: Path, columns: str, places: Places) -> str:
-    path.write_text(
-        "\n".join([columns, *(",".join(repr(float(v)) for v in place) for place in places)]) + "\n"
-    )
-    return str(path)
-
-
-def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
+    return {"roads": road_folder(tmp_path / "square", _NODES, _STREETS), "cell_km": 5.0, "refine": [2]}
 
 
 def _prior_by_hand(grid: Grid, xy_km: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -90,6 +54,10 @@ def _prior_by_hand(grid: Grid, xy_km: np.ndarray, weight: np.ndarray) -> np.ndar
     return prior / weight.sum()
 
 
+def _file(path: str) -> dict[str, Any]:
+    return {"choose": "file", "file": path, "count": None}
+
+
 def _travel(domain: Domain) -> TravelLoss:
     assert isinstance(domain.loss, TravelLoss)
     return domain.loss
@@ -99,72 +67,53 @@ def _travel(domain: Domain) -> TravelLoss:
 
 
 def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> None:
-    frame = build_frame(parse_job(small_job()))
-    assert (frame.grid.west_km, frame.grid.south_km) == tuple(frame.node_xy_km.min(axis=0))
-    assert frame.grid.box.contains(frame.node_xy_km).all()
-    assert frame.grid.refine == (2, 2)
-    assert frame.grid.cell_km == 3.0
-
-
-def test_plane_is_centred_on_the_box(small_job: JobMaker) -> None:
-    west, south, east, north = read_roads("builtin:manhattan", None).box_degrees
-    expected = Projection((west + east) / 2, (south + north) / 2)
-    assert build_frame(parse_job(small_job())).projection == expected
-    bbox = [-74.0, 40.72, -73.94, 40.8]
-    projection = build_frame(parse_job(small_job(domain={"bbox": bbox}))).projection
-    assert (projection.centre_lon, projection.centre_lat) == pytest.approx((-73.97, 40.76))
+    found = road_geometry(small_job())
+    west, south, east, north = found.network.box_degrees
+    assert found.projection == Projection((west + east) / 2, (south + north) / 2)
+    assert (found.grid.west_km, found.grid.south_km) == tuple(found.node_xy_km.min(axis=0))
+    assert found.grid.box.contains(found.node_xy_km).all()
+    assert found.grid.refine == (2, 2)
+    assert found.grid.cell_km == 3.0
 
 
 def test_box_in_degrees_is_covered_and_decides_which_nodes_count(small_job: JobMaker) -> None:
-    west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
-    frame = build_frame(parse_job(small_job(domain={"bbox": list(bbox), "cell_km": 2.0})))
-    generator = np.random.default_rng(1)
-    places = generator.uniform((west, south), (east, north), (1000, 2))
+    west, south, east, north = _BBOX
+    found = road_geometry(small_job(domain={"bbox": _BBOX, "cell_km": 2.0}))
+    assert (found.projection.centre_lon, found.projection.centre_lat) == pytest.approx((-73.97, 40.76))
+    places = np.random.default_rng(1).uniform((west, south), (east, north), (1000, 2))
     # Parallels bulge to the south here, so the southern border reaches lowest in its middle.
     places[::4, 1], places[1::4, 1], places[2::4, 0] = south, north, west
     places[0] = (west + east) / 2, south
-    assert frame.grid.box.contains(frame.projection.to_plane(places)).all()
+    assert found.grid.box.contains(found.projection.to_plane(places)).all()
     # Not much more than the box is covered: less than a cell a side.
-    assert frame.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
-    assert frame.grid.box.height_km < 2.0 + (north - south) * 111.7
-    inside = [
-        index
-        for index, (lon, lat) in enumerate(frame.network.lonlat)
-        if west <= lon <= east and south <= lat <= north
-    ]
-    assert frame.nodes_inside.tolist() == inside
-    assert 8 < len(inside) < frame.network.nodes
+    assert found.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
+    assert found.grid.box.height_km < 2.0 + (north - south) * 111.7
+    inside = [west <= lon <= east and south <= lat <= north for lon, lat in found.network.lonlat]
+    assert found.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
+    assert 8 < len(found.nodes_inside) < found.network.nodes
 
 
 def test_box_away_from_the_network_is_refused(small_job: JobMaker) -> None:
     spec = parse_job(small_job(domain={"bbox": [12.0, 41.0, 12.5, 41.5]}))
-    for action in (build_frame, build_domain):
-        message = _refusal(DataError, lambda action=action: action(spec))
-        for part in ("domain.bbox", "no road within reach", "12.0", "-74.0179"):
-            assert part in message
+    parts = "domain.bbox", "no road within reach", "12.0", "-74.0179"
+    for action in (build_geometry, build_domain):
+        refusal(partial(action, spec), *parts, kind=DataError)
 
 
 # --- the network -----------------------------------------------------------------------------------
 
 
-def test_dropped_part_of_the_network_is_reported(
-    build: Callable[..., Domain], square: dict[str, Any]
-) -> None:
+def test_dropped_part_of_the_network_is_reported(build: Build, square: dict[str, Any]) -> None:
     domain = build(domain=square, outputs={"count": 5})
     assert any("5 of 6 nodes" in note for note in domain.notes)
     assert len(_travel(domain).node_xy_km) == 5
-
-
-def test_whole_network_is_nothing_to_report(build: Callable[..., Domain]) -> None:
     assert build().notes == ()
 
 
-def test_part_that_streets_lead_back_to_is_kept_if_directed(
-    build: Callable[..., Domain], tmp_path: Path
-) -> None:
+def test_part_that_streets_lead_back_to_is_kept_if_directed(build: Build, tmp_path: Path) -> None:
     # Node 3 can be left but not reached.
     streets = [street for street in _STREETS if street[:2] != (4, 3)]
-    roads = _road_folder(tmp_path / "square", _SQUARE, streets)
+    roads = road_folder(tmp_path / "square", _NODES, streets)
     section = {"roads": roads, "cell_km": 5.0}
     free = build(domain=section, outputs={"count": 4}, loss={"tasks": 4})
     bound = build(domain=section, outputs={"count": 4}, loss={"tasks": 4, "directed": True})
@@ -173,55 +122,51 @@ def test_part_that_streets_lead_back_to_is_kept_if_directed(
     assert np.isfinite(_travel(bound).task_distance_km).all()
 
 
-def test_network_that_falls_apart_is_refused(build: Callable[..., Domain], tmp_path: Path) -> None:
-    roads = _road_folder(tmp_path / "broken", _SQUARE, [(1, 2, 8300, 0), (3, 4, 8300, 0)])
-    message = _refusal(DataError, lambda: build(domain={"roads": roads}, outputs={"count": 1}))
-    assert "2 of 6 nodes" in message
-    assert roads in message
+def test_network_that_falls_apart_is_refused(build: Build, tmp_path: Path) -> None:
+    roads = road_folder(tmp_path / "broken", _NODES, [(1, 2, 8300, 0), (3, 4, 8300, 0)])
+    job = partial(build, domain={"roads": roads}, outputs={"count": 1})
+    refusal(job, "2 of 6 nodes", roads, kind=DataError)
 
 
 # --- outputs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bbox", [None, [-74.0, 40.72, -73.94, 40.8]])
+@pytest.mark.parametrize("bbox", [None, _BBOX])
 def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: list[float] | None) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}, outputs={"count": 200}))
-    frame = build_frame(spec)
-    domain = build_domain(spec, frame)
-    assert domain.outputs == output_count(spec, frame) == 200
+    geometry = build_geometry(spec)
+    domain = build_domain(spec, geometry)
+    assert domain.outputs == output_count(spec, geometry) == 200
     assert len(np.unique(domain.output_xy_km, axis=0)) == 200
     assert domain.grid.box.contains(domain.output_xy_km).all()
-    allowed = {tuple(place) for place in frame.node_xy_km[frame.nodes_inside]}
+    allowed = {tuple(place) for place in geometry.node_xy_km[geometry.nodes_inside]}
     assert all(tuple(place) in allowed for place in domain.output_xy_km)
     np.testing.assert_array_equal(
         _travel(domain).node_xy_km[_travel(domain).output_node], domain.output_xy_km
     )
-    nodes = {tuple(place) for place in np.round(frame.network.lonlat, 9)}
+    nodes = {tuple(place) for place in np.round(geometry.network.lonlat, 9)}
     assert all(tuple(place) in nodes for place in np.round(domain.output_lonlat, 9))
 
 
-def test_all_road_nodes_may_be_outputs_but_no_more(
-    build: Callable[..., Domain], square: dict[str, Any]
-) -> None:
-    assert build(domain=square, outputs={"count": 5}).outputs == 5
-    message = _refusal(DataError, lambda: build(domain=square, outputs={"count": 6}))
-    for part in ("outputs.count", "6", "only 5 road nodes"):
-        assert part in message
-
-
-def test_outputs_outside_the_box_do_not_make_up_the_number(
-    build: Callable[..., Domain], square: dict[str, Any]
+def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks_but_no_more(
+    build: Build, square: dict[str, Any]
 ) -> None:
     half = {**square, "bbox": [11.99, 41.98, 12.06, 42.08], "cell_km": 2.0}
-    assert build(domain=half, outputs={"count": 3}, loss={"tasks": 3}).outputs == 3
-    message = _refusal(DataError, lambda: build(domain=half, outputs={"count": 4}, loss={"tasks": 3}))
-    assert "only 3 road nodes" in message
+    for domain, nodes in ((square, 5), (half, 3)):
+        found = build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes})
+        assert found.outputs == nodes
+        for key, sections in (
+            ("outputs.count", {"outputs": {"count": nodes + 1}, "loss": {"tasks": nodes}}),
+            ("loss.tasks", {"outputs": {"count": nodes}, "loss": {"tasks": nodes + 1}}),
+        ):
+            job = partial(build, domain=domain, **sections)
+            refusal(job, key, str(nodes + 1), f"only {nodes} road nodes", kind=DataError)
 
 
-def test_outputs_of_a_file_are_kept_as_they_are(build: Callable[..., Domain], tmp_path: Path) -> None:
+def test_outputs_of_a_file_are_kept_as_they_are(build: Build, tmp_path: Path) -> None:
     places = [(-73.97, 40.78), (-74.0, 40.72), (-73.95, 40.82)]
-    file = _points(tmp_path / "outputs.csv", "lon,lat", places)
-    domain = build(outputs={"choose": "file", "file": file, "count": None})
+    file = point_file(tmp_path / "outputs.csv", "lon,lat", places)
+    domain = build(outputs=_file(file))
     np.testing.assert_allclose(domain.output_lonlat, places, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(domain.output_xy_km, domain.projection.to_plane(np.array(places)))
     loss = _travel(domain)
@@ -229,10 +174,9 @@ def test_outputs_of_a_file_are_kept_as_they_are(build: Callable[..., Domain], tm
         assert node == np.argmin(np.linalg.norm(loss.node_xy_km - place, axis=1))
 
 
-def test_outputs_of_a_file_may_be_in_kilometres(build: Callable[..., Domain], tmp_path: Path) -> None:
+def test_outputs_of_a_file_may_be_in_kilometres(build: Build, tmp_path: Path) -> None:
     places = [(0.0, 0.0), (-2.5, 3.25)]
-    file = _points(tmp_path / "outputs.csv", "x_km,y_km", places)
-    domain = build(outputs={"choose": "file", "file": file, "count": None})
+    domain = build(outputs=_file(point_file(tmp_path / "outputs.csv", "x_km,y_km", places)))
     np.testing.assert_array_equal(domain.output_xy_km, places)
     np.testing.assert_allclose(domain.projection.to_plane(domain.output_lonlat), places, atol=1e-9)
 
@@ -241,105 +185,73 @@ def test_outputs_of_a_file_may_be_in_kilometres(build: Callable[..., Domain], tm
     ("columns", "outside"), [("lon,lat", (-73.5, 40.78)), ("lon,lat", (12.5, 41.9)), ("x_km,y_km", (400, 0))]
 )
 def test_output_outside_the_grid_is_refused(
-    build: Callable[..., Domain], tmp_path: Path, columns: str, outside: tuple[float, float]
+    build: Build, tmp_path: Path, columns: str, outside: tuple[float, float]
 ) -> None:
     inside = (-73.97, 40.78) if columns == "lon,lat" else (0.0, 0.0)
-    file = _points(tmp_path / "outputs.csv", columns, [inside, outside])
-    message = _refusal(DataError, lambda: build(outputs={"choose": "file", "file": file, "count": None}))
-    for part in ("outputs.file", file, "1 of 2", "row 2", "outside the grid"):
-        assert part in message
+    file = point_file(tmp_path / "outputs.csv", columns, [inside, outside])
+    parts = "outputs.file", file, "1 of 2", "row 2", "outside the grid"
+    refusal(lambda: build(outputs=_file(file)), *parts, kind=DataError)
 
 
-def test_same_output_twice_is_refused(build: Callable[..., Domain], tmp_path: Path) -> None:
-    file = _points(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
-    message = _refusal(DataError, lambda: build(outputs={"choose": "file", "file": file, "count": None}))
-    assert "outputs.file" in message
-    assert "same place" in message
+def test_same_output_twice_is_refused(build: Build, tmp_path: Path) -> None:
+    file = point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
+    refusal(lambda: build(outputs=_file(file)), "outputs.file", "same place", kind=DataError)
 
 
 def test_outputs_may_be_the_corners(small_job: JobMaker) -> None:
     spec = parse_job(small_job(outputs={"choose": "seeds", "count": None}))
-    frame = build_frame(spec)
-    domain = build_domain(spec, frame)
-    grid = domain.grid
-    corners = {
-        (grid.west_km + i * 3.0, grid.south_km + j * 3.0)
-        for i in range(grid.cells_x + 1)
-        for j in range(grid.cells_y + 1)
-    }
-    assert {tuple(place) for place in domain.output_xy_km} == corners
-    assert domain.outputs == output_count(spec, frame) == len(corners) == grid.seeds
+    geometry = build_geometry(spec)
+    domain = build_domain(spec, geometry)
+    assert np.array_equal(domain.output_xy_km, domain.grid.seeds_xy_km())
+    assert domain.outputs == output_count(spec, geometry) == domain.grid.seeds
 
 
-def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(
-    build: Callable[..., Domain], tmp_path: Path
-) -> None:
-    file = _points(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1)])
-    for outputs in ({"choose": "seeds", "count": None}, {"choose": "file", "file": file, "count": None}):
-        message = _refusal(
-            SpecError, lambda outputs=outputs: build(outputs=outputs, privacy={"min_probability": 0.5})
-        )
-        assert "privacy.min_probability" in message
-    assert build(outputs=outputs, privacy={"min_probability": 0.49}).outputs == 2
+def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(build: Build, tmp_path: Path) -> None:
+    file = point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1)])
+    for outputs in ({"choose": "seeds", "count": None}, _file(file)):
+        job = partial(build, outputs=outputs, privacy={"min_probability": 0.5})
+        refusal(job, "privacy.min_probability", kind=SpecError)
+    assert build(outputs=_file(file), privacy={"min_probability": 0.49}).outputs == 2
 
 
 # --- the prior -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "prior",
-    [{"kind": "road-nodes"}, {"kind": "uniform"}, {"kind": "file", "file": "builtin:manhattan-trips"}],
-)
-def test_prior_is_a_distribution_over_the_records(
-    build: Callable[..., Domain], prior: dict[str, Any]
-) -> None:
-    domain = build(prior=prior)
-    assert domain.prior.shape == domain.grid.shape
-    assert domain.prior.min() >= 0
-    assert domain.prior.sum() == pytest.approx(1, abs=1e-12)
-
-
-def test_uniform_prior_is_the_same_everywhere(build: Callable[..., Domain]) -> None:
+def test_uniform_prior_is_the_same_everywhere(build: Build) -> None:
     domain = build(prior={"kind": "uniform"})
-    np.testing.assert_array_equal(domain.prior, 1 / domain.grid.records)
+    np.testing.assert_array_equal(domain.prior, np.full(domain.grid.shape, 1 / domain.grid.records))
 
 
-@pytest.mark.parametrize("bbox", [None, [-74.0, 40.72, -73.94, 40.8]])
+@pytest.mark.parametrize("bbox", [None, _BBOX])
 def test_road_node_prior_counts_nodes_at_their_nearest_record(
     small_job: JobMaker, bbox: list[float] | None
 ) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}))
-    frame = build_frame(spec)
-    nodes = frame.node_xy_km[frame.nodes_inside]
-    expected = _prior_by_hand(frame.grid, nodes, np.ones(len(nodes)))
-    np.testing.assert_allclose(build_domain(spec, frame).prior, expected, rtol=0, atol=1e-12)
+    geometry = build_geometry(spec)
+    nodes = geometry.node_xy_km[geometry.nodes_inside]
+    expected = _prior_by_hand(geometry.grid, nodes, np.ones(len(nodes)))
+    np.testing.assert_allclose(build_domain(spec, geometry).prior, expected, rtol=0, atol=1e-12)
 
 
-def test_trips_prior_counts_trips_at_their_nearest_record(build: Callable[..., Domain]) -> None:
-    import mdpext_dask
-
+def test_trips_prior_counts_trips_at_their_nearest_record(build: Build) -> None:
     path = Path(mdpext_dask.__file__).parent / "readers" / "data" / "manhattan" / "trip_origins.csv.gz"
-    with gzip.open(path, "rt", newline="") as file:
-        rows = [[float(row[name]) for name in ("lon", "lat", "weight")] for row in csv.DictReader(file)]
-    trips = np.array(rows)
+    trips = pd.read_csv(path)
     domain = build(prior={"kind": "file", "file": "builtin:manhattan-trips"})
-    expected = _prior_by_hand(domain.grid, domain.projection.to_plane(trips[:, :2]), trips[:, 2])
+    places = domain.projection.to_plane(trips[["lon", "lat"]].to_numpy())
+    expected = _prior_by_hand(domain.grid, places, trips["weight"].to_numpy())
     np.testing.assert_allclose(domain.prior, expected, rtol=0, atol=1e-12)
     assert domain.notes == ()
     assert not np.allclose(domain.prior, build().prior)
 
 
-def test_weights_of_a_file_land_on_the_nearest_record(build: Callable[..., Domain], tmp_path: Path) -> None:
+def test_weights_of_a_file_land_on_the_nearest_record(build: Build, tmp_path: Path) -> None:
     grid = build().grid
     x, y, step = grid.x_km(), grid.y_km(), grid.spacing_km
     places = [
-        (x[3], y[4], 2.0),
-        (x[3] + 0.4 * step, y[4] - 0.4 * step, 1.0),
-        (x[3] + 0.6 * step, y[4], 4.0),
-        (x[7], y[20] + 0.1 * step, 0.0),
-        (x[9], y[20] + 0.1 * step, 1.0),
-    ]
-    file = _points(tmp_path / "prior.csv", "x_km,y_km,weight", places)
+        (x[3], y[4], 2.0), (x[3] + 0.4 * step, y[4] - 0.4 * step, 1.0), (x[3] + 0.6 * step, y[4], 4.0),
+        (x[7], y[20] + 0.1 * step, 0.0), (x[9], y[20] + 0.1 * step, 1.0),
+    ]  # fmt: skip
+    file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
     domain = build(prior={"kind": "file", "file": file})
     expected = np.zeros(grid.shape)
     expected[3, 4], expected[4, 4], expected[9, 20] = 3 / 8, 4 / 8, 1 / 8
@@ -347,22 +259,20 @@ def test_weights_of_a_file_land_on_the_nearest_record(build: Callable[..., Domai
     assert domain.notes == ()
 
 
-def test_places_of_a_file_without_weights_count_alike(build: Callable[..., Domain], tmp_path: Path) -> None:
+def test_places_of_a_file_without_weights_count_alike(build: Build, tmp_path: Path) -> None:
     domain = build()
     records = np.array([(domain.grid.x_km()[i], domain.grid.y_km()[j]) for i, j in ((1, 1), (5, 9), (5, 9))])
-    file = _points(tmp_path / "prior.csv", "lon,lat", domain.projection.to_degrees(records))
+    file = point_file(tmp_path / "prior.csv", "lon,lat", domain.projection.to_degrees(records))
     prior = build(prior={"kind": "file", "file": file}).prior
     assert prior[1, 1] == pytest.approx(1 / 3)
     assert prior[5, 9] == pytest.approx(2 / 3)
     assert np.count_nonzero(prior) == 2
 
 
-def test_prior_points_outside_are_left_out_and_reported(build: Callable[..., Domain], tmp_path: Path) -> None:
+def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: Path) -> None:
     grid = build().grid
-    inside = (grid.x_km()[2], grid.y_km()[2])
-    file = _points(
-        tmp_path / "prior.csv", "x_km,y_km,weight", [(*inside, 1.0), (400, 0, 50.0), (0, -99.5, 50.0)]
-    )
+    places = [(grid.x_km()[2], grid.y_km()[2], 1.0), (400, 0, 50.0), (0, -99.5, 50.0)]
+    file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
     domain = build(prior={"kind": "file", "file": file})
     assert domain.prior[2, 2] == 1
     [note] = domain.notes
@@ -371,38 +281,30 @@ def test_prior_points_outside_are_left_out_and_reported(build: Callable[..., Dom
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (0.0, 1.0)])
 def test_prior_without_weight_inside_is_refused(
-    build: Callable[..., Domain], tmp_path: Path, weights: tuple[float, float]
+    build: Build, tmp_path: Path, weights: tuple[float, float]
 ) -> None:
     places = [(400 if weights[0] else 0, 0, weights[0]), (500, 0, weights[1])]
-    file = _points(tmp_path / "prior.csv", "x_km,y_km,weight", places)
-    message = _refusal(DataError, lambda: build(prior={"kind": "file", "file": file}))
-    assert "prior.file" in message
-    assert file in message
+    file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
+    refusal(lambda: build(prior={"kind": "file", "file": file}), "prior.file", file, kind=DataError)
 
 
-def test_unknown_built_in_prior_is_refused(build: Callable[..., Domain]) -> None:
-    message = _refusal(SpecError, lambda: build(prior={"kind": "file", "file": "builtin:rome-trips"}))
-    assert "prior.file" in message
-    assert "builtin:manhattan-trips" in message
+def test_unknown_built_in_prior_is_refused(build: Build) -> None:
+    job = partial(build, prior={"kind": "file", "file": "builtin:rome-trips"})
+    refusal(job, "prior.file", "builtin:manhattan-trips", kind=SpecError)
 
 
-@pytest.mark.parametrize(("section", "key"), [("outputs", "file"), ("prior", "file"), ("loss", "tasks_file")])
-def test_missing_points_file_is_refused(
-    build: Callable[..., Domain], tmp_path: Path, section: str, key: str
-) -> None:
+def test_missing_points_file_is_refused(build: Build, tmp_path: Path) -> None:
     file = str(tmp_path / "none.csv")
-    sections: dict[str, dict[str, Any]] = {section: {key: file}}
-    if section == "outputs":
-        sections[section].update(choose="file", count=None)
-    if section == "prior":
-        sections[section].update(kind="file")
-    assert file in _refusal(DataError, lambda: build(**sections))
+    for sections in (
+        {"outputs": _file(file)}, {"prior": {"kind": "file", "file": file}}, {"loss": {"tasks_file": file}},
+    ):  # fmt: skip
+        refusal(partial(build, **sections), file, kind=DataError)
 
 
 # --- the loss --------------------------------------------------------------------------------------
 
 
-def test_euclidean_loss_is_distance_to_the_outputs(build: Callable[..., Domain]) -> None:
+def test_euclidean_loss_is_distance_to_the_outputs(build: Build) -> None:
     domain = build(loss={"kind": "euclidean"})
     assert isinstance(domain.loss, EuclideanLoss)
     [row] = domain.loss.rows(np.array([(0.5, -0.25)]))
@@ -410,9 +312,7 @@ def test_euclidean_loss_is_distance_to_the_outputs(build: Callable[..., Domain])
     np.testing.assert_allclose(row, expected, rtol=1e-14)
 
 
-def test_tasks_are_distinct_road_nodes_of_equal_weight(
-    build: Callable[..., Domain], square: dict[str, Any]
-) -> None:
+def test_tasks_are_distinct_road_nodes_of_equal_weight(build: Build, square: dict[str, Any]) -> None:
     loss = _travel(build(loss={"tasks": 50}))
     assert loss.task_weight.tolist() == [1 / 50] * 50
     assert (loss.task_distance_km == 0).any(axis=0).all()
@@ -424,27 +324,19 @@ def test_tasks_are_distinct_road_nodes_of_equal_weight(
 
 
 def test_tasks_are_drawn_from_the_box_only(small_job: JobMaker) -> None:
-    bbox = [-74.0, 40.72, -73.94, 40.8]
-    spec = parse_job(small_job(domain={"bbox": bbox}, loss={"tasks": 100}))
-    frame = build_frame(spec)
-    loss = _travel(build_domain(spec, frame))
-    inside = loss.task_distance_km[frame.nodes_inside]
-    assert (inside == 0).any(axis=0).all()
-
-
-def test_more_tasks_than_road_nodes_are_refused(build: Callable[..., Domain], square: dict[str, Any]) -> None:
-    build(domain=square, outputs={"count": 2}, loss={"tasks": 5})
-    message = _refusal(DataError, lambda: build(domain=square, outputs={"count": 2}, loss={"tasks": 6}))
-    for part in ("loss.tasks", "6", "only 5 road nodes"):
-        assert part in message
+    spec = parse_job(small_job(domain={"bbox": _BBOX}, loss={"tasks": 100}))
+    geometry = road_geometry(small_job(domain={"bbox": _BBOX}))
+    loss = _travel(build_domain(spec, geometry))
+    assert (loss.task_distance_km[geometry.nodes_inside] == 0).any(axis=0).all()
 
 
 @pytest.mark.parametrize("directed", [False, True])
 def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
-    build: Callable[..., Domain], square: dict[str, Any], tmp_path: Path, directed: bool
+    build: Build, square: dict[str, Any], tmp_path: Path, directed: bool
 ) -> None:
     # Beside nodes 1 and 5; node 3 reaches node 1 directly, but not the other way round.
-    file = _points(tmp_path / "tasks.csv", "lon,lat,weight", [(12.001, 42.001, 1.0), (12.049, 42.034, 3.0)])
+    tasks = [(12.001, 42.001, 1.0), (12.049, 42.034, 3.0)]
+    file = point_file(tmp_path / "tasks.csv", "lon,lat,weight", tasks)
     domain = build(domain=square, outputs={"count": 5}, loss={"tasks_file": file, "directed": directed})
     loss = _travel(domain)
     assert loss.task_weight.tolist() == [0.25, 0.75]
@@ -462,65 +354,49 @@ def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
 
 
 def test_directed_travel_follows_one_way_streets(
-    build: Callable[..., Domain], square: dict[str, Any], tmp_path: Path
+    build: Build, square: dict[str, Any], tmp_path: Path
 ) -> None:
-    file = _points(tmp_path / "tasks.csv", "lon,lat", [_SQUARE[3]])
-    to_node_3 = {
-        directed: _travel(
-            build(domain=square, outputs={"count": 2}, loss={"tasks_file": file, "directed": directed})
-        ).task_distance_km[:, 0]
-        for directed in (False, True)
-    }
-    np.testing.assert_allclose(to_node_3[False], [7.8, 16.1, 0, 8.3, 13.5], rtol=1e-6)
+    file = point_file(tmp_path / "tasks.csv", "lon,lat", [_SQUARE[3]])
     # From node 1 the street to node 3 is closed: by nodes 5 and 4 instead.
-    np.testing.assert_allclose(to_node_3[True], [19.7, 16.1, 0, 8.3, 14.0], rtol=1e-6)
+    for directed, expected in ((False, [7.8, 16.1, 0, 8.3, 13.5]), (True, [19.7, 16.1, 0, 8.3, 14.0])):
+        loss = {"tasks_file": file, "directed": directed}
+        found = _travel(build(domain=square, outputs={"count": 2}, loss=loss))
+        np.testing.assert_allclose(found.task_distance_km[:, 0], expected, rtol=1e-6)
 
 
-def test_tasks_outside_the_grid_are_refused(build: Callable[..., Domain], tmp_path: Path) -> None:
-    file = _points(tmp_path / "tasks.csv", "lon,lat", [(-73.97, 40.78), (12.5, 41.9), (0, 0)])
-    message = _refusal(DataError, lambda: build(loss={"tasks_file": file}))
-    for part in ("loss.tasks_file", file, "2 of 3", "outside the grid"):
-        assert part in message
+def test_tasks_outside_the_grid_are_refused(build: Build, tmp_path: Path) -> None:
+    file = point_file(tmp_path / "tasks.csv", "lon,lat", [(-73.97, 40.78), (12.5, 41.9), (0, 0)])
+    parts = "loss.tasks_file", file, "2 of 3", "outside the grid"
+    refusal(lambda: build(loss={"tasks_file": file}), *parts, kind=DataError)
 
 
 # --- what is drawn ---------------------------------------------------------------------------------
 
 
-def test_same_job_is_the_same_problem(build: Callable[..., Domain]) -> None:
-    one, other = build(), build()
-    np.testing.assert_array_equal(one.output_xy_km, other.output_xy_km)
-    np.testing.assert_array_equal(one.prior, other.prior)
-    np.testing.assert_array_equal(_travel(one).task_distance_km, _travel(other).task_distance_km)
+def test_each_random_seed_draws_one_thing(build: Build) -> None:
+    def drawn(**sections: dict[str, Any]) -> list[bytes]:
+        domain = build(**sections)
+        assert np.array_equal(domain.prior, build().prior)
+        return [domain.output_xy_km.tobytes(), _travel(domain).task_distance_km.tobytes()]
+
+    outputs, tasks = drawn()
+    assert drawn() == [outputs, tasks]
+    other, same = drawn(outputs={"random_seed": 1})
+    assert (other != outputs, same) == (True, tasks)
+    for loss in ({"random_seed": 1}, {"tasks": 9}):
+        same, other = drawn(loss=loss)
+        assert (same, other != tasks) == (outputs, True)
 
 
-def test_another_draw_of_outputs_keeps_the_tasks(build: Callable[..., Domain]) -> None:
-    one, other = build(), build(outputs={"random_seed": 1})
-    assert not np.array_equal(one.output_xy_km, other.output_xy_km)
-    np.testing.assert_array_equal(_travel(one).task_distance_km, _travel(other).task_distance_km)
-    np.testing.assert_array_equal(one.prior, other.prior)
-
-
-def test_another_draw_of_tasks_keeps_the_outputs(build: Callable[..., Domain]) -> None:
-    one, other = build(), build(loss={"random_seed": 1})
-    assert not np.array_equal(_travel(one).task_distance_km, _travel(other).task_distance_km)
-    np.testing.assert_array_equal(one.output_xy_km, other.output_xy_km)
-    np.testing.assert_array_equal(one.prior, other.prior)
-
-
-def test_outputs_and_tasks_of_the_same_seed_are_different_draws(build: Callable[..., Domain]) -> None:
-    domain = build(outputs={"count": 20, "random_seed": 4}, loss={"tasks": 20, "random_seed": 4})
-    loss = _travel(domain)
+def test_outputs_and_tasks_of_the_same_seed_are_different_draws(build: Build) -> None:
+    loss = _travel(build(outputs={"count": 20, "random_seed": 4}, loss={"tasks": 20, "random_seed": 4}))
     at_outputs = loss.task_distance_km[loss.output_node] == 0
     assert at_outputs.any(axis=0).sum() < 10
 
 
-def test_number_of_tasks_does_not_change_the_outputs(build: Callable[..., Domain]) -> None:
-    np.testing.assert_array_equal(build().output_xy_km, build(loss={"tasks": 9}).output_xy_km)
-
-
-def test_huge_weights_do_not_overflow(tmp_path: Path, small_job: Callable[..., dict[str, Any]]) -> None:
-    file = tmp_path / "prior.csv"
-    file.write_text("lon,lat,weight\n-73.98,40.75,1e308\n-73.95,40.80,1e308\n")
-    domain = build_domain(parse_job(small_job(prior={"kind": "file", "file": str(file)})))
-    assert domain.prior.sum() == pytest.approx(1)
-    assert sorted(domain.prior[domain.prior > 0]) == pytest.approx([0.5, 0.5])
+def test_huge_weights_do_not_overflow(build: Build, tmp_path: Path) -> None:
+    places = [(-73.98, 40.75, 1e308), (-73.95, 40.80, 1e308)]
+    file = point_file(tmp_path / "prior.csv", "lon,lat,weight", places)
+    prior = build(prior={"kind": "file", "file": file}).prior
+    assert prior.sum() == pytest.approx(1)
+    assert sorted(prior[prior > 0]) == pytest.approx([0.5, 0.5])

@@ -17,21 +17,27 @@ from hypothesis import strategies as st
 from pyproj import Geod
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.errors import DataError, MdpextError, SpecError
+from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import read_region
 from mdpext_dask.readers.longitudes import arc
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
 from tests.support.anywhere import lattice, lattice_folder, wrapped
+from tests.support.problems import (
+    JobMaker,
+    all_records,
+    all_rows,
+    point_file,
+    polygon_file,
+    refusal,
+    road_geometry,
+)  # fmt: skip
 
-JobMaker = Callable[..., dict[str, dict[str, Any]]]
 _GEOD = Geod(ellps="WGS84")
 # PROJ takes a place within 1e-10 radians of the centre for the centre itself.
 _SNAP_KM = 2e-6
@@ -40,14 +46,6 @@ _SNAP_KM = 2e-6
 def _ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     one, other = np.broadcast_arrays(one, other)
     return np.asarray(_GEOD.inv(one[..., 0], one[..., 1], other[..., 0], other[..., 1])[2]) / 1000
-
-
-def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 # --- distances ------------------------------------------------------------------------------------
@@ -115,15 +113,11 @@ def _job(small_job: JobMaker, roads: str, **domain: Any) -> dict[str, dict[str, 
 def _assert_promise_holds_on_the_ground(store: MechanismStore) -> float:
     """Check |log ratio| ≤ ε · geodesic for all pairs of records and all outputs; return the largest share."""
     assert store.projection is not None
-    shape = store.grid.shape
-    rows = (
-        rows_of(store, slice(0, shape[0]), slice(0, shape[1])).reshape(-1, store.plan.outputs).astype(float)
-    )
+    rows = all_rows(store).reshape(-1, store.plan.outputs).astype(float)
     logs = np.log(rows / rows.sum(axis=1, keepdims=True))
-    xy = np.stack(np.meshgrid(store.grid.x_km(), store.grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
-    lonlat = store.projection.to_degrees(xy)
+    lonlat = store.projection.to_degrees(all_records(store))
     assert np.all(np.abs(lonlat[:, 0]) <= 180)
-    one, other = np.triu_indices(len(xy), 1)
+    one, other = np.triu_indices(len(lonlat), 1)
     ground = _ground_km(lonlat[one], lonlat[other])
     ratio = np.abs(logs[one] - logs[other]).max(axis=1)
     epsilon = float(store.attributes["epsilon_per_km"])
@@ -188,7 +182,7 @@ def test_box_and_region_across_the_antimeridian(
     west, east = (float(v) for v in wrapped(np.array([lon - half, lon + half])))
     bbox = [west, lat - 0.028, east, lat + 0.028]
     assert west > east
-    boxed = build_frame(parse_job(_job(small_job, roads, bbox=bbox)))
+    boxed = road_geometry(_job(small_job, roads, bbox=bbox))
     assert 7 * 7 == len(boxed.nodes_inside) < boxed.network.nodes
     assert boxed.grid.cells_x == boxed.grid.cells_y == 3
     inside = boxed.network.lonlat[boxed.nodes_inside]
@@ -204,47 +198,37 @@ def test_box_and_region_across_the_antimeridian(
     path.write_text(json.dumps({"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}))
     region = read_region(str(path))
     assert region.box_degrees == tuple(bbox)
-    framed = build_frame(parse_job(_job(small_job, roads, region=str(path))))
+    framed = road_geometry(_job(small_job, roads, region=str(path)))
     assert framed.kept.all()
     assert framed.projection == boxed.projection
     assert framed.grid.cells_x == boxed.grid.cells_x
-    whole = build_frame(parse_job(_job(small_job, roads, region=str(path), bbox=bbox)))
+    whole = road_geometry(_job(small_job, roads, region=str(path), bbox=bbox))
     assert not any("of the region lies outside" in note for note in whole.notes)
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": [rings[0]]}))
+    polygon_file(path, rings[0])
     # A wider box does not make a region wider, nor does one that ends where it begins.
     half_region = read_region(str(path)).within((west - 0.1, south - 0.1, east, north))
     np.testing.assert_allclose(half_region.box_degrees, (west, south, 180.0, north))
-    turned = build_frame(
-        parse_job(_job(small_job, roads, region=str(path), rotation_deg="auto", cell_km=2.0))
-    )
+    turned = road_geometry(_job(small_job, roads, region=str(path), rotation_deg="auto", cell_km=2.0))
     assert max(turned.grid.box.width_km, turned.grid.box.height_km) < 9
 
 
-def test_a_polygon_all_round_the_earth_is_cut_by_a_box_across_the_antimeridian(tmp_path: Path) -> None:
+def test_polygons_are_cut_by_a_box_across_the_antimeridian(tmp_path: Path) -> None:
+    box = 179.0, -18.0, -179.0, -16.0
     ring = [[-180, -60], [180, -60], [180, 75], [-180, 75], [-180, -60]]
-    path = tmp_path / "world.geojson"
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
-    part = read_region(str(path)).within((179.0, -18.0, -179.0, -16.0))
-    assert part.box_degrees == (179.0, -18.0, -179.0, -16.0)
+    part = read_region(polygon_file(tmp_path / "world.geojson", ring)).within(box)
+    assert part.box_degrees == box
     assert part.shape.geom_type == "Polygon"
     assert part.shape.area == pytest.approx(4.0)
-
-
-def test_region_away_from_a_box_across_the_antimeridian_is_refused(tmp_path: Path) -> None:
     ring = [[170, -18], [171, -18], [171, -17], [170, -17], [170, -18]]
-    path = tmp_path / "away.geojson"
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
-    message = _refusal(DataError, lambda: read_region(str(path)).within((179.0, -18.0, -179.0, -16.0)))
-    assert "lies outside domain.bbox" in message
+    away = read_region(polygon_file(tmp_path / "away.geojson", ring))
+    refusal(lambda: away.within(box), "lies outside domain.bbox", kind=DataError)
 
 
 def test_points_across_the_antimeridian_are_a_prior(tmp_path: Path, small_job: JobMaker) -> None:
     roads = lattice_folder(tmp_path / "roads", 179.99, -16.85)
-    points = tmp_path / "points.csv"
-    points.write_text("lon,lat,weight\n179.98,-16.85,1\n-179.99,-16.85,3\n")
-    job = _job(small_job, roads)
-    job["prior"] = {"kind": "file", "file": str(points)}
-    domain = build_domain(parse_job(job))
+    places = [(179.98, -16.85, 1), (-179.99, -16.85, 3)]
+    points = point_file(tmp_path / "points.csv", "lon,lat,weight", places)
+    domain = build_domain(parse_job({**_job(small_job, roads), "prior": {"kind": "file", "file": points}}))
     x = domain.grid.x_km()
     weights = domain.prior.sum(axis=1)
     assert sorted(weights[weights > 0].tolist()) == [0.25, 0.75]
@@ -262,32 +246,25 @@ def test_points_across_the_antimeridian_are_a_prior(tmp_path: Path, small_job: J
     ],
 )
 def test_boxes_that_are_none_are_refused(small_job: JobMaker, bbox: list[float], named: str) -> None:
-    message = _refusal(SpecError, lambda: parse_job(small_job(domain={"bbox": bbox})))
-    assert "domain.bbox" in message
-    assert named in message
+    refusal(lambda: parse_job(small_job(domain={"bbox": bbox})), "domain.bbox", named, kind=SpecError)
 
 
 # --- poles ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lat", [89.0, -89.0])
-def test_job_near_a_pole_keeps_its_promise_too(tmp_path: Path, small_job: JobMaker, lat: float) -> None:
+@pytest.mark.parametrize("lat", [89.0, -89.0, 90.0])
+def test_job_near_or_around_a_pole_keeps_its_promise_too(
+    tmp_path: Path, small_job: JobMaker, lat: float
+) -> None:
+    """Around a pole the box in degrees goes almost all the way round, yet the plane's centre is near."""
     url = str(tmp_path / "out.zarr")
     build(parse_job(_job(small_job, lattice_folder(tmp_path / "roads", 25.0, lat))), url)
     assert _assert_promise_holds_on_the_ground(MechanismStore.open(url)) > 0.8
 
 
-def test_network_around_a_pole_keeps_its_promise_too(tmp_path: Path, small_job: JobMaker) -> None:
-    """Its box in degrees goes almost all the way round, and yet the centre of the plane is near."""
-    url = str(tmp_path / "out.zarr")
-    build(parse_job(_job(small_job, lattice_folder(tmp_path / "roads", 25.0, 90.0))), url)
-    assert _assert_promise_holds_on_the_ground(MechanismStore.open(url)) > 0.8
-
-
 def test_region_of_a_whole_continent_around_a_pole_is_refused(tmp_path: Path, small_job: JobMaker) -> None:
     ring = [[-180, -90], [180, -90], [180, -65], [-180, -65], [-180, -90]]
-    path = tmp_path / "antarctica.geojson"
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
-    roads = lattice_folder(tmp_path / "roads", -67.5, -75.0)
-    message = _refusal(MdpextError, lambda: build_frame(parse_job(_job(small_job, roads, region=str(path)))))
+    region = polygon_file(tmp_path / "antarctica.geojson", ring)
+    job = _job(small_job, lattice_folder(tmp_path / "roads", -67.5, -75.0), region=region)
+    message = refusal(lambda: road_geometry(job))
     assert "plane" in message or "distorts" in message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Box, Grid
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
@@ -68,7 +68,7 @@ def test_published_experiments_have_the_published_numbers_of_records(
     records: int,
 ) -> None:
     roads = str(city_roads(city))
-    grid = build_frame(
+    grid = build_geometry(
         parse_job(small_job(domain={"roads": roads, "cell_km": cell_km, "refine": refine}))
     ).grid
     assert (grid.cells_x, grid.cells_y) == cells
@@ -76,7 +76,7 @@ def test_published_experiments_have_the_published_numbers_of_records(
 
 
 def test_manhattan_in_cells_of_one_kilometre(small_job: JobMaker) -> None:
-    grid = build_frame(parse_job(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]}))).grid
+    grid = build_geometry(parse_job(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]}))).grid
     assert (grid.cells_x, grid.cells_y) == (9, 19)
     assert grid.records == 99169
 
@@ -89,7 +89,6 @@ def test_a_small_grid_by_hand() -> None:
     assert grid.box == Box(-1.0, 10.0, 5.0, 13.0)
     np.testing.assert_array_equal(grid.x_km(), [-1 + 0.5 * i for i in range(13)])
     np.testing.assert_array_equal(grid.y_km(), [10 + 0.5 * j for j in range(7)])
-    np.testing.assert_array_equal(grid.fractions(), [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     np.testing.assert_array_equal(
         grid.seeds_xy_km(), [(-1, 10), (-1, 13), (2, 10), (2, 13), (5, 10), (5, 13)]
     )
@@ -166,7 +165,7 @@ def test_cell_larger_than_the_box_is_refused(box: Box) -> None:
 
 def test_cell_larger_than_the_network_is_refused(small_job: JobMaker) -> None:
     with pytest.raises(SpecError, match=r"domain\.cell_km: .* 20 km"):
-        build_frame(parse_job(small_job(domain={"cell_km": 20.0})))
+        build_geometry(parse_job(small_job(domain={"cell_km": 20.0})))
 
 
 def test_one_cell_may_be_as_large_as_the_box() -> None:

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from mdpext_dask.errors import DataError
 from mdpext_dask.problem import kmeans
-from mdpext_dask.problem.kmeans import spread, weighted_centres
+from mdpext_dask.problem.kmeans import weighted_centres
 
 Array = np.ndarray
 
 
 def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def spread(xy: Array, weight: Array, centres: Array) -> float:
+    """Return Σ_i w_i min_k ‖x_i − c_k‖², which k-means makes small."""
+    return float(weight @ ((xy[:, None] - centres) ** 2).sum(axis=2).min(axis=1))
 
 
 def cost_of(xy: Array, weight: Array, label: tuple[int, ...]) -> float:

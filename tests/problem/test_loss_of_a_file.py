@@ -1,5 +1,6 @@
 """Mechanisms from a loss file, from the job to the reported place."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from mdpext_dask.sampling.mechanism import Mechanism
 from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.loss_files import job, write
+from tests.support.problems import JobMaker
 from tests.support.reference import audited_epsilon
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -37,13 +39,8 @@ def expected_loss(store: Path, problem: dict[str, Any]) -> float:
     """Return Σ π(x) M(y|x) c(x, y) by its definition, in float64, from the stored probabilities."""
     probability = MechanismStore.open(str(store)).read("probability").astype(np.float64)
     probability /= probability.sum(axis=-1, keepdims=True)
-    prior = problem["prior"] / problem["prior"].sum()
-    total = 0.0
-    for i in range(len(problem["x_km"])):
-        for j in range(len(problem["y_km"])):
-            for k in range(len(problem["output_xy_km"])):
-                total += prior[i, j] * probability[i, j, k] * float(problem["loss_km"][i, j, k])
-    return total
+    prior, loss = problem["prior"] / problem["prior"].sum(), problem["loss_km"].astype(np.float64)
+    return float((prior[..., None] * probability * loss).sum())
 
 
 # --- what is computed ------------------------------------------------------------------------------
@@ -71,14 +68,11 @@ def test_expected_loss_is_its_definition(
 def test_seed_cost_of_one_cell_by_hand(tmp_path: Path) -> None:
     problem = write(tmp_path / "loss.npz", (3, 3), prior=np.arange(1.0, 10).reshape(3, 3))
     domain = build_domain(parse_job(job(tmp_path / "loss.npz")))
-    cost = assemble_seed_cost(
-        domain.grid, corner_costs(domain.grid, domain.loss, domain.prior, (slice(0, 1), slice(0, 1)))
-    )
+    corners = corner_costs(domain.grid, domain.loss, domain.prior, (slice(0, 1), slice(0, 1)))
+    cost = assemble_seed_cost(domain.grid, corners)
     weighted = problem["loss_km"].astype(np.float64) * (problem["prior"] / 45)[..., None]
     tent = np.array([1, 0.5, 0])
-    for corner, (east, north) in enumerate(
-        [(tent, tent), (tent, tent[::-1]), (tent[::-1], tent), (tent[::-1],) * 2]
-    ):
+    for corner, (east, north) in enumerate(itertools.product((tent, tent[::-1]), repeat=2)):
         by_hand = np.einsum("i,j,ijk->k", east, north, weighted)
         np.testing.assert_allclose(cost[corner], by_hand, rtol=1e-13)
 
@@ -116,9 +110,7 @@ def test_a_table_of_euclidean_distances_is_the_euclidean_loss(
     np.testing.assert_allclose(costs[0], costs[1], rtol=1e-9, atol=1e-12 * spacing)
 
 
-def test_a_table_of_euclidean_distances_gives_the_same_mechanism(
-    tmp_path: Path, small_job: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
+def test_a_table_of_euclidean_distances_gives_the_same_mechanism(tmp_path: Path, small_job: JobMaker) -> None:
     """The same problem once from roads and once from a file: the same records, rows and promise."""
     roads = parse_job(small_job(loss={"kind": "euclidean"}, prior={"kind": "uniform"}))
     domain = build_domain(roads)
@@ -307,9 +299,8 @@ def test_a_file_of_planar_points(planar: Path, mechanism: Mechanism, tmp_path: P
     expected = mechanism.output_xy_km[written["output"]]
     np.testing.assert_allclose(written[["x_km", "y_km"]], expected, rtol=1e-15)
     points.write_text("lon,lat\n12.5,41.9\n")
-    with pytest.raises(
-        DataError, match=r"p\.csv: has columns lon,lat, but .*m\.zarr is planar.*use x_km,y_km"
-    ):
+    message = r"p\.csv: has columns lon,lat, but .*m\.zarr is planar.*use x_km,y_km"
+    with pytest.raises(DataError, match=message):
         sample_file(str(planar), points, tmp_path / "none.csv")
     assert not (tmp_path / "none.csv").exists()
     # All of them outside, but nobody can say that they look like degrees here.

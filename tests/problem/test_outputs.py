@@ -18,7 +18,7 @@ from mdpext_dask.job.spec import JobSpec, files_of, load_job, parse_job, with_ov
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import Domain, build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import TravelLoss
 from mdpext_dask.problem.outputs import centres_of, output_count
@@ -130,7 +130,7 @@ def test_points_outside_are_an_error_or_dropped(tmp_path: Path, job: Callable[..
     domain = build_domain(spec)
     np.testing.assert_allclose(domain.output_lonlat, [place[:2] for place in PLACES], rtol=1e-9)
     assert f"1 of the 4 outputs of {file} lie outside the grid and were left out" in domain.notes
-    assert output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 3
+    assert output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 3
     save_places(tmp_path / "p.geojson", [OUTSIDE])
     assert "all of its 1 outputs lie outside" in refusal(lambda: build_domain(spec))
     # Of places outside, two may be the same; of those inside, not.
@@ -148,7 +148,7 @@ def test_points_outside_are_an_error_or_dropped(tmp_path: Path, job: Callable[..
 def test_all_road_nodes_are_all_places_with_one(job: Callable[..., JobSpec]) -> None:
     spec = job(outputs={"choose": "all-road-nodes"})
     domain = build_domain(spec)
-    assert domain.outputs == output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 30
+    assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 30
     expected = sorted((x, y) for x in EAST for y in NORTH)
     found = sorted(map(tuple, domain.output_lonlat.round(9)))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -174,7 +174,7 @@ def test_too_many_road_nodes_are_counted(job: Callable[..., JobSpec]) -> None:
 def test_centres_of_the_prior_are_means_of_records(job: Callable[..., JobSpec]) -> None:
     spec = job(outputs={"choose": "prior", "count": 5})
     domain = build_domain(spec)
-    assert domain.outputs == output_count(spec, build_frame(spec)) == plan_job(spec)["outputs"] == 5
+    assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 5
     x, y = np.meshgrid(domain.grid.x_km(), domain.grid.y_km(), indexing="ij")
     xy = np.stack([x.ravel(), y.ravel()], axis=-1)
     nearest = np.argmin(((xy[:, None] - domain.output_xy_km) ** 2).sum(axis=2), axis=1)

@@ -11,7 +11,7 @@ from pyproj import CRS, Geod, Transformer
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
 
@@ -119,7 +119,7 @@ def test_distortion_is_hardly_larger_than_what_occurs(lat: float) -> None:
 
 
 def test_distortion_of_a_city_is_parts_in_a_million(small_job: Callable[..., dict[str, Any]]) -> None:
-    assert 1e-7 <= build_frame(parse_job(small_job())).distortion < 1e-5
+    assert 1e-7 <= build_geometry(parse_job(small_job())).distortion < 1e-5
 
 
 def test_distortion_grows_with_the_box() -> None:

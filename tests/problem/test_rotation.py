@@ -1,10 +1,8 @@
 """Rotated grids: the least rectangle is found, distances stay what they are, the pipeline does not mind."""
 
 import dataclasses
-import gzip
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +14,32 @@ from hypothesis import strategies as st
 from pyproj import CRS, Geod, Transformer
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.errors import GuaranteeViolation, MdpextError
+from mdpext_dask.errors import GuaranteeViolation
 from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import Frame, build_frame
 from mdpext_dask.problem.grid import least_rectangle_deg
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.roads.read_network import read_roads
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
+from tests.support.loss_files import job as loss_file_job
+from tests.support.problems import (
+    JobMaker,
+    all_records,
+    all_rows,
+    point_file,
+    polygon_file,
+    refusal,
+    road_folder,
+    road_geometry,
+)  # fmt: skip
 from tests.support.reference import audited_epsilon
 
-Job = Callable[..., dict[str, dict[str, Any]]]
 PLANE = Projection(-73.97, 40.78)
 angles = st.floats(-180, 180)
 places = st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=2, max_size=8)
-
-
-def frame_of(job: dict[str, Any]) -> Frame:
-    frame = build_frame(parse_job(job))
-    assert isinstance(frame, Frame)
-    return frame
 
 
 def area_at(xy: np.ndarray, degrees: float) -> float:
@@ -48,14 +48,16 @@ def area_at(xy: np.ndarray, degrees: float) -> float:
     return float(np.ptp(c * xy[:, 0] + s * xy[:, 1]) * np.ptp(-s * xy[:, 0] + c * xy[:, 1]))
 
 
+def at(degrees: float) -> Projection:
+    """Return the plane turned by an angle."""
+    return dataclasses.replace(PLANE, rotation_deg=degrees)
+
+
 @pytest.fixture
 def slanted(tmp_path: Path) -> str:
     """Return a thin rectangle, nearly 16 km by 2 km, its long side 30° from the east."""
     ring = np.array([(-8, -1), (8, -1), (8, 1), (-8, 1), (-8, -1)], dtype=float) * 0.99
-    turned = dataclasses.replace(PLANE, rotation_deg=30.0)
-    path = tmp_path / "slanted.geojson"
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": [turned.to_degrees(ring).tolist()]}))
-    return str(path)
+    return polygon_file(tmp_path / "slanted.geojson", at(30.0).to_degrees(ring))
 
 
 # --- the plane ------------------------------------------------------------------------------------
@@ -63,18 +65,12 @@ def slanted(tmp_path: Path) -> str:
 
 @given(angle=angles, places=places)
 @settings(max_examples=60, deadline=None)
-def test_degrees_come_back_from_a_turned_plane(angle: float, places: list[tuple[float, float]]) -> None:
-    turned = dataclasses.replace(PLANE, rotation_deg=angle)
+def test_turning_changes_no_distance_and_degrees_come_back(
+    angle: float, places: list[tuple[float, float]]
+) -> None:
     xy = np.array(places)
-    np.testing.assert_allclose(turned.to_plane(turned.to_degrees(xy)), xy, rtol=0, atol=2e-6)
-
-
-@given(angle=angles, places=places)
-@settings(max_examples=60, deadline=None)
-def test_turning_changes_no_distance(angle: float, places: list[tuple[float, float]]) -> None:
-    lonlat = PLANE.to_degrees(np.array(places))
-    flat = PLANE.to_plane(lonlat)
-    turned = dataclasses.replace(PLANE, rotation_deg=angle).to_plane(lonlat)
+    np.testing.assert_allclose(at(angle).to_plane(at(angle).to_degrees(xy)), xy, rtol=0, atol=2e-6)
+    flat, turned = (plane.to_plane(PLANE.to_degrees(xy)) for plane in (PLANE, at(angle)))
     for of in (flat, turned):
         of -= of[0]
     np.testing.assert_allclose(np.hypot(*turned.T), np.hypot(*flat.T), rtol=1e-12, atol=1e-12)
@@ -85,10 +81,10 @@ def test_turning_changes_no_distance(angle: float, places: list[tuple[float, flo
 def test_it_is_turned_counter_clockwise() -> None:
     """The first axis of a plane turned by 90° points to the north."""
     north = np.array([(-73.97, 40.9)])
-    [[x, y]] = dataclasses.replace(PLANE, rotation_deg=90.0).to_plane(north)
+    [[x, y]] = at(90.0).to_plane(north)
     assert x == pytest.approx(13.3, abs=0.1)
     assert y == pytest.approx(0, abs=1e-9)
-    [[x, y]] = dataclasses.replace(PLANE, rotation_deg=30.0).to_plane(north)
+    [[x, y]] = at(30.0).to_plane(north)
     assert math.degrees(math.atan2(y, x)) == pytest.approx(60)
 
 
@@ -100,7 +96,7 @@ def test_not_turned_is_the_same_to_the_bit() -> None:
 
 @pytest.mark.parametrize("angle", [0.0, 29.0, -134.0])
 def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> None:
-    geod, turned = Geod(ellps="WGS84"), dataclasses.replace(PLANE, rotation_deg=angle)
+    geod, turned = Geod(ellps="WGS84"), at(angle)
     rng = np.random.default_rng(1)
     one = np.stack([rng.uniform(-180, 180, 3000), np.degrees(np.arcsin(rng.uniform(-1, 1, 3000)))], axis=-1)
     lon, lat, _ = geod.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
@@ -116,12 +112,12 @@ def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> No
 @given(angle=angles)
 @settings(max_examples=20, deadline=None)
 def test_the_distortion_is_the_same_to_the_bit(angle: float) -> None:
-    assert dataclasses.replace(PLANE, rotation_deg=angle).distortion(25.0) == PLANE.distortion(25.0)
+    assert at(angle).distortion(25.0) == PLANE.distortion(25.0)
 
 
 @pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])
 def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> None:
-    turned = dataclasses.replace(PLANE, rotation_deg=angle)
+    turned = at(angle)
     mapping = turned.grid_mapping()
     plane = CRS.from_wkt(mapping["crs_wkt"])
     lonlat = np.random.default_rng(0).uniform((-74.2, 40.5), (-73.7, 41), (20, 2))
@@ -167,7 +163,7 @@ def test_points_without_a_rectangle(xy: list[tuple[float, float]]) -> None:
 # --- the grid -------------------------------------------------------------------------------------
 
 
-def test_a_slanted_island_needs_far_fewer_cells(small_job: Job, slanted: str) -> None:
+def test_a_slanted_island_needs_far_fewer_cells(small_job: JobMaker, slanted: str) -> None:
     domain = {"region": slanted, "cell_km": 1.0}
     flat = plan_job(parse_job(small_job(domain=domain)))
     auto = plan_job(parse_job(small_job(domain={**domain, "rotation_deg": "auto"})))
@@ -180,8 +176,8 @@ def test_a_slanted_island_needs_far_fewer_cells(small_job: Job, slanted: str) ->
     assert flat["records"] > 3.5 * auto["records"]
 
 
-def test_auto_without_a_region_fits_the_road_nodes(small_job: Job) -> None:
-    flat, auto = (frame_of(small_job(domain={"cell_km": 1.0, "rotation_deg": r})) for r in (0.0, "auto"))
+def test_auto_without_a_region_fits_the_road_nodes(small_job: JobMaker) -> None:
+    flat, auto = (road_geometry(small_job(domain={"cell_km": 1.0, "rotation_deg": r})) for r in (0.0, "auto"))
     xy = flat.node_xy_km
     found = auto.projection.rotation_deg
     assert -45 <= found < 45
@@ -194,26 +190,25 @@ def test_auto_without_a_region_fits_the_road_nodes(small_job: Job) -> None:
     assert len(auto.nodes_inside) == auto.network.nodes
 
 
-def test_a_box_in_degrees_is_covered_in_the_turned_plane(small_job: Job) -> None:
+def test_a_box_in_degrees_is_covered_in_the_turned_plane(small_job: JobMaker) -> None:
     west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
-    frame = frame_of(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
+    geometry = road_geometry(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
     rng = np.random.default_rng(1)
     lonlat = rng.uniform((west, south), (east, north), (1000, 2))
     lonlat[:4] = [(west, south), (west, north), (east, south), (east, north)]
-    assert frame.grid.box.contains(frame.projection.to_plane(lonlat)).all()
-    inside = [west <= a <= east and south <= b <= north for a, b in frame.network.lonlat]
-    assert frame.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
+    assert geometry.grid.box.contains(geometry.projection.to_plane(lonlat)).all()
+    inside = [west <= a <= east and south <= b <= north for a, b in geometry.network.lonlat]
+    assert geometry.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
 
 
-def test_auto_in_a_box_fits_what_lies_in_it(small_job: Job, slanted: str) -> None:
+def test_auto_in_a_box_fits_what_lies_in_it(small_job: JobMaker, slanted: str) -> None:
     bbox = [-74.0, 40.72, -73.94, 40.8]
-    frame = frame_of(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
-    nodes = frame.node_xy_km[frame.nodes_inside]
-    assert (frame.grid.west_km, frame.grid.south_km) == tuple(nodes.min(axis=0))
-    assert (nodes.max(axis=0) <= (frame.grid.box.east_km, frame.grid.box.north_km)).all()
-    part = frame_of(
-        small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto", "region": slanted})
-    )
+    geometry = road_geometry(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
+    nodes = geometry.node_xy_km[geometry.nodes_inside]
+    assert (geometry.grid.west_km, geometry.grid.south_km) == tuple(nodes.min(axis=0))
+    assert (nodes.max(axis=0) <= (geometry.grid.box.east_km, geometry.grid.box.north_km)).all()
+    domain = {"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto", "region": slanted}
+    part = road_geometry(small_job(domain=domain))
     assert part.projection.rotation_deg == pytest.approx(30, abs=5)
     assert part.grid.source_cells < 40
 
@@ -242,14 +237,13 @@ def test_a_turned_store_keeps_its_promise_on_the_ground(turned: Path) -> None:
     grid, projection = store.grid, store.projection
     assert projection is not None
     assert abs(projection.rotation_deg) > 20
-    rows = rows_of(store, slice(0, grid.shape[0]), slice(0, grid.shape[1]))
+    rows = all_rows(store)
     exact = audited_epsilon(rows, grid.x_km(), grid.y_km(), 2.0)
     assert exact <= store.attributes["epsilon_certified"] <= store.planar_limit()
     # Pair by pair, by the distance on the ground.
-    xy = np.stack(np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
-    lonlat = projection.to_degrees(xy)
-    logs = np.log(rows.reshape(len(xy), -1).astype(float))
-    a, b = np.triu_indices(len(xy), 1)
+    lonlat = projection.to_degrees(all_records(store))
+    logs = np.log(rows.reshape(len(lonlat), -1).astype(float))
+    a, b = np.triu_indices(len(lonlat), 1)
     ground = np.asarray(Geod(ellps="WGS84").inv(*lonlat[a].T, *lonlat[b].T)[2]) / 1000
     assert (np.abs(logs[a] - logs[b]).max(axis=1) <= 1.0 * ground + 1e-6).all()
 
@@ -264,11 +258,10 @@ def test_outputs_and_places_are_where_they_should_be(turned: Path) -> None:
     store = MechanismStore.open(str(turned))
     assert store.projection is not None
     row = mechanism.row(lon=-73.98, lat=40.75)
-    x, y = (v.ravel() for v in np.meshgrid(store.grid.x_km(), store.grid.y_km(), indexing="ij"))
-    lonlat = store.projection.to_degrees(np.stack([x, y], axis=-1))
+    lonlat = store.projection.to_degrees(xy := all_records(store))
     here = np.broadcast_to([[-73.98, 40.75]], lonlat.shape)
     nearest = int(np.argmin(Geod(ellps="WGS84").inv(*lonlat.T, *here.T)[2]))
-    assert (float(row.x), float(row.y)) == (x[nearest], y[nearest])
+    assert (float(row.x), float(row.y)) == tuple(xy[nearest])
     inside, outside = np.array([[-73.98, 40.75]]), np.array([[-73.80, 40.90]])
     assert mechanism.sample_points(inside)[1].tolist() == [False]
     assert mechanism.sample_points(outside)[1].tolist() == [True]
@@ -295,7 +288,7 @@ def test_the_store_says_that_it_is_turned(turned: Path) -> None:
     np.testing.assert_allclose(np.stack([east, north], axis=-1), flat, atol=1e-6)
 
 
-def test_another_rotation_in_the_attributes_is_noticed(tmp_path: Path, small_job: Job) -> None:
+def test_another_rotation_in_the_attributes_is_noticed(tmp_path: Path, small_job: JobMaker) -> None:
     path = tmp_path / "s.zarr"
     build(parse_job(small_job(domain={"rotation_deg": 30.0})), str(path))
     store = MechanismStore.open(str(path), mode="r+")
@@ -305,7 +298,7 @@ def test_another_rotation_in_the_attributes_is_noticed(tmp_path: Path, small_job
     assert "projection" in audit(str(path)).changed
 
 
-def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: Job) -> None:
+def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: JobMaker) -> None:
     digests = set()
     for angle in (0.0, 90.0, 180.0):
         path = tmp_path / f"{angle}.zarr"
@@ -314,12 +307,10 @@ def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: Job) -> 
     assert len(digests) == 3
 
 
-def test_a_turned_region(tmp_path: Path, small_job: Job, slanted: str) -> None:
+def test_a_turned_region(tmp_path: Path, small_job: JobMaker, slanted: str) -> None:
     """Half of the slanted island in the grid that fits it, and blocks that are skipped."""
-    document = json.loads(Path(slanted).read_text())
-    (a, b, c, d, _) = document["coordinates"][0]
-    document["coordinates"] = [[a, b, c, a]]
-    Path(slanted).write_text(json.dumps(document))
+    a, b, c, d, _ = json.loads(Path(slanted).read_text())["coordinates"][0]
+    polygon_file(Path(slanted), [a, b, c, a])
     job = small_job(
         domain={"region": slanted, "rotation_deg": "auto", "cell_km": 0.5, "refine": [2]},
         loss={"kind": "euclidean"},
@@ -337,43 +328,23 @@ def test_a_turned_region(tmp_path: Path, small_job: Job, slanted: str) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def refusal(action: Callable[[], object]) -> str:
-    with pytest.raises(MdpextError) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
-
-
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, 181, -200.0, "30", "automatic", "", True, [30], {"a": 1}]
 )
-def test_what_is_no_angle_is_one_line(small_job: Job, value: Any) -> None:
-    message = refusal(lambda: parse_job(small_job(domain={"rotation_deg": value})))
-    assert "domain.rotation_deg: must be a number of degrees from -180 to 180" in message
-    assert repr(value) in message
-
-
-@pytest.mark.parametrize("p", [1, 1.5, 4, "inf"])
-@pytest.mark.parametrize("rotation", [30, "auto"])
-def test_only_euclidean_distances_may_be_turned(
-    small_job: Job, p: float | str, rotation: float | str
-) -> None:
-    message = refusal(lambda: parse_job(small_job(domain={"rotation_deg": rotation, "metric_p": p})))
-    assert "domain.rotation_deg" in message
-    assert "metric_p = 2 only" in message
-    assert parse_job(small_job(domain={"rotation_deg": 0, "metric_p": p})).domain.rotation_deg == 0
+def test_what_is_no_angle_is_one_line(small_job: JobMaker, value: Any) -> None:
+    expected = "domain.rotation_deg: must be a number of degrees from -180 to 180"
+    refusal(lambda: parse_job(small_job(domain={"rotation_deg": value})), expected, repr(value))
 
 
 @pytest.mark.parametrize("rotation", [30, "auto"])
-def test_the_grid_of_a_loss_file_is_not_turned(rotation: float | str) -> None:
-    job = {
-        "domain": {"refine": [2], "rotation_deg": rotation},
-        "privacy": {"epsilon_per_km": 1.0},
-        "loss": {"kind": "file", "file": "l.npz"},
-    }
-    message = refusal(lambda: parse_job(job))
-    assert "domain.rotation_deg: does not go with loss.kind" in message
+def test_what_may_not_be_turned(small_job: JobMaker, rotation: float | str) -> None:
+    """Distances that are taken along the axes, and the grid of a loss file."""
+    for p in (1, 1.5, 4, "inf"):
+        job = small_job(domain={"rotation_deg": rotation, "metric_p": p})
+        refusal(lambda job=job: parse_job(job), "domain.rotation_deg", "metric_p = 2 only")
+        assert parse_job(small_job(domain={"rotation_deg": 0, "metric_p": p})).domain.rotation_deg == 0
+    job = loss_file_job(Path("l.npz"), domain={"rotation_deg": rotation})
+    refusal(lambda: parse_job(job), "domain.rotation_deg: does not go with loss.kind")
 
 
 def test_turning_to_a_loss_file_drops_region_and_rotation(tmp_path: Path) -> None:
@@ -389,23 +360,18 @@ def test_turning_to_a_loss_file_drops_region_and_rotation(tmp_path: Path) -> Non
     assert load_job(job, ["domain.rotation_deg=15"]).domain.rotation_deg == 15.0
 
 
-def test_roads_on_one_line_are_refused(small_job: Job, tmp_path: Path) -> None:
-    folder = tmp_path / "line"
-    folder.mkdir()
-    nodes = "id,lon,lat\n" + "".join(f"{n},-73.9,{40 + n / 10}\n" for n in range(4))
-    edges = "u,v,length_m,oneway\n" + "".join(f"{n},{n + 1},11100,0\n" for n in range(3))
-    (folder / "nodes.csv.gz").write_bytes(gzip.compress(nodes.encode()))
-    (folder / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
-    spec = parse_job(small_job(domain={"roads": str(folder), "rotation_deg": "auto"}))
-    assert "larger than the box" in refusal(lambda: build_frame(spec))
+def test_roads_on_one_line_are_refused(small_job: JobMaker, tmp_path: Path) -> None:
+    nodes = [(n, -73.9, 40 + n / 10) for n in range(4)]
+    roads = road_folder(tmp_path / "line", nodes, [(n, n + 1, 11100, 0) for n in range(3)])
+    job = small_job(domain={"roads": roads, "rotation_deg": "auto"})
+    refusal(lambda: road_geometry(job), "larger than the box")
 
 
-def test_planar_outputs_are_in_the_turned_plane(small_job: Job, tmp_path: Path) -> None:
+def test_planar_outputs_are_in_the_turned_plane(small_job: JobMaker, tmp_path: Path) -> None:
     """x_km and y_km are those of the grid, so they turn with it."""
-    points = tmp_path / "o.csv"
-    points.write_text("x_km,y_km\n2,0\n0,3\n")
+    points = point_file(tmp_path / "o.csv", "x_km,y_km", [(2, 0), (0, 3)])
     job = small_job(domain={"rotation_deg": 30.0}, loss={"kind": "euclidean"})
-    job["outputs"] = {"choose": "file", "file": str(points)}
+    job["outputs"] = {"choose": "file", "file": points}
     domain = build_domain(parse_job(job))
     assert domain.projection is not None
     flat = dataclasses.replace(domain.projection, rotation_deg=0.0).to_plane(domain.output_lonlat)

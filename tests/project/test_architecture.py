@@ -17,25 +17,25 @@ ROOMS = (
 MOST_AT_THE_TOP, MOST_IN_A_ROOM, MOST_LINES = 6, 15, 600
 # Of other rooms, what draws on a device may import these alone: NumPy is all they need.
 RUNTIME_NEEDS = {
-    "readers.longitudes", "problem.grid", "problem.coarse_lattice", "problem.projection", "extend.log_convex",
+    "readers.longitudes", "problem.grid", "problem.projection", "extend.log_convex",
 }  # fmt: skip
 # Library -> the rooms or modules that may import it.
 CONFINED = {
-    "aiohttp": {"store.remote_filesystems"},
+    "aiohttp": {"store.remote_drivers"},
     "distributed": {"compute"},
     "dask": {"compute"},
     "dask_jobqueue": {"compute.workers"},
     "dask_kubernetes": {"compute.workers"},
     # These by name only, in functions (see `optional_libraries`).
+    "ijson": set(),
     "osmnx": set(),
     "osmium": set(),
     "pyogrio": set(),
     "platformdirs": set(),
     "geopandas": set(),
     "highspy": {"seed.highs"},
-    "pyarrow": {"readers.point_tables", "auditors.foreign", "sampling.report_files"},
+    "pyarrow": {"readers.tables", "readers.point_tables", "auditors.foreign", "sampling.report_files"},
     "rasterio": {"problem.population_raster"},
-    "ijson": {"readers.point_geojson"},
     "shapely": {"readers", "problem.region", "evaluation.attackers.districts"},
     "matplotlib": {"files", "problem.maps", "auditors.figure", "evaluation.figure", "reports"},
     "PIL": {"reports.page"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mdpext_dask.job.spec import JobSpec, load_job
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.reports.compare.methods import METHODS
 from mdpext_dask.reports.compare.protocol import cases_of, compare
 
@@ -32,12 +32,12 @@ def test_cases_are_the_published_grids(city: tuple[str, JobSpec]) -> None:
     name, spec = city
     cells, records = GRIDS[name]
     cases = {case.name: case for case in cases_of(spec, ["all"], None)}
-    frame = build_frame(spec)
-    assert (frame.grid.cells_x, frame.grid.cells_y) == cells
+    geometry = build_geometry(spec)
+    assert (geometry.grid.cells_x, geometry.grid.cells_y) == cells
     for depth, count in records.items():
         for epsilon in EPSILONS:
             case = cases.pop(f"depth {depth} at {epsilon:g}/km")
-            grid = frame.grid
+            grid = geometry.grid
             assert case.spec.privacy.epsilon_per_km == epsilon
             assert case.spec.domain.cell_km == grid.cell_km
             factor = 1
@@ -46,7 +46,7 @@ def test_cases_are_the_published_grids(city: tuple[str, JobSpec]) -> None:
             assert (cells[0] * factor + 1) * (cells[1] * factor + 1) == count
     assert (spec.compare.repeats, spec.compare.limit_seconds, spec.outputs.count) == (50, 1800, 20)
     # What is left changes how dense the seeds are, and not where the records are.
-    seeds = {name: build_frame(case.spec).grid for name, case in cases.items()}
+    seeds = {name: build_geometry(case.spec).grid for name, case in cases.items()}
     assert {name: grid.seeds_shape for name, grid in seeds.items()} == {
         f"seeds {n}x{n}": (n, n) for n in (5, 7, 9, 13, 17)
     }

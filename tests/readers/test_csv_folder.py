@@ -16,7 +16,7 @@ from pyproj import Geod
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
 
@@ -312,7 +312,7 @@ def test_unknown_built_in_points_are_refused_with_those_known() -> None:
         assert part in message
 
 
-@pytest.mark.parametrize("build", [build_frame, build_domain])
+@pytest.mark.parametrize("build", [build_geometry, build_domain])
 def test_built_in_network_has_no_directions_to_follow(
     small_job: JobMaker, build: Callable[..., object]
 ) -> None:
@@ -324,7 +324,7 @@ def test_built_in_network_has_no_directions_to_follow(
 
 def test_directions_do_not_matter_to_euclidean_loss(small_job: JobMaker) -> None:
     spec = parse_job(small_job(loss={"kind": "euclidean", "directed": True}))
-    assert build_frame(spec).network.nodes == 4197
+    assert build_geometry(spec).network.nodes == 4197
 
 
 # --- osmnx -----------------------------------------------------------------------------------------

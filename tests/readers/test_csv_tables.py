@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.csv_tables import integers, numbers, read_csv
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.readers.point_files import read_points
+from mdpext_dask.readers.tables import read_csv
 
 
 @pytest.fixture
@@ -137,14 +137,14 @@ def test_degrees_at_the_very_ends_are_accepted() -> None:
 
 def test_missing_required_column_is_named(table: Callable[..., Path]) -> None:
     path = table("id,lon", "1,2")
-    message = _refusal(path, lambda: read_csv(path, required=("id", "lon", "lat")))
+    message = _refusal(path, lambda: read_csv(path, ("id", "lon", "lat")))
     assert "column lat is missing" in message
     assert "found id, lon" in message
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.csv"
-    assert _refusal(path, lambda: read_csv(path)) == "no such file"
+    assert _refusal(path, lambda: read_csv(path, ("lon",))) == "no such file"
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert _refusal(path, lambda: read_csv(path))
+    assert _refusal(path, lambda: read_csv(path, ("lon",)))
 
 
 def test_folder_instead_of_a_file_is_named(tmp_path: Path) -> None:
-    assert _refusal(tmp_path, lambda: read_csv(tmp_path))
+    assert _refusal(tmp_path, lambda: read_csv(tmp_path, ("lon",)))
 
 
 # --- columns ---------------------------------------------------------------------------------------
@@ -181,31 +181,31 @@ def test_whole_numbers_of_eighteen_digits_stay_exact(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "ids.csv"
     path.write_text("id\n" + "".join(f"{value}\n" for value in values))
-    assert integers(read_csv(path), "id", path).tolist() == values
+    assert read_csv(path, ("id",)).integers("id").tolist() == values
 
 
 def test_ids_that_floats_cannot_tell_apart_stay_apart(table: Callable[..., Path]) -> None:
     ids = [2**53, 2**53 + 1]
     assert float(ids[0]) == float(ids[1])
     path = table("id", *map(str, ids), name="ids.csv.gz")
-    assert integers(read_csv(path), "id", path).tolist() == ids
+    assert read_csv(path, ("id",)).integers("id").tolist() == ids
 
 
 @pytest.mark.parametrize("text", ["1.0", "1e3", "one", "nan", "", "1 2", "--1", "99999999999999999999"])
 def test_cell_that_is_no_whole_number_is_named(table: Callable[..., Path], text: str) -> None:
     path = table("id,more", "1,x", f"{text},x")
-    message = _refusal(path, lambda: integers(read_csv(path), "id", path))
+    message = _refusal(path, lambda: read_csv(path, ("id",)).integers("id"))
     assert message.startswith(f"line 3: id {text!r} ")
 
 
 def test_first_bad_cell_is_the_one_named(table: Callable[..., Path]) -> None:
     path = table("a", "1", "x", "y")
-    assert _refusal(path, lambda: numbers(read_csv(path), "a", path)).startswith("line 3: a 'x'")
+    assert _refusal(path, lambda: read_csv(path, ("a",)).finite("a")).startswith("line 3: a 'x'")
 
 
 def test_numbers_are_finite_floats(table: Callable[..., Path]) -> None:
     path = table("a", "1", "-2.5e-3", "+7")
-    values = numbers(read_csv(path), "a", path)
+    values = read_csv(path, ("a",)).finite("a")
     assert values.dtype == np.float64
     assert values.tolist() == [1, -0.0025, 7]
     assert all(map(math.isfinite, values))

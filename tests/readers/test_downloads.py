@@ -18,7 +18,7 @@ from mdpext_dask.events import Note
 from mdpext_dask.job.spec import files_of, load_job, parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.region import read_region
 from mdpext_dask.readers.roads import downloads
 from mdpext_dask.readers.roads.downloads import digests, outline_of_place, roads_of_place
@@ -242,7 +242,7 @@ def test_runs_at_the_same_time_end_with_one_download(server: MapServer, cache: P
     for thread in threads:
         thread.join()
     assert len(server.asked) == 2
-    assert [one.folder for one in found] == [_entry(cache, "outlines")] * 2
+    assert [folder for folder, _ in found] == [_entry(cache, "outlines")] * 2
     assert found[0] == found[1]
 
 
@@ -324,16 +324,16 @@ def test_region_is_the_outline_of_the_jobs_place_or_of_another(
     own = parse_job(_job(small_job, region="place"))
     assert files_of(own) == {}
     assert own.identity()["domain"]["region"] == "place"
-    assert build_frame(own).notes
+    assert build_geometry(own).notes
     other = parse_job(small_job(domain={"region": "place:Midtown"}))
     assert other.identity()["domain"]["region"] == "place:Midtown"
     server.outline = {
         "type": "Polygon",
         "coordinates": [[[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]],
     }
-    frame = build_frame(other)
-    assert not frame.kept.all()
-    assert frame.downloads.keys() == {"domain.region"}
+    geometry = build_geometry(other)
+    assert not geometry.kept.all()
+    assert geometry.downloads.keys() == {"domain.region"}
     # A job file's folder does not enter the name.
     (tmp_path / "job.toml").write_text(
         '[domain]\nplace = "Rome, Italy"\nregion = "place"\ncell_km = 1.0\nrefine = [1]\n'

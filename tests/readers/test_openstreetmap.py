@@ -16,12 +16,16 @@ from pyproj import Geod
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.readers.roads import openstreetmap as osm_module
-from mdpext_dask.readers.roads.drivable_ways import EXCLUDED, direction, is_drivable
-from mdpext_dask.readers.roads.junctions import Arcs, join_at_junctions
-from mdpext_dask.readers.roads.network import RoadNetwork
-from mdpext_dask.readers.roads.openstreetmap import read_osm
+from mdpext_dask.readers.roads.network import Arcs, RoadNetwork
+from mdpext_dask.readers.roads.openstreetmap import (
+    EXCLUDED,
+    direction,
+    is_drivable,
+    join_at_junctions,
+    read_osm,
+)
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.osm_files import ROAD, Ways, convert, osm_xml, write_osm
 from tests.support.towns import ONE_WAY, STREETS, TOWN, _grid
@@ -414,9 +418,9 @@ def test_only_roads_that_touch_the_box_are_read(tmp_path: Path) -> None:
 def test_a_jobs_box_reaches_the_reader(small_job: JobMaker, tmp_path: Path) -> None:
     path = write_osm(tmp_path / "town.osm", TOWN, STREETS)
     section = {"roads": str(path), "bbox": [12.0, 42.0, 12.04, 42.04], "cell_km": 1.0, "refine": [1]}
-    frame = build_frame(parse_job(small_job(domain=section, outputs={"count": 4})))
-    assert frame.network.lonlat.max() < 42.1
-    assert any("do not touch domain.bbox" in note for note in frame.notes)
+    geometry = build_geometry(parse_job(small_job(domain=section, outputs={"count": 4})))
+    assert geometry.network.lonlat.max() < 42.1
+    assert any("do not touch domain.bbox" in note for note in geometry.notes)
 
 
 # --- the antimeridian ------------------------------------------------------------------------------

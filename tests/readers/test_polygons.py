@@ -14,7 +14,7 @@ from pyproj import Transformer
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import Region, read_region
 
@@ -158,7 +158,7 @@ def test_bad_file_is_one_clear_line(
 ) -> None:
     path = tmp_path / f"region{suffix}"
     make(path)
-    message = _refusal(DataError, lambda: build_frame(parse_job(small_job(domain={"region": str(path)}))))
+    message = _refusal(DataError, lambda: build_geometry(parse_job(small_job(domain={"region": str(path)}))))
     assert message.startswith("domain.region")
     assert named in message
 
@@ -217,7 +217,7 @@ def test_so_it_does_in_capitals(tmp_path: Path, small_job: JobMaker, suffixes: t
 
 def test_region_in_a_shapefile_keeps_the_same_cells(tmp_path: Path, small_job: JobMaker) -> None:
     frames = [
-        build_frame(parse_job(small_job(domain={"region": str(path), "cell_km": 1.0})))
+        build_geometry(parse_job(small_job(domain={"region": str(path), "cell_km": 1.0})))
         for path in (
             _geojson(tmp_path / "park.geojson", _PARK),
             _write(tmp_path / "park.shp", _PARK, crs="EPSG:32618"),

@@ -87,7 +87,7 @@ def test_without_axes_there_are_new_ones(mechanism: Mechanism) -> None:
 
 def test_outputs_and_seeds_are_where_they_are_stored(store: MechanismStore, ax: Axes) -> None:
     plots.plot_domain(store.url, ax)
-    outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+    outputs = store.read_output_xy_km()
     np.testing.assert_array_equal(artist(ax, "outputs").get_offsets(), outputs)
     x = [segment[0, 0] for segment in artist(ax, "seeds east").get_segments()]
     assert x == pytest.approx(np.unique(store.grid.seeds_xy_km()[:, 0]))
@@ -118,7 +118,7 @@ def test_dots_of_a_row_have_areas_like_its_probabilities(mechanism: Mechanism, a
 def test_the_field_of_an_output_is_the_stored_column(store: MechanismStore, ax: Axes) -> None:
     plots.plot_output(store.url, 3, ax)
     shown = artist(ax, "records")
-    stored = store.read_probability(slice(None), slice(None))[..., 3].astype(np.float64)
+    stored = store.read("probability")[..., 3].astype(np.float64)
     np.testing.assert_array_equal(shown.get_array(), 100 * stored.T)
     # Which place a pixel is at: that with the largest value lies where it is stored.
     i, j = np.unravel_index(stored.argmax(), stored.shape)

@@ -294,7 +294,7 @@ def test_it_needs_numpy_and_little_else() -> None:
     heavy = "{'pydantic', 'zarr', 'scipy', 'dask', 'pandas', 'xarray', 'pyproj', 'distributed', 'typer'}"
     code = (
         "import sys, mdpext_dask.runtime.sticky, mdpext_dask.runtime.ledger; "
-        "import mdpext_dask.problem.coarse_lattice; "
+        "import mdpext_dask.problem.grid; "
         f"assert not {heavy} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

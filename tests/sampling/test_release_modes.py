@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from mdpext_dask import Mechanism, build, open_mechanism
 from mdpext_dask.errors import BudgetExceeded, DataError, MdpextError, SpecError, StoreError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.coarse_lattice import coarse_indices, radius_km, steps_of
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Grid, coarse_indices, coarse_radius_km, coarse_steps
 from mdpext_dask.runtime.integer_sampling import integer_weights
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.random_bits import Words, words_for_tests
@@ -294,14 +293,14 @@ def test_a_coarse_index_is_the_nearest_of_few(last: int, steps: int, parts: list
 
 
 def test_steps_and_radius() -> None:
-    assert [steps_of(km, 0.25) for km in (0.01, 0.25, 0.26, 0.5, 0.75, 1)] == [1, 1, 2, 2, 3, 4]
-    assert steps_of(0.3, 0.1) == 3  # and not 4, by rounding
-    assert radius_km(3, 0.2, 2.0) == pytest.approx(math.hypot(0.3, 0.3))
-    assert radius_km(3, 0.2, 1.0) == pytest.approx(0.6)
-    assert radius_km(3, 0.2, math.inf) == pytest.approx(0.3)
+    assert [coarse_steps(km, 0.25) for km in (0.01, 0.25, 0.26, 0.5, 0.75, 1)] == [1, 1, 2, 2, 3, 4]
+    assert coarse_steps(0.3, 0.1) == 3  # and not 4, by rounding
+    assert coarse_radius_km(3, 0.2, 2.0) == pytest.approx(math.hypot(0.3, 0.3))
+    assert coarse_radius_km(3, 0.2, 1.0) == pytest.approx(0.6)
+    assert coarse_radius_km(3, 0.2, math.inf) == pytest.approx(0.3)
     for wrong in (0, -1.0, math.nan, math.inf, 1.7e308, "1", None):
         with pytest.raises(SpecError, match="place_km"):
-            steps_of(wrong, 0.25)  # type: ignore[arg-type]
+            coarse_steps(wrong, 0.25)  # type: ignore[arg-type]
 
 
 def test_coarse_places_cost_what_is_reported(mechanism: Mechanism) -> None:

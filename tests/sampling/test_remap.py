@@ -147,7 +147,7 @@ def test_the_table_is_that_of_the_stored_rows(remapped_once: tuple[Path, dict[st
     path, answer = remapped_once
     store = MechanismStore.open(str(path))
     problem = Problem.of_store(store)
-    rows = store.read_probability(slice(None), slice(None)).astype(np.float64)
+    rows = store.read("probability").astype(np.float64)
     rows /= rows.sum(axis=-1, keepdims=True)
     weighted = (rows * problem.prior[..., None]).reshape(-1, problem.outputs)
     costs = weighted.T @ problem.loss.rows(problem.records_xy_km(slice(0, problem.grid.shape[0])))
@@ -171,7 +171,7 @@ def test_the_table_is_that_of_the_stored_rows(remapped_once: tuple[Path, dict[st
 
 def test_remapped_rows_keep_epsilon(remapped_once: tuple[Path, dict[str, Any]]) -> None:
     store = MechanismStore.open(str(remapped_once[0]))
-    rows = store.read_probability(slice(None), slice(None)).astype(np.float64)
+    rows = store.read("probability").astype(np.float64)
     problem = Problem.of_store(store)
     assert holds(merge_columns(rows, read_remap(store).table), problem)
 

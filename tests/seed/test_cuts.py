@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.certificate_vectors import steepest_slopes
+from mdpext_dask.auditors.certificate import steepest_slopes
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.pipeline.refine import vectors_above
 from mdpext_dask.seed.budget import dual_exponent, vector_norm

@@ -14,7 +14,7 @@ import zarr
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.certificate import certify_block
 from mdpext_dask.errors import GuaranteeViolation, MdpextError, StoreError
-from mdpext_dask.job.spec import parse_job
+from mdpext_dask.job.spec import fingerprint_of, parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema
@@ -36,6 +36,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finished(built: Path, tmp_path: Path) -> Path:
     return shutil.copytree(built, tmp_path / "copy.zarr")
+
+
+@pytest.fixture
+def small(tmp_path: Path, small_job: Job) -> Path:
+    build(parse_job(small_job()), str(tmp_path / "s.zarr"))
+    return tmp_path / "s.zarr"
 
 
 def opened(path: Path) -> MechanismStore:
@@ -60,6 +66,11 @@ def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file.write_text(json.dumps(document))
 
 
+def put(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
 # --- shards ---------------------------------------------------------------------------------------
 
 
@@ -75,25 +86,22 @@ def test_a_finished_store_has_no_damage(built: Path) -> None:
 )
 def test_one_shard_is_named_by_what_happened_to_it(finished: Path, harm: str) -> None:
     key = shard(finished, 3)
-    file = finished / key
+    file, extra = finished / key, ()
     content = file.read_bytes()
-    extra: tuple[str, ...] = ()
     file.unlink()
-    if harm == "a bit":
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif harm == "truncated":
-        file.write_bytes(content[:-7])
-    elif harm == "emptied":
-        file.touch()
-    elif harm == "garbage":
-        file.write_bytes(b"garbage")
-    elif harm == "another's":
-        shutil.copy(finished / shard(finished, 4), file)
+    changed = {
+        "a bit": content[:-1] + bytes([content[-1] ^ 1]),
+        "truncated": content[:-7],
+        "emptied": b"",
+        "garbage": b"garbage",
+        "another's": (finished / shard(finished, 4)).read_bytes(),
+    }
+    if harm in changed:
+        file.write_bytes(changed[harm])
     elif harm == "a folder in its place":
-        file.mkdir()
-        (file / "0").write_bytes(content)
+        put(file / "0", content)
         extra = (f"{key}/0",)
-    kind = "missing" if harm in ("gone", "a folder in its place") else "changed"
+    kind = "changed" if harm in changed else "missing"
     assert damage_of_block(opened(finished), 3) == ShardDamage(**{kind: (key,)})
     assert extra_shards(opened(finished)) == extra
     error = refusal(finished)
@@ -122,8 +130,7 @@ def test_all_kinds_at_once_and_only_five_of_each_in_the_message(finished: Path) 
     (finished / keys[8]).unlink()
     stray = [f"probability/c/7/7/{n}" for n in range(6)]
     for key in stray:
-        (finished / key).parent.mkdir(parents=True, exist_ok=True)
-        (finished / key).write_bytes(b"extra")
+        put(finished / key, b"extra")
     error = refusal(finished)
     assert error.worst["changed"] == tuple(keys[:7])
     assert error.worst["missing"] == (keys[8],)
@@ -138,8 +145,7 @@ def test_objects_that_belong_to_no_block_are_seen(finished: Path, name: str) -> 
     key = f"probability/c/{name}"
     if name == "0/0":  # a file where there was a folder
         shutil.rmtree(finished / key)
-    (finished / key).parent.mkdir(parents=True, exist_ok=True)
-    (finished / key).write_bytes(b"something")
+    put(finished / key, b"something")
     assert extra_shards(opened(finished)) == (key,)
     error = refusal(finished)
     assert error.worst["extra"] == (key,)
@@ -155,16 +161,12 @@ def test_what_a_killed_write_leaves_is_no_shard(finished: Path) -> None:
 
 def test_a_shard_of_a_skipped_block_is_extra_whatever_its_receipt_says(finished: Path) -> None:
     index = min(opened(finished).plan.skipped)
-    file = finished / shard(finished, index)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(finished / shard(finished, 0), file)
-    assert damage_of_block(opened(finished), index) == ShardDamage(extra=(shard(finished, index),))
-    digest = receipts.shard_sha256(opened(finished).objects, shard(finished, index))
-    edit(
-        finished / receipts.key_of(index),
-        lambda receipt: receipt.update(shards={shard(finished, index): digest}),
-    )
-    assert damage_of_block(opened(finished), index) == ShardDamage(extra=(shard(finished, index),))
+    key = shard(finished, index)
+    put(finished / key, (finished / shard(finished, 0)).read_bytes())
+    assert damage_of_block(opened(finished), index) == ShardDamage(extra=(key,))
+    shards = {key: receipts.shard_sha256(opened(finished).objects, key)}
+    edit(finished / receipts.key_of(index), lambda receipt: receipt.update(shards=shards))
+    assert damage_of_block(opened(finished), index) == ShardDamage(extra=(key,))
     assert refusal(finished).worst["blocks"] == [index]
     (finished / receipts.key_of(index)).unlink()
     assert damage_of_block(opened(finished), index).extra
@@ -173,14 +175,12 @@ def test_a_shard_of_a_skipped_block_is_extra_whatever_its_receipt_says(finished:
 @pytest.mark.parametrize("harm", ["gone", "damaged", "another block's", "no text"])
 def test_without_a_receipt_shards_are_extra_or_missing(finished: Path, harm: str) -> None:
     receipt, key = finished / receipts.key_of(2), shard(finished, 2)
-    if harm == "gone":
-        receipt.unlink()
-    elif harm == "damaged":
-        receipt.write_text(receipt.read_text()[:50])
-    elif harm == "no text":
-        edit(receipt, lambda content: content.update(shards={key: 7}))
-    else:
-        shutil.copy(finished / receipts.key_of(3), receipt)
+    {
+        "gone": receipt.unlink,
+        "damaged": lambda: receipt.write_text(receipt.read_text()[:50]),
+        "no text": lambda: edit(receipt, lambda content: content.update(shards={key: 7})),
+        "another block's": lambda: shutil.copy(finished / receipts.key_of(3), receipt),
+    }[harm]()
     assert damage_of_block(opened(finished), 2) == ShardDamage(extra=(key,))
     assert "no receipt of blocks: 2" in str(refusal(finished))
     (finished / key).unlink()
@@ -200,8 +200,7 @@ def test_the_certificate_has_the_same_shards_changed(finished: Path) -> None:
     (finished / shard(finished, 3)).unlink()
     (finished / receipts.key_of(4)).unlink()
     skipped = min(store.plan.skipped)
-    (finished / shard(finished, skipped)).parent.mkdir(parents=True, exist_ok=True)
-    (finished / shard(finished, skipped)).write_bytes(b"extra")
+    put(finished / shard(finished, skipped), b"extra")
     for block in store.plan:
         damage = certify_block(str(finished), block.index, 2.0, 1.0).damage
         assert damage == damage_of_block(store, block.index)
@@ -240,28 +239,26 @@ def turned_round(path: Path) -> None:
 @pytest.mark.parametrize("harm", ["prior", "prior lost", "outputs", "grid", "problem_sha256", "kind of loss"])
 def test_another_problem_than_the_store_was_made_for_is_noticed(finished: Path, harm: str) -> None:
     store = MechanismStore.open(str(finished), mode="r+")
-    if harm == "prior":
-        write(finished, "prior", lambda prior: np.multiply(prior, 1 + 1e-9, out=prior))
-    elif harm == "prior lost":
-        shutil.rmtree(finished / "prior" / "c")
-    elif harm == "outputs":
-        turned_round(finished)
-    elif harm == "grid":
-        store.update(grid={**store.attributes["grid"], "refine": [1, 2]})
-    elif harm == "problem_sha256":
-        store.update(problem_sha256="0" * 64)
-    else:
-        edit(finished / "problem" / "zarr.json", lambda group: group["attributes"].update(loss="travel"))
+    group = finished / "problem" / "zarr.json"
+    {
+        "prior": lambda: write(finished, "prior", lambda prior: np.multiply(prior, 1 + 1e-9, out=prior)),
+        "prior lost": lambda: shutil.rmtree(finished / "prior" / "c"),
+        "outputs": lambda: turned_round(finished),
+        "grid": lambda: store.update(grid={**store.attributes["grid"], "refine": [1, 2]}),
+        "problem_sha256": lambda: store.update(problem_sha256="0" * 64),
+        "kind of loss": lambda: edit(group, lambda content: content["attributes"].update(loss="travel")),
+    }[harm]()
     assert "problem_sha256" in refusal(finished).worst["attributes"]
 
 
-@pytest.mark.parametrize("table", ["node_xy", "task_distance", "task_weight", "output_node"])
-def test_changed_tables_of_the_loss_are_noticed(tmp_path: Path, small_job: Job, table: str) -> None:
-    path = tmp_path / "s.zarr"
-    build(parse_job(small_job()), str(path))
-    open_mechanism(path, verify=True)
-    write(path, f"problem/{table}", lambda values: values.__setitem__(0, values[1] + 1))
-    assert refusal(path).worst["attributes"] == ["problem_sha256"]
+def test_changed_tables_of_the_loss_are_noticed(small: Path) -> None:
+    open_mechanism(small, verify=True)
+    for table in ("node_xy", "task_distance", "task_weight", "output_node"):
+        before = opened(small).read(f"problem/{table}")
+        write(small, f"problem/{table}", lambda values: values.__setitem__(0, values[1] + 1))
+        assert refusal(small).worst["attributes"] == ["problem_sha256"], table
+        write(small, f"problem/{table}", lambda values, before=before: np.copyto(values, before))
+    open_mechanism(small, verify=True)
 
 
 def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job) -> None:
@@ -269,7 +266,7 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
     path = tmp_path / "s.zarr"
     build(parse_job(small_job(loss={"kind": "euclidean"})), str(path))
     store = MechanismStore.open(str(path), mode="r+")
-    outputs = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+    outputs = store.read_output_xy_km()
     store.update(problem_sha256=schema.problem_sha256(store.grid, (outputs, store.read("prior"))))
     open_mechanism(path, verify=True)
     write(path, "prior", lambda prior: prior.__setitem__((0, 0), 0.5))
@@ -301,20 +298,17 @@ def test_copies_of_descriptions_that_only_others_read_are_noticed(
     assert audit(str(finished)).changed == (f"{name}/zarr.json",)
 
 
-def test_other_numbers_of_the_outputs_are_noticed(finished: Path) -> None:
+def test_other_outputs_or_cells_are_noticed(finished: Path) -> None:
+    lost = finished / "output_lat" / "zarr.json"
+    content = lost.read_bytes()
+    edit(lost, lambda array: array.update(shape=[4]))
+    assert refusal(finished).worst["attributes"] == ["projection", "output_lat/zarr.json"]
+    lost.write_bytes(content)
     write(finished, "output", lambda numbers: numbers.__setitem__(0, 7))
     assert refusal(finished).worst["attributes"] == ["output"]
-
-
-@pytest.mark.parametrize("axis", ["cells_x", "cells_y"])
-def test_a_smaller_grid_is_noticed(finished: Path, axis: str) -> None:
-    edit(finished / "zarr.json", lambda root: root["attributes"]["grid"].update({axis: 3}))
-    assert "the cells of its region have changed" in str(refusal(finished))
-
-
-def test_outputs_of_which_one_is_lost_are_noticed(finished: Path) -> None:
-    edit(finished / "output_lat" / "zarr.json", lambda array: array.update(shape=[4]))
-    assert refusal(finished).worst["attributes"] == ["projection", "output_lat/zarr.json"]
+    for axis in ("cells_x", "cells_y"):
+        edit(finished / "zarr.json", lambda root, axis=axis: root["attributes"]["grid"].update({axis: 3}))
+        assert "the cells of its region have changed" in str(refusal(finished))
 
 
 @pytest.mark.parametrize("name", ["x", "output_lat", "prior", "inside", "seed/score", "output"])
@@ -351,20 +345,12 @@ def test_a_certificate_of_something_else_is_none(finished: Path, key: str, value
 
 
 def test_a_promise_for_another_metric_with_all_its_digests_is_not_what_was_certified(finished: Path) -> None:
-    from mdpext_dask.job.spec import fingerprint_of
-
     store = MechanismStore.open(str(finished), mode="r+")
     job, identity = store.attributes["job"], store.attributes["identity"]
     for table in (job, identity):
         table["domain"]["metric_p"] = 1.0
-    spacing = store.grid.spacing_km
-    store.update(
-        job=job,
-        identity=identity,
-        fingerprint=fingerprint_of(identity),
-        metric_p=1.0,
-        quantisation_km=spacing,
-    )
+    facts = {"job": job, "identity": identity, "fingerprint": fingerprint_of(identity)}
+    store.update(**facts, metric_p=1.0, quantisation_km=store.grid.spacing_km)
     assert refusal(finished).worst["attributes"] == ["epsilon_certified"]
 
 
@@ -374,24 +360,20 @@ def test_a_promise_for_another_metric_with_all_its_digests_is_not_what_was_certi
 )
 def test_damaged_descriptions_are_one_error(finished: Path, name: str, harm: str) -> None:
     file = finished / name / "zarr.json"
-    if harm == "truncated":
-        file.write_text(file.read_text()[:300])
-    elif harm == "another type":
+    if harm == "another type":
         edit(file, lambda document: document.update(data_type="abc", node_type=3))
-    elif harm == "another document":
-        file.write_text("[1, 2]")
     else:
-        file.write_text("{}")
+        truncated = file.read_text()[:300]
+        file.write_text({"truncated": truncated, "another document": "[1, 2]", "no node": "{}"}[harm])
     with pytest.raises((StoreError, GuaranteeViolation)) as caught:
         open_mechanism(finished, verify=True)
     assert len(str(caught.value).splitlines()) == 1
     assert re.search("damaged|missing|changed|cannot be read|not a mechanism store", str(caught.value))
 
 
-def test_who_rewrites_everything_consistently_is_not_noticed(tmp_path: Path, small_job: Job) -> None:
+def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> None:
     """Nothing is signed: this is where what `verify` can notice ends."""
-    path = tmp_path / "s.zarr"
-    build(parse_job(small_job()), str(path))
+    path = small
     write(path, "probability", lambda rows: rows.__setitem__((4, 1), rows[4, 1][::-1].copy()))
     store = MechanismStore.open(str(path), mode="r+")
     for index, receipt in store.read_receipts().items():

@@ -1,10 +1,6 @@
 """Stores behind URLs, with real servers on loopback: S3, S3 that fails, plain HTTP, memory."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +29,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
-from tests.support.processes import job_file
+from tests.support.processes import job_file, processes_in, wait_until
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -62,13 +58,9 @@ def proxy_of_all(s3: str) -> Iterator[servers.Proxy]:
 
 def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """Let stores of this process and its children be at an endpoint."""
-    for name, value in (
-        ("AWS_ENDPOINT_URL", endpoint),
-        ("AWS_ACCESS_KEY_ID", "somebody"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
+    secrets = {"ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}
+    for name, value in {**secrets, "ENDPOINT_URL": endpoint, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
     # Connections are kept for as long as the process lives, wherever they went.
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
@@ -104,6 +96,27 @@ def local(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     return path
 
 
+@pytest.fixture
+def url(bucket: str) -> str:
+    """Return the URL of a store that is not there yet."""
+    return f"{bucket}/small.zarr"
+
+
+@pytest.fixture
+def copied(url: str, local: Path) -> str:
+    """Return the URL of a copy of the local store."""
+    store = objects.open_objects(url)
+    for path in (path for path in local.rglob("*") if path.is_file()):
+        objects.put_bytes(store, path.relative_to(local).as_posix(), path.read_bytes())
+    return url
+
+
+@pytest.fixture
+def job(tmp_path: Path, small_job: Job) -> Path:
+    """Return the file of the job of the local store."""
+    return job_file(tmp_path, small_job(**BLOCKS))
+
+
 def shards_of(url: object) -> dict[str, str]:
     """Return the digests of all shards, as the receipts have them."""
     found = MechanismStore.open(str(url)).read_receipts().values()
@@ -114,16 +127,15 @@ def put(url: str, key: str, value: bytes = b"x") -> None:
     objects.put_bytes(objects.open_objects(url), key, value)
 
 
-def copy_to(url: str, folder: Path) -> None:
-    """Copy a local store to a URL."""
-    store = objects.open_objects(url)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            objects.put_bytes(store, path.relative_to(folder).as_posix(), path.read_bytes())
-
-
 def keys_of(url: str) -> list[str]:
     return objects.list_keys(objects.open_objects(url, read_only=True), "")
+
+
+def exit_code_of_run(job: Path, url: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(job), "--store", url, "--progress", "none"])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 # --- S3 -------------------------------------------------------------------------------------------
@@ -140,35 +152,30 @@ def test_a_store_in_s3_has_the_same_bytes_as_a_local_one(bucket: str, local: Pat
     assert not [key for key in keys_of(url) if key.endswith(objects.LEFTOVER)]
 
 
-def test_overwriting_deletes_its_own_objects_only(bucket: str, local: Path) -> None:
-    url = f"{bucket}/small.zarr"
-    copy_to(url, local)
+def test_overwriting_deletes_its_own_objects_only(bucket: str, copied: str) -> None:
     others = {f"{bucket}/small.zarr2": "zarr.json", bucket: "small.zar", f"{bucket}/other": "deep/in/it"}
     for place, key in others.items():
         put(place, key)
-    put(url, "probability/c/77/0/0")
-    MechanismStore.clear(url)
-    assert keys_of(url) == []
+    put(copied, "probability/c/77/0/0")
+    MechanismStore.clear(copied)
+    assert keys_of(copied) == []
     for place, key in others.items():
         assert objects.exists(objects.open_objects(place), key)
 
 
 def test_a_store_that_is_half_deleted_is_no_complete_one(
-    bucket: str, local: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
+    copied: str, small_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"{bucket}/small.zarr"
-    copy_to(url, local)
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(objects, "delete_keys", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            MechanismStore.clear(url)
-    assert MechanismStore.find(url, parse_job(small_job(**BLOCKS))) is None
+            MechanismStore.clear(copied)
+    assert MechanismStore.find(copied, parse_job(small_job(**BLOCKS))) is None
     with pytest.raises(MdpextError, match="not complete"):
-        open_mechanism(url)
+        open_mechanism(copied)
 
 
 def test_of_many_creators_one_is_told_that_it_is_the_one(bucket: str, tmp_path: Path) -> None:
@@ -198,19 +205,16 @@ def test_a_bucket_that_is_missing_is_said_at_once(small_job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_that_is_missing_is_never_read_as_something(bucket: str, local: Path) -> None:
-    url = f"{bucket}/small.zarr"
-    copy_to(url, local)
-    store = objects.open_objects(url)
-    objects.delete_keys(store, list(shards_of(local)))
-    mechanism = open_mechanism(url)
+def test_a_shard_that_is_missing_is_never_read_as_something(copied: str, local: Path) -> None:
+    objects.delete_keys(objects.open_objects(copied), list(shards_of(local)))
+    mechanism = open_mechanism(copied)
     with pytest.raises(MdpextError):
         mechanism.row(x_km=0, y_km=0)
     with pytest.raises(MdpextError):
         mechanism.sample_points(np.zeros((3, 2)), planar=True)
     with pytest.raises(GuaranteeViolation, match="missing shards"):
-        open_mechanism(url, verify=True)
-    assert not audit(url).holds
+        open_mechanism(copied, verify=True)
+    assert not audit(copied).holds
 
 
 # --- S3 that fails --------------------------------------------------------------------------------
@@ -222,22 +226,16 @@ DENIED = {"kind": "status", "status": 403, "code": "AccessDenied", "message": "A
 @pytest.mark.parametrize(
     "fault",
     [
-        {**THROTTLED, "in_turns": True},
-        {"kind": "cut", "in_turns": True},
+        THROTTLED,
+        {"kind": "cut"},
         *(
             pytest.param(fault, marks=pytest.mark.slow)
             for fault in (
-                {"kind": "status", "status": 500, "code": "InternalError", "in_turns": True},
-                {
-                    "kind": "status",
-                    "status": 400,
-                    "code": "RequestTimeout",
-                    "in_turns": True,
-                    "method": "GET|PUT",
-                },
-                {"kind": "hang", "in_turns": True, "times": 2},
-                {"kind": "reset", "in_turns": True},
-                {"kind": "lost", "in_turns": True},
+                {"kind": "status", "status": 500, "code": "InternalError"},
+                {"kind": "status", "status": 400, "code": "RequestTimeout", "method": "GET|PUT"},
+                {"kind": "hang", "times": 2},
+                {"kind": "reset"},
+                {"kind": "lost"},
             )
         ),
     ],
@@ -249,7 +247,7 @@ def test_faults_that_pass_are_not_noticed(
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=8))
     store, value = objects.open_objects(bucket), os.urandom(100_000)
-    proxy.misbehave(fault)
+    proxy.misbehave({**fault, "in_turns": True})
     for name in ("a/b", "a/c", "d"):
         objects.put_bytes(store, name, value)
     assert objects.get_bytes(store, "a/b") == value
@@ -333,24 +331,19 @@ def test_creators_know_their_own_object(proxy: servers.Proxy, bucket: str, kind:
 
 @pytest.mark.slow
 def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
-    proxy: servers.Proxy, bucket: str, local: Path
+    proxy: servers.Proxy, copied: str
 ) -> None:
     """S3 then answers 403 for what is not there, which is never taken for a chunk of fill values."""
-    url = f"{bucket}/small.zarr"
-    copy_to(url, local)
-    unlisted = (
-        {"kind": "forbid", "method": "GET"},
-        {"kind": "status", "status": 403, "code": "AccessDenied", "path": "list-type"},
-    )
-    proxy.misbehave(unlisted[1], unlisted[0])
-    mechanism = open_mechanism(url, verify=True)
+    unlisted = {**DENIED, "path": "list-type"}, {"kind": "forbid", "method": "GET"}
+    proxy.misbehave(*unlisted)
+    mechanism = open_mechanism(copied, verify=True)
     mechanism.sample(lon=-73.98, lat=40.75, n=2)
-    assert summarise(MechanismStore.open(url))["blocks_done"] == 4
+    assert summarise(MechanismStore.open(copied))["blocks_done"] == 4
     proxy.misbehave()
-    objects.delete_keys(objects.open_objects(url), ["probability/c/0/0/0"])
-    proxy.misbehave(unlisted[1], unlisted[0])
+    objects.delete_keys(objects.open_objects(copied), ["probability/c/0/0/0"])
+    proxy.misbehave(*unlisted)
     with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
-        open_mechanism(url, verify=True)
+        open_mechanism(copied, verify=True)
     with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
         mechanism.dataset.probability[0, 0].load()
 
@@ -365,51 +358,53 @@ def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
     ],
 )
 def test_nothing_is_called_damaged_for_a_server_that_does_not_answer(
-    proxy: servers.Proxy, bucket: str, local: Path, paths: tuple[str, ...]
+    proxy: servers.Proxy, copied: str, paths: tuple[str, ...]
 ) -> None:
-    url = f"{bucket}/small.zarr"
-    copy_to(url, local)
     for path in paths:
         proxy.misbehave({**THROTTLED, "path": path})
         if path != "audit/":
             with pytest.raises(StoreAccessError, match=f"{path}.*503"):
-                open_mechanism(url, verify=True)
+                open_mechanism(copied, verify=True)
         with pytest.raises(StoreAccessError) if path != "audit/" else pytest.MonkeyPatch.context():
-            audit(url)
+            audit(copied)
         proxy.misbehave()
-        assert MechanismStore.open(url).state == "complete"
+        assert MechanismStore.open(copied).state == "complete"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({**THROTTLED, "method": "PUT", "path": "receipts/|probability", "first": 6}, "503"),
+        ({"kind": "hang", "first": 200}, "Read timeout"),
+    ],
+)
 def test_a_job_ends_with_one_line_where_the_server_has_gone_and_goes_on_later(
     proxy: servers.Proxy,
-    bucket: str,
+    url: str,
     local: Path,
-    small_job: Job,
-    tmp_path: Path,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    fault: dict[str, Any],
+    said: str,
 ) -> None:
-    url = f"{bucket}/small.zarr"
-    job = job_file(tmp_path, small_job(**BLOCKS))
-    proxy.misbehave({**THROTTLED, "method": "PUT", "path": "receipts/|probability", "first": 6})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == EXIT_INCOMPLETE
+    if fault["kind"] == "hang":
+        monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=3))
+    proxy.misbehave(fault)
+    assert exit_code_of_run(job, url) == EXIT_INCOMPLETE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {url}: ")
-    assert "503" in line
+    assert said in line
     proxy.misbehave()
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == 0
+    assert exit_code_of_run(job, url) == 0
     assert shards_of(url) == shards_of(local)
 
 
 @pytest.mark.slow
 def test_two_workers_write_the_same_bytes_while_every_other_request_fails(
-    proxy: servers.Proxy, bucket: str, local: Path, small_job: Job
+    proxy: servers.Proxy, url: str, local: Path, small_job: Job
 ) -> None:
-    url = f"{bucket}/small.zarr"
     proxy.misbehave(
         {**THROTTLED, "in_turns": True, "method": "GET"}, {"kind": "cut", "in_turns": True, "method": "PUT"}
     )
@@ -424,21 +419,18 @@ def test_two_workers_write_the_same_bytes_while_every_other_request_fails(
 @pytest.mark.slow
 def test_what_a_worker_is_refused_is_one_line_here(
     proxy: servers.Proxy,
-    bucket: str,
+    url: str,
     small_job: Job,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     fault: dict[str, Any],
 ) -> None:
-    url = f"{bucket}/small.zarr"
     job = job_file(tmp_path, small_job(**BLOCKS, cluster={"kind": "local", "workers": 2}))
     # Workers have the patience that is the default.
     monkeypatch.setattr(remote, "POLICY", RetryPolicy())
     proxy.misbehave({**fault, "method": "PUT", "path": "zarr/probability/c"})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == (EXIT_INCOMPLETE if fault is THROTTLED else EXIT_BAD_INPUT)
+    assert exit_code_of_run(job, url) == (EXIT_INCOMPLETE if fault is THROTTLED else EXIT_BAD_INPUT)
     lines = [line for line in capsys.readouterr().err.splitlines() if "trying again" not in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"error: {url}: probability/c/")
@@ -446,20 +438,17 @@ def test_what_a_worker_is_refused_is_one_line_here(
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_where_it_stopped(
-    bucket: str, local: Path, small_job: Job, tmp_path: Path
+    url: str, local: Path, small_job: Job, tmp_path: Path
 ) -> None:
-    url = f"{bucket}/small.zarr"
     job = job_file(tmp_path, small_job(**BLOCKS, cluster={"kind": "local", "workers": 2}))
-    command = [sys.executable, "-m", "mdpext_dask.cli", "run", str(job), "--store", url]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with processes_in(tmp_path) as processes:
+        command = processes.mdpext("run", job, "--store", url)
         receipts = objects.open_objects(url, read_only=True)
-        deadline = time.monotonic() + 120
-        while len(objects.list_keys(receipts, "receipts/")) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-        os.killpg(process.pid, signal.SIGKILL)
-    done = MechanismStore.open(url).read_receipts()
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+        wait_until(lambda: len(objects.list_keys(receipts, "receipts/")) >= 2, command)
+        assert not command.ended()
+        command.kill_group()
+        done = MechanismStore.open(url).read_receipts()
+        assert processes.mdpext("run", job, "--store", url).code() == 0
     after = MechanismStore.open(url).read_receipts()
     # Whole receipts: time and process are in them, so that none was done again.
     assert {block: after[block] for block in done} == done
@@ -468,52 +457,24 @@ def test_a_job_that_is_killed_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
-def test_every_command_takes_a_url(bucket: str, local: Path, small_job: Job, tmp_path: Path) -> None:
+def test_every_command_takes_a_url(url: str, local: Path, job: Path, tmp_path: Path) -> None:
     """In processes of their own, with nothing but the environment."""
-    url, job = f"{bucket}/small.zarr", job_file(tmp_path, small_job(**BLOCKS))
     points = tmp_path / "points.csv"
     points.write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
-    for arguments in (
-        ("init", job, "--store", url),
-        ("partition", url, "--range", "0:4"),
-        ("finalise", url),
-        ("status", url),
-        ("audit", url),
-        ("audit", url, "--method", "sampled", "--pairs", "1000"),
-        ("evaluate", url),
-        ("sample", url, points, "-o", tmp_path / "out.csv"),
-        ("run", job, "--store", url, "--overwrite"),
-    ):
-        answer = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert answer.returncode == 0, (arguments, answer.stderr)
-        assert "Traceback" not in answer.stderr
-        assert "Unclosed" not in answer.stderr
-    assert shards_of(url) == shards_of(local)
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_in_the_middle_of_a_job(
-    proxy: servers.Proxy,
-    bucket: str,
-    local: Path,
-    small_job: Job,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=3))
-    url, job = f"{bucket}/small.zarr", job_file(tmp_path, small_job(**BLOCKS))
-    proxy.misbehave({"kind": "hang", "first": 200})
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == EXIT_INCOMPLETE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Read timeout" in line
-    proxy.misbehave()
-    with pytest.raises(SystemExit) as ended:
-        main(["run", str(job), "--store", url, "--progress", "none"])
-    assert ended.value.code == 0
+    with processes_in(tmp_path, {"PYTHONWARNINGS": "error"}) as processes:
+        for arguments in (
+            ("init", job, "--store", url),
+            ("partition", url, "--range", "0:4"),
+            ("finalise", url),
+            ("status", url),
+            ("audit", url),
+            ("audit", url, "--method", "sampled", "--pairs", "1000"),
+            ("evaluate", url),
+            ("sample", url, points, "-o", tmp_path / "out.csv"),
+            ("run", job, "--store", url, "--overwrite"),
+        ):
+            command = processes.mdpext(*arguments)
+            assert command.code() == 0, (arguments, command.stderr)
+            assert "Traceback" not in command.stderr
+            assert "Unclosed" not in command.stderr
     assert shards_of(url) == shards_of(local)

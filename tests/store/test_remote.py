@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, StoreAccessError, StoreError
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.remote import RetryPolicy, open_remote
-from mdpext_dask.store.remote_errors import is_transient, said_by, status_of
+from mdpext_dask.store.remote_drivers import is_transient, said_by, status_of
 
 QUICK = RetryPolicy(attempts=3, first_delay=0.001, longest_delay=0.002, settle_seconds=0.001)
 

@@ -221,7 +221,7 @@ def cut_small(part: int = 64, band: int = 64, tile: int = 2, strip: int = 8) -> 
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             ("source", "_PART_BYTES", part),
-            ("bands", "_BAND_BYTES", band),
+            ("certificate", "_BAND_BYTES", band),
             ("pairs.compare", "TILE", tile),
             ("pairs.compare", "_TILE_PAIRS", 3),
             ("pairs.compare", "_WORST", 3),
@@ -238,8 +238,6 @@ def ask(
     method: str,
     epsilon: float,
     tolerance: float = 0.0,
-    *,
-    prune: bool = True,
     **how: Any,
 ) -> Any:
     """Return an auditor's report on a mechanism."""
@@ -250,7 +248,7 @@ def ask(
         if method == "certificate":
             return current("auditors.methods", "certify")(subject, inline, stages)
         if method == "exhaustive":
-            return current("auditors.methods", "compare_all")(subject, inline, stages, prune=prune)
+            return current("auditors.methods", "compare_all")(subject, inline, stages)
         sampling = current("auditors.methods", "Sampling")(**how)
         return current("auditors.methods", "sample_pairs")(subject, sampling, inline, stages)
 
@@ -259,11 +257,9 @@ def records_of(worst: dict[str, Any]) -> frozenset[int]:
     return frozenset((worst["record"], worst["record_prime"]))
 
 
-def check_all_pairs(
-    mechanism: Mechanism, epsilon: float, tolerance: float = 0.0, *, prune: bool = True
-) -> Any:
+def check_all_pairs(mechanism: Mechanism, epsilon: float, tolerance: float = 0.0) -> Any:
     """Check that the exhaustive audit says what fifty digits say, and return its report."""
-    report = ask(mechanism, "exhaustive", epsilon, tolerance, prune=prune)
+    report = ask(mechanism, "exhaustive", epsilon, tolerance)
     check_all_pairs_of(report, mechanism, epsilon, tolerance)
     return report
 
@@ -422,6 +418,7 @@ def steepest_of_two_ends(epsilon: float, step_km: float, steps: int) -> float:
     return (math.log1p(math.exp(far)) - math.log1p(math.exp(far - epsilon * step_km))) / step_km
 
 
+@cache
 def segment(p: float) -> Formula:
     """Two copies of the segment side by side: what a record says does not depend on y."""
     epsilon, step, steps = 3.0, 0.75, 6
@@ -432,6 +429,7 @@ def segment(p: float) -> Formula:
     return Formula(Mechanism(rows, points, p), sup, 8 if math.isinf(p) else 4)
 
 
+@cache
 def slanted_segment(p: float) -> Formula:
     """One segment along (3, 4): distances are as along an axis, but for the norm of the direction."""
     epsilon, step, steps = 3.0, 1.25, 4
@@ -441,6 +439,7 @@ def slanted_segment(p: float) -> Formula:
     return Formula(Mechanism(two_ends(epsilon, step, steps), points, p), sup, 2)
 
 
+@cache
 def square(p: float) -> Formula:
     """Four outputs at the corners of a square, M(y|x) ∝ exp(−ε ‖x − y‖_1 / 2): one segment for each axis.
 
@@ -615,6 +614,7 @@ def equally_steep(step_km: float = 0.1, share: float = 0.4) -> Mechanism:
     return Mechanism(rows, np.stack([x, np.zeros(12)], axis=1))
 
 
+@cache
 def random_case(
     seed: int,
     n: int | tuple[int, int],

@@ -1,4 +1,4 @@
-"""Commands, schedulers and workers as processes of their own: started, killed, frozen, waited for."""
+"""Commands, schedulers and workers as processes: started here or on hosts, killed, frozen, waited for."""
 
 import contextlib
 import hashlib
@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,16 +20,35 @@ import psutil
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# On a loaded machine everything takes its time; nothing here waits longer than it has to.
+# The package's own limits are in seconds; this only keeps a test from hanging on a loaded machine.
 PATIENCE = 120.0
 
 
-def wait_until(met: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
-    """Wait until something is so, looking every few milliseconds."""
+def wait_until(met: Callable[[], Any], what: object, patience: float = PATIENCE) -> None:
+    """Wait until a condition holds; fail with `what` was waited for, or what a command has printed."""
     deadline = time.monotonic() + patience
     while not met():
         assert time.monotonic() < deadline, f"waited {patience:.0f} s in vain: {what}"
         time.sleep(0.004)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in servers]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: its address, and what a command line begins with to run there."""
+
+    name: str
+    address: str
+    prefix: tuple[str, ...] = ()
+
+
+LOOPBACK = Host("loopback", "127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,9 @@ class Command:
 
     process: subprocess.Popen[bytes]
     printed: Path
+
+    def __str__(self) -> str:
+        return self.stderr[-3000:]
 
     @property
     def pid(self) -> int:
@@ -48,14 +71,29 @@ class Command:
 
     @property
     def stderr(self) -> str:
-        return self.printed.with_suffix(".err").read_text()
+        return self.printed.with_suffix(".err").read_text(errors="replace")
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def code(self, patience: float = PATIENCE) -> int:
         """Wait for the end and return the exit code."""
-        return self.process.wait(patience)
+        wait_until(self.ended, self, patience)
+        return self.process.wait()
+
+    def document(self, patience: float = PATIENCE) -> dict[str, Any]:
+        """Return the JSON document of a command that must succeed."""
+        assert self.code(patience) == 0, self.stderr
+        document: dict[str, Any] = json.loads(self.stdout)
+        return document
+
+    def refusal(self, patience: float = PATIENCE) -> tuple[int, str]:
+        """Return exit code and message of a command that must fail with one line and no more."""
+        code = self.code(patience)
+        document = json.loads(self.stdout)
+        assert self.stderr == f"error: {document['message']}\n", self.stderr
+        assert document["exit_code"] == code
+        return code, document["message"]
 
     def kill(self) -> None:
         """Kill the process alone, and wait until it is dead."""
@@ -63,7 +101,7 @@ class Command:
         self.process.wait()
 
     def kill_group(self) -> None:
-        """Kill the process and all that are of its group."""
+        """Kill the process and all of its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
@@ -88,22 +126,26 @@ class Command:
 
 
 class Processes:
-    """Starts processes in a folder, and ends whatever is left of them."""
+    """Starts processes in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
         self.started: list[Command] = []
 
     def start(
-        self, *command: object, env: dict[str, str] | None = None, stdout: BinaryIO | None = None
+        self,
+        *command: object,
+        host: Host = LOOPBACK,
+        env: dict[str, str] | None = None,
+        stdout: BinaryIO | None = None,
     ) -> Command:
-        """Start any program."""
+        """Start any program on a host."""
         printed = self.folder / f"printed-{len(self.started)}"
         with printed.with_suffix(".out").open("wb") as out, printed.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [str(part) for part in command],
+                [*host.prefix, *map(str, command)],
                 cwd=self.folder,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **self.environment, **(env or {})},
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout or out,
@@ -118,17 +160,17 @@ class Processes:
 
     def done(self, *arguments: object, env: dict[str, str] | None = None) -> dict[str, Any]:
         """Run a command of the package to its end, which must be a good one, and return its document."""
-        command = self.mdpext(*arguments, "--json", env=env)
-        assert command.code() == 0, command.stderr
-        document: dict[str, Any] = json.loads(command.stdout)
-        return document
+        return self.mdpext(*arguments, "--json", env=env).document()
 
-    def scheduler(self, env: dict[str, str] | None = None) -> tuple[Command, str]:
-        """Start a scheduler on loopback and return it with its address."""
-        file = self.folder / f"scheduler-{len(self.started)}.json"
+    def scheduler(
+        self, *options: object, host: Host = LOOPBACK, port: int = 0, env: dict[str, str] | None = None
+    ) -> tuple[Command, str]:
+        """Start a scheduler and return it with its address, which is in ``scheduler.json`` as well."""
+        file = self.folder / "scheduler.json"
+        file.unlink(missing_ok=True)
         command = self.start(
-            sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0",
-            "--no-dashboard", "--scheduler-file", file, env=env,
+            sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", host.address, "--port", port,
+            "--no-dashboard", "--scheduler-file", file, *options, host=host, env=env,
         )  # fmt: skip
 
         def address() -> str:
@@ -140,24 +182,28 @@ class Processes:
         wait_until(address, "a scheduler")
         return command, address()
 
-    def worker(self, address: str, *options: object, env: dict[str, str] | None = None) -> Command:
+    def worker(
+        self, address: str, *options: object, host: Host = LOOPBACK, env: dict[str, str] | None = None
+    ) -> Command:
         """Start a worker with one thread; it comes when it comes."""
+        where = ("--scheduler-file", address) if address.endswith(".json") else (address,)
         return self.start(
-            sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard",
-            "--host", "127.0.0.1", "--local-directory", self.folder / "scratch", "--death-timeout", "30",
-            *options, env=env,
+            sys.executable, "-m", "distributed.cli.dask_worker", *where, "--nthreads", "1", "--no-dashboard",
+            "--host", host.address, "--local-directory", self.folder / "scratch", "--death-timeout", "30",
+            *options, host=host, env=env,
         )  # fmt: skip
 
     def end(self) -> None:
         """Kill whatever is left."""
-        for command in self.started:
+        for command in reversed(self.started):
             command.kill_group()
 
 
 @contextlib.contextmanager
-def processes_in(folder: Path) -> Iterator[Processes]:
-    """Return a starter of processes, none of which is left in the end."""
-    processes = Processes(folder)
+def processes_in(folder: Path, environment: dict[str, str] | None = None) -> Iterator[Processes]:
+    """Yield a starter of processes, none of which is left in the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = Processes(folder, environment or {})
     try:
         yield processes
     finally:

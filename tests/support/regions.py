@@ -1,12 +1,12 @@
 """Jobs whose region is not a rectangle."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mdpext_dask.problem.projection import Projection
+from tests.support.problems import point_file, polygon_file
 
 PLANE = Projection(-73.97, 40.78)
 
@@ -25,9 +25,7 @@ _OUTPUTS = [(1, 9), (7, 9), (1, 5), (7, 5), (4, 1)]
 def geojson(path: Path, *rings: list[tuple[float, float]], centre: tuple[float, float] = (0, 0)) -> str:
     """Write a polygon of km around a place in Manhattan; the first ring is the shell."""
     shifted = [np.array(ring, dtype=float) - centre for ring in rings]
-    coordinates = [PLANE.to_degrees(ring).tolist() for ring in shifted]
-    path.write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
-    return str(path)
+    return polygon_file(path, *map(PLANE.to_degrees, shifted))
 
 
 def u_job(folder: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -36,17 +34,11 @@ def u_job(folder: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]
     ring = [(min(x, 7.99), min(y, 9.99)) for x, y in _U]
     region = geojson(folder / "u.geojson", ring, centre=(4, 5))
     places = PLANE.to_degrees(np.array(_OUTPUTS, dtype=float) - (4, 5))
-    outputs = folder / "outputs.csv"
-    outputs.write_text("lon,lat\n" + "".join(f"{lon!r},{lat!r}\n" for lon, lat in places.tolist()))
+    outputs = point_file(folder / "outputs.csv", "lon,lat", places)
     job: dict[str, dict[str, Any]] = {
-        "domain": {
-            "roads": "builtin:manhattan",
-            "region": region,
-            "cell_km": CELL_KM,
-            "refine": [2],
-        },
+        "domain": {"roads": "builtin:manhattan", "region": region, "cell_km": CELL_KM, "refine": [2]},
         "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "outputs": {"choose": "file", "file": str(outputs)},
+        "outputs": {"choose": "file", "file": outputs},
         "prior": {"kind": "uniform"},
         "loss": {"kind": "euclidean"},
         "store": {"block_cells": [1, 1]},

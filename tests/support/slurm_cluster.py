@@ -9,12 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests.support.processes import free_ports, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "srun")
 NODES, PROCESSORS = ("node1", "node2"), 6
@@ -60,13 +61,7 @@ class CannotStartError(Exception):
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running Slurm.
-
-    Parameters
-    ----------
-    folder
-        All of it.
-    """
+    """A running Slurm, all of it in one folder."""
 
     folder: Path
 
@@ -108,15 +103,6 @@ class Slurm:
         wait_until(lambda: self.jobs().get(job) == state, f"job {job} to be {state}")
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.1)
-
-
 @contextlib.contextmanager
 def running(folder: Path, array: int = 1001) -> Iterator[Slurm]:
     """Start a Slurm in a folder, and end it and all that it has started.
@@ -146,7 +132,7 @@ def running(folder: Path, array: int = 1001) -> Iterator[Slurm]:
     host = socket.gethostname().partition(".")[0]
     (folder / "slurm.conf").write_text(
         _CONFIGURATION.format(
-            folder=folder, host=host, nodes=NODES, processors=PROCESSORS, ports=_free_ports(3), array=array
+            folder=folder, host=host, nodes=NODES, processors=PROCESSORS, ports=free_ports(3), array=array
         )
     )
     slurm = Slurm(folder)
@@ -159,7 +145,7 @@ def running(folder: Path, array: int = 1001) -> Iterator[Slurm]:
             _start(slurm, "slurmd", "-N", node)
         try:
             wait_until(lambda: _nodes(slurm) == {"idle"}, "the nodes")
-        except (TimeoutError, AssertionError) as error:
+        except AssertionError as error:
             raise CannotStartError(f"Slurm does not get its nodes: {error}") from None
         yield slurm
     finally:
@@ -213,16 +199,8 @@ def _end(slurm: Slurm) -> None:
                     found.append(process)
         return found
 
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(AssertionError):
         wait_until(lambda: not left(), "Slurm to end", 5)
     for process in left():
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -23,10 +23,11 @@ import uuid
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from tests.support.manifest_checks import complaints
+from tests.support.processes import free_ports
 
 Thing = dict[str, Any]
 # (group/version, plural) -> kind; all are in namespaces.
@@ -43,7 +44,7 @@ KINDS = {
     ("kubernetes.dask.org/v1", "daskautoscalers"): "DaskAutoscaler",
 }
 GROUPS = sorted({api for api, _ in KINDS if "/" in api})
-PLURALS = {kind: (api, plural) for (api, plural), kind in KINDS.items()}
+_EXTENSIONS = "apiextensions.k8s.io/v1"
 NAMESPACE = "default"
 
 
@@ -144,18 +145,29 @@ def edited(thing: Any, steps: list[Thing]) -> Any:
         for part in way:
             place = place[int(part)] if isinstance(place, list) else place[part]
         if isinstance(place, list):
-            position = len(place) if last == "-" else int(last)
-            if step["op"] == "add":
-                place.insert(position, step["value"])
-            elif step["op"] == "replace":
-                place[position] = step["value"]
-            elif step["op"] == "remove":
-                del place[position]
+            last = len(place) if last == "-" else int(last)
+        if step["op"] == "remove":
+            del place[last]
+        elif step["op"] == "add" and isinstance(place, list):
+            place.insert(last, step["value"])
         elif step["op"] in ("add", "replace"):
             place[last] = step["value"]
-        elif step["op"] == "remove":
-            del place[last]
     return result
+
+
+class Request(NamedTuple):
+    """What is asked of one kind of thing; `name` is empty where all of them are meant."""
+
+    api: str
+    plural: str
+    name: str
+    part: str | None
+    query: dict[str, str]
+    body: Any
+
+
+class Refusal(Exception):
+    """An answer that is an error: code, reason and message."""
 
 
 def selects(selector: str, labels: dict[str, str]) -> bool:
@@ -180,61 +192,58 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, code: int, reason: str, message: str) -> None:
-        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}}
-        self._answer({**status, "reason": reason, "message": message, "code": code}, code)
-
     def _body(self) -> Any:
         length = int(self.headers.get("Content-Length") or 0)
         return json.loads(self.rfile.read(length) or b"{}")
 
-    def _place(self) -> tuple[str, str, str | None, str | None] | None:
-        """Return API, plural, name and subresource of a path."""
+    def _handle(self) -> None:
+        url, body = urlparse(self.path), self._body()
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
         found = re.fullmatch(
             r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/[^/]+)?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?",
-            urlparse(self.path).path,
+            url.path,
         )
-        if found is None or (found[1] or found[2], found[3]) not in KINDS:
-            return None
-        return found[1] or found[2], found[3], found[4], found[5]
-
-    def do_GET(self) -> None:
-        url = urlparse(self.path)
-        query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        place = self._place()
-        if place is None:
-            answer = discovery(url.path)
-            if answer is None:
-                self._refuse(404, "NotFound", f"no {url.path}")
+        try:
+            if found is not None and (found[1] or found[2], found[3]) in KINDS:
+                request = Request(found[1] or found[2], found[3], found[4] or "", found[5], query, body)
+                getattr(self, f"_{self.command.lower()}")(request)
+            elif self.command != "GET" or (answer := discovery(url.path)) is None:
+                raise Refusal(404, "NotFound", f"no {url.path}")
             elif query.get("watch"):
                 self._watch("", "", query)
             else:
                 self._answer(answer)
-            return
-        api, plural, name, part = place
+        except Refusal as error:
+            code, reason, message = error.args
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}}
+            self._answer({**status, "reason": reason, "message": message, "code": code}, code)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815
+
+    def _found(self, asked: Request) -> Thing:
+        thing = self.objects.get(asked.api, asked.plural, asked.name)
+        if thing is None:
+            raise Refusal(404, "NotFound", f'{asked.plural} "{asked.name}" not found')
+        return thing
+
+    def _get(self, asked: Request) -> None:
+        api, plural, name, part, query, _ = asked
         if part == "portforward":
-            self._forward(type(self).port_of(name or "", query["ports"]))
+            self._forward(type(self).port_of(name, query["ports"]))
         elif part == "log":
-            text = type(self).log_of(name or "")
+            text = type(self).log_of(name)
             if text is None:
-                self._refuse(400, "BadRequest", f"container of {name} is waiting to start")
-            else:
-                self._answer(text, kind="text/plain")
-        elif name is not None:
-            thing = self.objects.get(api, plural, name)
-            if thing is None:
-                self._refuse(404, "NotFound", f'{plural} "{name}" not found')
-            else:
-                self._answer(thing)
+                raise Refusal(400, "BadRequest", f"container of {name} is waiting to start")
+            self._answer(text, kind="text/plain")
+        elif name:
+            self._answer(self._found(asked))
         elif query.get("watch") in ("true", "1", "True"):
             self._watch(api, plural, query)
         else:
             with self.objects.changed:
                 items = [thing for thing in self.objects.all(api, plural) if self._asked(thing, query)]
                 version = str(self.objects.version)
-            kind = f"{KINDS[api, plural]}List"
-            meta = {"resourceVersion": version}
-            self._answer({"kind": kind, "apiVersion": api, "metadata": meta, "items": items})
+            self._answer(_list(f"{KINDS[api, plural]}List", items, version) | {"apiVersion": api})
 
     @staticmethod
     def _asked(thing: Thing, query: dict[str, str]) -> bool:
@@ -307,66 +316,55 @@ class Handler(BaseHTTPRequestHandler):
                     if head[0] & 15 in (0, 2):
                         there.sendall(plain.to_bytes(length, "big")[1:])
 
-    def do_POST(self) -> None:
-        place, thing = self._place(), self._body()
-        if place is None:
-            self._refuse(404, "NotFound", f"no {self.path}")
-            return
-        api, plural, *_ = place
+    def _post(self, asked: Request) -> None:
+        api, plural, thing = asked.api, asked.plural, asked.body
         meta = thing.setdefault("metadata", {})
         meta.setdefault("name", meta.get("generateName", "") + uuid.uuid4().hex[:5])
         if self.objects.get(api, plural, meta["name"]) is not None:
-            self._refuse(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
-            return
+            raise Refusal(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
         thing |= {"apiVersion": api, "kind": KINDS[api, plural]}
         if plural != "events" and (wrong := complaints(thing)):
-            self._refuse(422, "Invalid", f"{plural}: {wrong[0]}")
-            return
+            raise Refusal(422, "Invalid", f"{plural}: {wrong[0]}")
         self._answer(self.objects.put(api, plural, thing), 201)
 
-    def do_PATCH(self) -> None:
-        place, patch = self._place(), self._body()
-        if place is None or place[2] is None:
-            self._refuse(404, "NotFound", f"no {self.path}")
-            return
-        api, plural, name, _ = place
+    def _patch(self, asked: Request) -> None:
         with self.objects.changed:
-            thing = self.objects.get(api, plural, name)
-            if thing is None:
-                self._refuse(404, "NotFound", f'{plural} "{name}" not found')
-                return
-            changed = edited(thing, patch) if isinstance(patch, list) else merged(thing, patch)
-            changed = self.objects.put(api, plural, changed)
+            change = edited if isinstance(asked.body, list) else merged
+            changed = self.objects.put(asked.api, asked.plural, change(self._found(asked), asked.body))
         self._answer(changed)
 
-    def do_DELETE(self) -> None:
-        self._body()
-        place = self._place()
-        if place is None or place[2] is None or self.objects.get(*place[:3]) is None:
-            self._refuse(404, "NotFound", f"no {self.path}")
-            return
-        api, plural, name, _ = place
-        self.objects.delete(api, plural, name)
-        left = self.objects.get(api, plural, name)
+    def _delete(self, asked: Request) -> None:
+        self._found(asked)
+        self.objects.delete(*asked[:3])
+        left = self.objects.get(*asked[:3])
         self._answer(left or {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+
+def _list(kind: str, items: list[Thing], version: str = "0") -> Thing:
+    return {"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items}
 
 
 def discovery(path: str) -> Thing | None:
     """Return what an API server says of itself, or the few lists that are always empty here."""
     path = path.rstrip("/")
-    if path == "/version":
-        return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if path == "/apis":
-        groups = []
-        for api in [*GROUPS, "apiextensions.k8s.io/v1"]:
-            version = {"groupVersion": api, "version": api.split("/")[1]}
-            groups.append({"name": api.split("/")[0], "versions": [version], "preferredVersion": version})
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    if path == "/openapi/v3":
-        paths = [f"apis/{api}" if "/" in api else f"api/{api}" for api in ("v1", *GROUPS)]
-        return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in paths}}
+    namespace = {"metadata": {"name": NAMESPACE, "uid": "0", "resourceVersion": "1"}}
+    versions = [{"groupVersion": api, "version": api.split("/")[1]} for api in [*GROUPS, _EXTENSIONS]]
+    groups = [
+        {"name": one["groupVersion"].split("/")[0], "versions": [one], "preferredVersion": one}
+        for one in versions
+    ]
+    paths = [f"apis/{api}" if "/" in api else f"api/{api}" for api in ("v1", *GROUPS)]
+    known: dict[str, Thing] = {
+        "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+        "/openapi/v3": {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in paths}},
+        "/api/v1/namespaces": _list("NamespaceList", [namespace]),
+        f"/api/v1/namespaces/{NAMESPACE}": {"kind": "Namespace", "apiVersion": "v1", **namespace},
+        f"/apis/{_EXTENSIONS}/customresourcedefinitions": _list("CustomResourceDefinitionList", []),
+    }
+    if path in known:
+        return known[path]
     if path.startswith("/openapi/v3/"):
         # All that kubectl looks for: that the server looks for misspelt fields itself.
         found = {}
@@ -377,30 +375,25 @@ def discovery(path: str) -> Thing | None:
                 said["x-kubernetes-group-version-kind"] = {"group": group, "version": version, "kind": kind}
                 found[f"/{plural}/{{name}}"] = {"patch": said}
         return {"openapi": "3.0.0", "info": {"title": "toy", "version": "1"}, "paths": found}
-    if path == "/api/v1/namespaces":
-        items = [{"metadata": {"name": NAMESPACE, "uid": "0", "resourceVersion": "1"}}]
-        return {"kind": "NamespaceList", "apiVersion": "v1", "metadata": {}, "items": items}
-    if path == f"/api/v1/namespaces/{NAMESPACE}":
-        return {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": NAMESPACE}}
-    if path == "/apis/apiextensions.k8s.io/v1/customresourcedefinitions":
-        return {"kind": "CustomResourceDefinitionList", "metadata": {"resourceVersion": "0"}, "items": []}
     asked = re.fullmatch(r"/(?:api/(v1)|apis/([^/]+/[^/]+))", path)
     if asked is None:
         return None
     api = asked[1] or asked[2]
-    verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
-    resources = []
-    for (of, plural), kind in KINDS.items():
+    look = ["get", "list", "watch"]
+    verbs = [*look, "create", "delete", "patch", "update"]
+    resources = [
+        {"name": name, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": verbs}
+        for (of, plural), kind in KINDS.items()
+        if of == api
+        for name in (plural, f"{plural}/status")
+    ]
+    for of, plural, kind in (
+        ("v1", "namespaces", "Namespace"),
+        (_EXTENSIONS, "customresourcedefinitions", "CustomResourceDefinition"),
+    ):
         if of == api:
-            entry = {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind}
-            resources += [{**entry, "verbs": verbs}, {**entry, "name": f"{plural}/status", "verbs": verbs}]
-    if api == "v1":
-        entry = {"name": "namespaces", "singularName": "namespace", "namespaced": False}
-        resources.append({**entry, "kind": "Namespace", "verbs": ["get", "list", "watch"]})
-    if api == "apiextensions.k8s.io/v1":
-        entry = {"name": "customresourcedefinitions", "singularName": "customresourcedefinition"}
-        entry |= {"namespaced": False, "kind": "CustomResourceDefinition"}
-        resources.append({**entry, "verbs": ["get", "list", "watch"]})
+            entry = {"name": plural, "singularName": kind.lower(), "namespaced": False}
+            resources.append({**entry, "kind": kind, "verbs": look})
     return {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
 
 
@@ -448,9 +441,7 @@ class Node:
     def port(self, pod: str, number: str) -> int:
         """Return the port of this machine that stands for a container's."""
         if (pod, number) not in self._ports:
-            with socket.socket() as found:
-                found.bind(("127.0.0.1", 0))
-                self._ports[pod, number] = found.getsockname()[1]
+            (self._ports[pod, number],) = free_ports(1)
         return self._ports[pod, number]
 
     def _work(self) -> None:
@@ -590,24 +581,20 @@ class ToyKubernetes:
     def __init__(self, folder: Path) -> None:
         self.objects = Objects()
         self.node = Node(self.objects, folder)
-        handler = type(
-            "Handler_",
-            (Handler,),
-            {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of},
-        )
+        own = {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of}
+        handler = type("Handler_", (Handler,), own)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.kubeconfig = folder / "kubeconfig"
         server = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        context = {"cluster": "toy", "user": "toy", "namespace": NAMESPACE}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "toy",
             "clusters": [{"name": "toy", "cluster": server}],
             "users": [{"name": "toy", "user": {"token": "toy"}}],
-            "contexts": [
-                {"name": "toy", "context": {"cluster": "toy", "user": "toy", "namespace": NAMESPACE}}
-            ],
+            "contexts": [{"name": "toy", "context": context}],
         }
         self.kubeconfig.write_text(json.dumps(config))
 

@@ -46,7 +46,7 @@ def read_block(url: str, index: int) -> None:
     """Read one block and the row after it."""
     store = MechanismStore.open(url)
     block = store.plan[index]
-    store.read_probability(block.closed_x, block.closed_y)
+    store.read("probability", block.closed_x, block.closed_y)
 
 
 def cities(roads: Path) -> Iterator[tuple[str, Path, list[str]]]:

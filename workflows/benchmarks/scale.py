@@ -135,7 +135,7 @@ def against_plain_write(spec: JobSpec, url: str, folder: Path, workers: int) -> 
     ready, target = str(folder / "ready.npy"), str(folder / "plain.zarr")
     pages = np.lib.format.open_memmap(ready, mode="w+", dtype=original.dtype, shape=original.shape)
     for block in store.plan:
-        pages[block.owned_x, block.owned_y] = store.read_probability(block.owned_x, block.owned_y)
+        pages[block.owned_x, block.owned_y] = store.read("probability", block.owned_x, block.owned_y)
     pages.flush()
     empty_copy(url, target)
     blocks = range(store.plan.blocks)

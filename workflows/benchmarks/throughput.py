@@ -58,7 +58,7 @@ def plain_read(url: str, index: int) -> None:
     """Read one block and the row after it."""
     store = MechanismStore.open(url)
     block = store.plan[index]
-    store.read_probability(block.closed_x, block.closed_y)
+    store.read("probability", block.closed_x, block.closed_y)
 
 
 def timed(executor: Executor, function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> float:

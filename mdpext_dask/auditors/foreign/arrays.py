@@ -17,23 +17,9 @@ import zarr
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.foreign import row_files
-from mdpext_dask.auditors.foreign.row_files import (
-    Places,
-    RowWriter,
-    allocate,
-    check_count,
-    check_places,
-    check_shape,
-    converted,
-    new_file,
-    reading,
-    rows_at_once,
-    stored_dtype,
-    without_places,
-    writing,
-)
+from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.csv_tables import LONLAT, PLANAR
+from mdpext_dask.readers.tables import LONLAT, PLANAR, reading
 from mdpext_dask.store import objects
 
 PROBABILITY = "probability"
@@ -65,15 +51,14 @@ def read_npy(path: Path, source: str, folder: Path, points: Places | None) -> tu
     SpecError
         If nothing says where the records are.
     """
-    with reading(source, ".npy file"):
-        with path.open("rb") as file:
-            shape, _, dtype = _header(file)
-        records, _ = check_shape(shape, source)
-        stored_dtype(dtype, source)
-        if points is None:
-            raise without_places(source)
-        check_count(points, records, source)
-        return _usable(path, source, folder), points
+    with row_files.parsing(source, ".npy file"), path.open("rb") as file:
+        shape, dtype = _header(file)
+    records, _ = row_files.check_shape(shape, source)
+    row_files.stored_dtype(dtype, source)
+    if points is None:
+        raise row_files.without_places(source)
+    row_files.check_count(points, records, source)
+    return _usable(path, source, folder, ".npy file"), points
 
 
 def read_npz(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
@@ -82,32 +67,42 @@ def read_npz(path: Path, source: str, folder: Path, points: Places | None) -> tu
     They are the array ``probability``, or else the only array that could be it. Parameters and errors are
     those of :func:`read_npy`.
     """
-    with reading(source, ".npz file"):
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            key = PROBABILITY if PROBABILITY in names else _only_array(archive, names, source)
-            shape, dtype = _member_header(archive, key)
-            array = f"{source}: {key}"
-            records, _ = check_shape(shape, array)
-            stored_dtype(dtype, array)
+    kind = ".npz file"
+    with row_files.parsing(source, kind):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
-            def lookup(name: str) -> NDArray[Any] | None:
-                if name not in names:
-                    return None
-                _check_coordinates(name, *_member_header(archive, name), records, source)
-                with archive.open(f"{name}.npy") as member:
-                    return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+        def header(name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+            with row_files.parsing(source, kind), archive.open(f"{name}.npy") as member:
+                return _header(member)
 
-            places = _settle(points, shape, lookup, (PLANAR, LONLAT), source)
-            with new_file(folder) as rows:
-                with archive.open(f"{key}.npy") as member, rows.open("wb") as out:
-                    while piece := member.read(row_files.PIECE_BYTES):
-                        with writing(folder):
-                            out.write(piece)
-                usable = _usable(rows, array, folder)
-        if usable != rows:
-            rows.unlink()
-        return usable, places
+        def lookup(name: str) -> NDArray[Any] | None:
+            if name not in names:
+                return None
+            _check_coordinates(name, *header(name), records, source)
+            with row_files.parsing(source, kind), archive.open(f"{name}.npy") as member:
+                return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+
+        key = PROBABILITY if PROBABILITY in names else _only_array(names, header, source)
+        shape, dtype = header(key)
+        array = f"{source}: {key}"
+        records, _ = row_files.check_shape(shape, array)
+        row_files.stored_dtype(dtype, array)
+        places = _settle(points, shape, lookup, (PLANAR, LONLAT), source)
+        with row_files.new_file(folder) as rows:
+            with (
+                row_files.parsing(source, kind),
+                archive.open(f"{key}.npy") as member,
+                rows.open("wb") as out,
+            ):
+                while piece := member.read(row_files.PIECE_BYTES):
+                    with row_files.writing(folder):
+                        out.write(piece)
+            usable = _usable(rows, array, folder, kind)
+    if usable != rows:
+        rows.unlink()
+    return usable, places
 
 
 def read_zarr(url: str, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
@@ -129,74 +124,70 @@ def read_zarr(url: str, source: str, folder: Path, points: Places | None) -> tup
     StoreError
         If the URL's protocol is not known or its driver is not installed.
     """
-    with reading(source, "Zarr array or group"):
-        node = zarr.open(objects.open_objects(url, read_only=True), mode="r")
-        array = node if isinstance(node, zarr.Array) else node.get(PROBABILITY)
-        if not isinstance(array, zarr.Array):
-            raise DataError(f"{source}: a Zarr group without an array {PROBABILITY}")
-        shape, dtype = array.shape, array.dtype
-        records, outputs = check_shape(shape, source)
-        kept = stored_dtype(dtype, source)
-        _check_dimensions(array, source)
+    kind = "Zarr array or group"
+    with reading(source, kind):
+        store = objects.open_objects(url, read_only=True)
+    with row_files.parsing(source, kind):
+        node = zarr.open(store, mode="r")
 
-        def lookup(name: str) -> NDArray[Any] | None:
-            found = _beside(node, name)
-            if found is None:
-                return None
-            if name in _AXES:
-                _check_units(name, found, source)
-            _check_coordinates(name, found.shape, found.dtype, records, source)
+    def beside(name: str) -> "zarr.Array[Any] | None":
+        with row_files.parsing(source, kind):
+            found = node.get(name) if isinstance(node, zarr.Group) else None
+        return found if isinstance(found, zarr.Array) else None
+
+    def lookup(name: str) -> NDArray[Any] | None:
+        found = beside(name)
+        if found is None:
+            return None
+        if name in _AXES and (units := _units(found)) not in _KILOMETRES:
+            # Metres taken for km would make any mechanism pass.
+            has = "has no attribute units" if units is None else f"has the units {units}"
+            raise DataError(
+                f"{source}: {name} {has}; coordinates in km have units km or are called {name}_km"
+            )
+        _check_coordinates(name, found.shape, found.dtype, records, source)
+        with row_files.parsing(source, kind):
             return np.asarray(found[...])
 
-        in_km = all(
-            (axis := _beside(node, name)) is not None and _units(axis) in _KILOMETRES for name in _AXES
-        )
-        # Axes in another unit are refused, unless something else says where the records are.
-        pairs = (PLANAR, _AXES, LONLAT) if in_km else (PLANAR, LONLAT, _AXES)
-        places = _settle(points, shape, lookup, pairs, source)
-        with new_file(folder) as path:
-            rows = allocate(path, (records, outputs), kept)
-            target = rows.reshape(shape)
-            for block in _blocks(shape, array.chunks, max(dtype.itemsize, kept.itemsize)):
-                target[block] = converted(np.asarray(array[block]), kept, source)
-            return path, places
-
-
-def _beside(node: "zarr.Group | zarr.Array[Any]", name: str) -> "zarr.Array[Any] | None":
-    """Return an array of a group, if there is one of that name."""
-    found = node.get(name) if isinstance(node, zarr.Group) else None
-    return found if isinstance(found, zarr.Array) else None
+    array = node if isinstance(node, zarr.Array) else beside(PROBABILITY)
+    if array is None:
+        raise DataError(f"{source}: a Zarr group without an array {PROBABILITY}")
+    with row_files.parsing(source, kind):
+        shape, dtype, chunks = array.shape, array.dtype, array.chunks
+    records, outputs = row_files.check_shape(shape, source)
+    kept = row_files.stored_dtype(dtype, source)
+    _check_dimensions(array, source)
+    axes = [beside(name) for name in _AXES]
+    in_km = all(axis is not None and _units(axis) in _KILOMETRES for axis in axes)
+    # Axes in another unit are refused, unless something else says where the records are.
+    pairs = (PLANAR, _AXES, LONLAT) if in_km else (PLANAR, LONLAT, _AXES)
+    places = _settle(points, shape, lookup, pairs, source)
+    with row_files.new_file(folder) as path:
+        target = row_files.allocate(path, (records, outputs), kept).reshape(shape)
+        for block in _blocks(shape, chunks, max(dtype.itemsize, kept.itemsize)):
+            with row_files.parsing(source, kind):
+                values = np.asarray(array[block])
+            target[block] = row_files.converted(values, kept, source)
+        return path, places
 
 
 def _units(array: "zarr.Array[Any]") -> Any:
     return array.attrs.get("units")
 
 
-def _check_units(name: str, array: "zarr.Array[Any]", source: str) -> None:
-    """Refuse an axis that is not in km: metres taken for km would make any mechanism pass."""
-    units = _units(array)
-    if units not in _KILOMETRES:
-        has = "has no attribute units" if units is None else f"has the units {units}"
-        raise DataError(f"{source}: {name} {has}; coordinates in km have units km or are called {name}_km")
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether it is in Fortran order, and type of an array, nothing else read of it."""
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of an array in a ``.npy`` file, nothing else read of it."""
     formats = np.lib.format
     old = formats.read_magic(file) == (1, 0)
-    return (formats.read_array_header_1_0 if old else formats.read_array_header_2_0)(file)
-
-
-def _member_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    with archive.open(f"{name}.npy") as member:
-        shape, _, dtype = _header(member)
+    shape, _, dtype = (formats.read_array_header_1_0 if old else formats.read_array_header_2_0)(file)
     return shape, dtype
 
 
-def _only_array(archive: zipfile.ZipFile, names: list[str], source: str) -> str:
+def _only_array(
+    names: list[str], header: Callable[[str], tuple[tuple[int, ...], np.dtype[Any]]], source: str
+) -> str:
     """Return the name of the only array that can be a mechanism."""
-    apart = {*PLANAR, *LONLAT, _POINTS}
-    headers = {name: _member_header(archive, name) for name in names if name not in apart}
+    headers = {name: header(name) for name in names if name not in (*PLANAR, *LONLAT, _POINTS)}
     fitting = [
         name for name, (shape, dtype) in headers.items() if len(shape) in (2, 3) and dtype.kind in "biuf"
     ]
@@ -212,22 +203,23 @@ def _only_array(archive: zipfile.ZipFile, names: list[str], source: str) -> str:
     return fitting[0]
 
 
-def _usable(path: Path, source: str, folder: Path) -> Path:
+def _usable(path: Path, source: str, folder: Path, kind: str) -> Path:
     """Return a file of rows that can be used, which is this one where it can be."""
-    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-    dtype = stored_dtype(array.dtype, source)
+    with row_files.parsing(source, kind):
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    dtype = row_files.stored_dtype(array.dtype, source)
     if array.ndim == 2 and array.dtype == dtype and array.dtype.isnative and array.flags.c_contiguous:
         return path
     outputs = array.shape[-1]
     if array.ndim == 3 and array.flags.c_contiguous:
         array = array.reshape(-1, outputs)
-    step = rows_at_once(outputs, max(dtype.itemsize, array.dtype.itemsize))
-    with new_file(folder) as rows:
-        with RowWriter(rows, outputs, dtype) as writer:
+    step = row_files.rows_at_once(outputs, max(dtype.itemsize, array.dtype.itemsize))
+    with row_files.new_file(folder) as rows:
+        with row_files.RowWriter(rows, outputs, dtype) as writer:
             # Reshaping an array in Fortran order would copy all of it.
             for part in [array] if array.ndim == 2 else array:
                 for first in range(0, len(part), step):
-                    writer.append(converted(part[first : first + step], dtype, source))
+                    writer.append(row_files.converted(part[first : first + step], dtype, source))
         return rows
 
 
@@ -240,14 +232,14 @@ def _settle(
 ) -> Places:
     """Return where the records are: as the file of points says, or else as the arrays beside them do."""
     if points is not None:
-        check_count(points, prod(shape[:-1]), source)
+        row_files.check_count(points, prod(shape[:-1]), source)
         return points
     together = lookup(_POINTS)
     if together is not None:
         allowed = {(prod(shape[:-1]), 2), (*shape[:-1], 2)}
         if together.shape not in allowed:
             raise DataError(f"{source}: {_POINTS} has the shape {together.shape}, but must have (records, 2)")
-        return check_places(Places(together.reshape(-1, 2).astype(np.float64), True, source))
+        return row_files.check_places(Places(together.reshape(-1, 2).astype(np.float64), True, source))
     for pair in pairs:
         first, second = map(lookup, pair)
         if first is None and second is None:
@@ -256,8 +248,8 @@ def _settle(
             there, absent = pair if second is None else reversed(pair)
             raise DataError(f"{source}: {there} needs {absent} beside it")
         coordinates = _spread(first, second, shape, pair, source)
-        return check_places(Places(coordinates, pair != LONLAT, source))
-    raise without_places(source)
+        return row_files.check_places(Places(coordinates, pair != LONLAT, source))
+    raise row_files.without_places(source)
 
 
 def _spread(

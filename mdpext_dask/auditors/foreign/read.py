@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.foreign.arrays import read_npy, read_npz, read_zarr
-from mdpext_dask.auditors.foreign.row_files import Places, reading
+from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.auditors.foreign.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_csv, read_parquet
 from mdpext_dask.errors import DataError
 from mdpext_dask.readers.point_files import read_points
+from mdpext_dask.readers.tables import reading
 from mdpext_dask.store import objects
 
 _READERS = {

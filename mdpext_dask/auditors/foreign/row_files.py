@@ -3,15 +3,11 @@
 Values are never rounded and never judged here: what a number may be is for the auditor to say.
 """
 
-import lzma
 import os
 import tempfile
 import tokenize
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from csv import Error as CsvError
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,19 +17,18 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line
-from mdpext_dask.readers.csv_tables import LONLAT, PLANAR
-from mdpext_dask.readers.longitudes import check_degrees
+from mdpext_dask.errors import DataError, SpecError, StoreError, first_line
+from mdpext_dask.readers.point_chunks import check_numbers
+from mdpext_dask.readers.tables import LONLAT, PLANAR, reading
 
 # How much of a large file is held at a time.
 PIECE_BYTES = 1 << 26
 # From here on, float64 no longer tells neighbouring whole numbers apart.
 _WHOLE_LIMIT = 2**53
-# What opening, parsing and unpacking raise: gone, cut short, not what it says, encrypted, too large.
-_UNREADABLE = (
-    OSError, EOFError, ValueError, LookupError, RuntimeError, MemoryError, TypeError, ArithmeticError,
-    SyntaxError, AttributeError, CsvError, tokenize.TokenError, zlib.error, lzma.LZMAError,
-    zipfile.BadZipFile,
+# What NumPy, zipfile and Zarr raise about bytes that are not what they say, beside what every reader raises.
+_OF_PARSERS = (
+    LookupError, RuntimeError, MemoryError, TypeError, AttributeError, ArithmeticError, SyntaxError,
+    tokenize.TokenError,
 )  # fmt: skip
 
 
@@ -56,21 +51,15 @@ class Places:
     source: str
 
 
-@contextmanager
-def reading(source: str, kind: str) -> Iterator[None]:
-    """Turn whatever is wrong with a file as such into one line.
+def parsing(source: str, kind: str) -> AbstractContextManager[None]:
+    """Turn what NumPy, zipfile or Zarr raise about a damaged file into one line; only for their calls.
 
     Raises
     ------
     DataError
-        If what is done inside finds the file unreadable; errors of this package pass.
+        Instead.
     """
-    try:
-        yield
-    except MdpextError:
-        raise
-    except _UNREADABLE as error:
-        raise DataError(f"{source}: not a readable {kind}: {first_line(error)}") from None
+    return reading(source, kind, also=_OF_PARSERS)
 
 
 def stored_dtype(dtype: np.dtype[Any], source: str) -> np.dtype[Any]:
@@ -170,32 +159,24 @@ def check_count(points: Places, records: int, source: str) -> None:
         )
 
 
-def check_places(places: Places, lines: NDArray[np.int64] | None = None) -> Places:
+def check_places(places: Places, unit: str = "row", numbers: Sequence[int] | None = None) -> Places:
     """Return places as they are, if they can be.
 
     Parameters
     ----------
     places
         Coordinates of the records.
-    lines
-        Line numbers of the records in a file; without, they are counted from 1.
+    unit, numbers
+        What the file counts, and where each record is by that count; default: rows from 1.
 
     Raises
     ------
     DataError
         With the first record whose coordinates are not finite, or not degrees where they must be.
     """
-    bad = ~np.isfinite(places.coordinates)
-    if bad.any():
-        row = int(np.argmax(bad.any(axis=1)))
-        axis = int(np.argmax(bad[row]))
-        where = f"row {row + 1}" if lines is None else f"line {lines[row]}"
-        name = (PLANAR if places.planar else LONLAT)[axis]
-        raise DataError(
-            f"{places.source}: {where}: {name} {places.coordinates[row, axis]:g} is not a finite number"
-        )
-    if not places.planar:
-        check_degrees(places.coordinates, places.source, lines)
+    pair = PLANAR if places.planar else LONLAT
+    numbers = range(1, len(places.coordinates) + 1) if numbers is None else numbers
+    check_numbers(dict(zip(pair, places.coordinates.T, strict=True)), places.source, unit, numbers)
     return places
 
 

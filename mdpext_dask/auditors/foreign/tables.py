@@ -5,50 +5,30 @@ Columns ``x_km`` and ``y_km``, or ``lon`` and ``lat``, say where the records are
 output, in the order of the table.
 """
 
-import bz2
-import csv
-import gzip
-import lzma
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.foreign.row_files import (
-    Places,
-    RowWriter,
-    check_count,
-    check_exact,
-    check_places,
-    check_shape,
-    new_file,
-    reading,
-    rows_at_once,
-    stored_dtype,
-    without_places,
-)
+from mdpext_dask.auditors.foreign import row_files
+from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.csv_tables import LONLAT, PLANAR
+from mdpext_dask.readers.tables import LONLAT, PLANAR, CsvFile, csv_file, number, parquet_file
 
-# Suffix of a CSV file -> how it is opened as text.
-_OPENERS: dict[str, Callable[..., IO[Any]]] = {
-    ".csv": open, ".csv.gz": gzip.open, ".csv.bz2": bz2.open, ".csv.xz": lzma.open,
-}  # fmt: skip
-CSV_SUFFIXES = tuple(_OPENERS)
+CSV_SUFFIXES = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz")
 PARQUET_SUFFIXES = (".parquet", ".pq")
-_RECORD = "record"
-_LABELS = (_RECORD, "id", "index")
+_LABELS = ("record", "id", "index")
 _PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0")
-# Taken for outputs, these would end as a riddle about probabilities that do not sum to 1.
+# Names that look like coordinates -> what those are called. They would be taken for outputs.
 _LOOK_ALIKE = {
     "x": "x_km", "y": "y_km", "x_m": "x_km", "y_m": "y_km", "lng": "lon", "long": "lon", "longitude": "lon",
     "latitude": "lat", **{name: name for name in (*PLANAR, *LONLAT)},
 }  # fmt: skip
-_NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf(inity)?|nan)", re.IGNORECASE)
 _TEXT_SHOWN = 40
 # How much of each column of a Parquet file is read at a time.
 _BUFFER_BYTES = 1 << 13
@@ -56,7 +36,10 @@ _BUFFER_BYTES = 1 << 13
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the columns of a table are, by position."""
+    """What the columns of a table are, by position.
+
+    With a file of points the table's own coordinates are not read, and without one no numbers of records.
+    """
 
     outputs: list[int]
     coordinates: list[int]
@@ -64,20 +47,14 @@ class _Columns:
     record: int | None
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Some rows of a table: outputs (n, K), coordinates (n, 2), record numbers and line numbers (n,)."""
-
-    outputs: NDArray[Any]
-    coordinates: NDArray[np.float64]
-    record: NDArray[np.float64]
-    lines: NDArray[np.int64]
+# Rows of a table: outputs (n, K), coordinates (n, 2), record numbers (n,), and their lines or rows (n,).
+_Piece = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64], Sequence[int]]
 
 
 def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
     """Bring the rows of a CSV file into a ``.npy`` file of float64.
 
-    An empty cell is kept as not-a-number. Blank lines are no rows, but they count as lines.
+    An empty cell is kept as NaN. Blank lines are skipped, but counted.
 
     Parameters
     ----------
@@ -97,17 +74,16 @@ def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tu
     SpecError
         If nothing says where the records are.
     """
-    opener = next(opener for suffix, opener in _OPENERS.items() if path.name.lower().endswith(suffix))
-    with reading(source, "CSV file"), opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file, skipinitialspace=True, strict=True)
-        header = next((row for row in lines if row), None)
-        if header is None:
-            raise DataError(f"{source}: is empty")
-        names = [name.strip() for name in header]
-        _check_header(names, source)
-        columns = _roles(names, source)
-        pieces = _csv_pieces(lines, names, columns, points is not None, source)
-        return _collect(pieces, columns, np.dtype(np.float64), source, folder, points)
+    with csv_file(path, source, strict=True) as file:
+        # Outputs that are only counted are what pandas calls columns without names.
+        counted = [[str(first + k) for k in range(len(file.names))] for first in (0, 1)]
+        if file.names not in counted and all(number(name) is not None for name in file.names):
+            raise DataError(
+                f"{source}: the first line holds numbers, not names of columns; put a line 0,1,2,... above it"
+            )
+        columns = _roles(file.names, points, source)
+        pieces = _csv_pieces(file, columns)
+        return _collect(pieces, columns, np.dtype(np.float64), source, folder, points, unit="line")
 
 
 def read_parquet(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
@@ -117,24 +93,24 @@ def read_parquet(path: Path, source: str, folder: Path, points: Places | None) -
     Parameters and errors are those of :func:`read_csv`; whole numbers that float64 cannot hold are refused
     too.
     """
-    with reading(source, "Parquet file"), _parquet(path) as file:
+    with parquet_file(path, source, _BUFFER_BYTES) as file:
         schema = file.schema_arrow
-        columns = _roles(list(map(str, schema.names)), source)
+        names = list(map(str, schema.names))
+        columns = _roles(names, points, source)
         kinds = [
-            stored_dtype(_plain_dtype(schema.types[c], schema.names[c], source), source)
-            for c in columns.outputs
+            row_files.stored_dtype(_plain_dtype(schema.types[place], names[place], source), source)
+            for place in columns.outputs
         ]
         # Known from the end of the file, before anything is converted.
-        records, _ = check_shape((file.metadata.num_rows, len(columns.outputs)), source)
+        records, _ = row_files.check_shape((file.metadata.num_rows, len(columns.outputs)), source)
         if points is not None:
-            check_count(points, records, source)
+            row_files.check_count(points, records, source)
         dtype = np.result_type(*kinds)
-        pieces = _parquet_pieces(file, columns, points is not None, dtype, source)
-        # Records of a table without lines are counted in rows.
-        return _collect(pieces, columns, dtype, source, folder, points, numbered_lines=False)
+        pieces = _parquet_pieces(file, columns, dtype, source)
+        return _collect(pieces, columns, dtype, source, folder, points, unit="row")
 
 
-def _roles(names: Sequence[str], source: str) -> _Columns:
+def _roles(names: Sequence[str], points: Places | None, source: str) -> _Columns:
     """Tell outputs, coordinates and labels apart by their names.
 
     Raises
@@ -148,16 +124,13 @@ def _roles(names: Sequence[str], source: str) -> _Columns:
         if not name and place:
             raise DataError(f"{source}: column {place + 1} has no name")
     found = [pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)]
-    places = {name for pair in found for name in pair}
-    labels = {
-        name for name in names if not name or name.casefold() in _LABELS or _PANDAS_INDEX.fullmatch(name)
-    }
-    outputs = [place for place, name in enumerate(names) if name not in places | labels]
-    for place in outputs:
-        name = names[place]
-        if name in (*PLANAR, *LONLAT):
-            pair = PLANAR if name in PLANAR else LONLAT
-            raise DataError(f"{source}: column {name} needs {pair[1 - pair.index(name)]} beside it")
+    apart = {name for pair in found for name in pair}
+    apart |= {name for name in names if name.casefold() in ("", *_LABELS) or _PANDAS_INDEX.fullmatch(name)}
+    outputs = [place for place, name in enumerate(names) if name not in apart]
+    for name in (names[place] for place in outputs):
+        for pair in (PLANAR, LONLAT):
+            if name in pair:
+                raise DataError(f"{source}: column {name} needs {pair[1 - pair.index(name)]} beside it")
         if meant := _LOOK_ALIKE.get(name.casefold()):
             raise DataError(
                 f"{source}: column {name} looks like a coordinate; call it {meant} if it is one in km or "
@@ -165,100 +138,76 @@ def _roles(names: Sequence[str], source: str) -> _Columns:
             )
     if not outputs:
         raise DataError(f"{source}: no column is an output; found {', '.join(names)}")
+    if points is None and not found:
+        raise row_files.without_places(source)
+    record = next((place for place, name in enumerate(names) if name.casefold() == _LABELS[0]), None)
     return _Columns(
         outputs=outputs,
-        coordinates=[names.index(name) for name in found[0]] if found else [],
-        planar=bool(found) and found[0] == PLANAR,
-        record=next((place for place, name in enumerate(names) if name.casefold() == _RECORD), None),
+        coordinates=[names.index(name) for name in found[0]] if points is None else [],
+        planar=PLANAR in found,
+        record=None if points is None else record,
     )
 
 
-def _check_header(names: Sequence[str], source: str) -> None:
-    """Refuse a first line that is a record: it would be lost without a word."""
-    # Outputs that are only counted are what pandas calls columns without names.
-    if all(map(_NUMBER.fullmatch, names)) and not any(
-        list(names) == [str(first + k) for k in range(len(names))] for first in (0, 1)
-    ):
-        raise DataError(
-            f"{source}: the first line holds numbers, not names of columns; put a line 0,1,2,... above it"
-        )
-
-
-def _csv_pieces(
-    lines: Any, names: Sequence[str], columns: _Columns, have_points: bool, source: str
-) -> Iterator[_Piece]:
+def _csv_pieces(file: CsvFile, columns: _Columns) -> Iterator[_Piece]:
     """Parse rows, a piece at a time; whatever nothing reads may be any text."""
-    outputs = len(columns.outputs)
-    wanted = [*columns.outputs, *([] if have_points else columns.coordinates)]
-    everything = wanted == list(range(len(names)))
-    size = rows_at_once(len(wanted) + 2, 8)
-    values, record, numbers = np.empty((size, len(wanted))), np.empty(size), np.empty(size, np.int64)
-    filled = 0
+    rows, outputs = _csv_rows(file, columns), len(columns.outputs)
+    # Python's numbers take four times the space of NumPy's.
+    while piece := list(islice(rows, row_files.rows_at_once(outputs + 2, 32))):
+        values, record, lines = zip(*piece, strict=True)
+        table = np.array(values)
+        yield table[:, :outputs], table[:, outputs:].copy(), np.array(record, np.float64), lines
 
-    def piece() -> _Piece:
-        part = values[:filled]
-        return _Piece(part[:, :outputs], part[:, outputs:].copy(), record[:filled], numbers[:filled].copy())
 
-    for row in lines:
-        if not row or (len(row) == 1 and len(names) > 1 and not row[0].strip()):
+def _csv_rows(file: CsvFile, columns: _Columns) -> Iterator[tuple[list[float], float | None, int]]:
+    """Yield outputs and coordinates of each row, its number of a record and its line."""
+    wanted = [*columns.outputs, *columns.coordinates]
+    names = [file.names[place] for place in wanted]
+    everything = names == file.names
+    for line, row in file.rows:
+        if not row or (len(row) == 1 and len(file.names) > 1 and not row[0].strip()):
             continue
-        line = lines.line_num
-        if len(row) != len(names):
-            raise DataError(f"{source}: line {line}: {len(row)} fields, but the header has {len(names)}")
+        if len(row) != len(file.names):
+            raise DataError(
+                f"{file.source}: line {line}: {len(row)} fields, but the header has {len(file.names)}"
+            )
         cells = row if everything else [row[place] for place in wanted]
-        values[filled] = _parsed(cells, wanted, names, f"{source}: line {line}")
-        numbers[filled] = line
-        if columns.record is not None:
-            record[filled] = _number_or_nan(row[columns.record])
-        filled += 1
-        if filled == size:
-            yield piece()
-            filled = 0
-    if filled:
-        yield piece()
+        record = None if columns.record is None else number(row[columns.record])
+        yield _parsed(cells, names, f"{file.source}: line {line}"), record, line
 
 
-def _parsed(cells: Sequence[str], wanted: Sequence[int], names: Sequence[str], where: str) -> list[float]:
-    """Return the numbers of a row."""
+def _parsed(cells: Sequence[str], names: Sequence[str], where: str) -> list[float]:
+    """Return the numbers of a row, NaN where a cell is empty."""
     text = "".join(cells)
-    # Python reads 1_0 and the digits of other scripts as numbers, which no other reader of CSV does.
-    if text.isascii() and "_" not in text:
+    if text.isascii() and "_" not in text:  # as `number` does, a whole row at once
         try:
             return list(map(float, cells))
         except ValueError:
             pass
-    for place, cell in zip(wanted, cells, strict=True):
-        if cell.strip() and not _NUMBER.fullmatch(cell.strip()):
+    values = []
+    for name, cell in zip(names, cells, strict=True):
+        value = number(cell) if cell.strip() else np.nan
+        if value is None:
             shown = cell if len(cell) <= _TEXT_SHOWN else cell[:_TEXT_SHOWN] + "..."
-            raise DataError(f"{where}: {names[place]} {shown!r} is not a number")
-    return [float(cell) if cell.strip() else np.nan for cell in cells]
+            raise DataError(f"{where}: {name} {shown!r} is not a number")
+        values.append(value)
+    return values
 
 
-def _number_or_nan(text: str) -> float:
-    return float(text) if _NUMBER.fullmatch(text.strip()) else np.nan
-
-
-def _parquet_pieces(
-    file: Any, columns: _Columns, have_points: bool, dtype: np.dtype[Any], source: str
-) -> Iterator[_Piece]:
-    names = list(map(str, file.schema_arrow.names))
-    size = rows_at_once(len(names), 8)
-    first = 1
+def _parquet_pieces(file: Any, columns: _Columns, dtype: np.dtype[Any], source: str) -> Iterator[_Piece]:
+    first, size = 1, row_files.rows_at_once(len(file.schema_arrow.names), 8)
     for batch in file.iter_batches(batch_size=size, use_threads=False):
-        rows = len(batch)
-        outputs = np.empty((rows, len(columns.outputs)), dtype)
-        for k, place in enumerate(columns.outputs):
-            outputs[:, k] = _column(batch.column(place), names[place], source)
-        places = [] if have_points else columns.coordinates
-        coordinates = np.empty((rows, len(places)))
-        for axis, place in enumerate(places):
-            coordinates[:, axis] = _column(batch.column(place), names[place], source)
-        record = np.full(rows, np.nan)
+        outputs = np.empty((len(batch), len(columns.outputs)), dtype)
+        coordinates = np.empty((len(batch), len(columns.coordinates)))
+        for table, places in ((outputs, columns.outputs), (coordinates, columns.coordinates)):
+            for k, place in enumerate(places):
+                table[:, k] = _column(batch, place, source)
+        record = np.full(len(batch), np.nan)
         # Text is no record number, and is found out of order only where the order matters.
         if columns.record is not None and _is_numeric(batch.column(columns.record).type):
-            record[:] = _column(batch.column(columns.record), _RECORD, source)
-        yield _Piece(outputs, coordinates, record, np.arange(first, first + rows))
-        first += rows
+            record[:] = _column(batch, columns.record, source)
+        yield outputs, coordinates, record, range(first, first + len(batch))
+        first += len(batch)
 
 
 def _collect(
@@ -268,57 +217,44 @@ def _collect(
     source: str,
     folder: Path,
     points: Places | None,
-    *,
-    numbered_lines: bool = True,
+    unit: str,
 ) -> tuple[Path, Places]:
     """Write pieces as they come, and hold together what says where the records are."""
-    if points is None and not columns.coordinates:
-        raise without_places(source)
-    coordinates, lines = [np.empty((0, 2))], [np.empty(0, np.int64)]
+    coordinates: list[NDArray[np.float64]] = []
+    numbers: list[int] = []
     start = 0.0
-    with new_file(folder) as path:
-        with RowWriter(path, len(columns.outputs), dtype) as writer:
-            for piece in pieces:
+    with row_files.new_file(folder) as path:
+        with row_files.RowWriter(path, len(columns.outputs), dtype) as writer:
+            for outputs, places, record, where in pieces:
                 if points is None:
-                    coordinates.append(piece.coordinates)
-                    lines.append(piece.lines)
+                    coordinates.append(places)
+                    numbers += where
                 elif columns.record is not None:
-                    start = float(piece.record[0]) if writer.rows == 0 else start
-                    _check_order(piece, start, writer.rows, numbered_lines, source)
-                writer.append(piece.outputs)
+                    start = start if writer.rows else float(record[0] == 1)
+                    _check_order(record, start + writer.rows, where, unit, source)
+                writer.append(outputs)
         if writer.rows == 0:
             raise DataError(f"{source}: holds no rows")
-        check_shape((writer.rows, len(columns.outputs)), source)
+        row_files.check_shape((writer.rows, len(columns.outputs)), source)
         if points is not None:
-            check_count(points, writer.rows, source)
+            row_files.check_count(points, writer.rows, source)
             return path, points
-        places = Places(np.concatenate(coordinates), columns.planar, source)
-        return path, check_places(places, np.concatenate(lines) if numbered_lines else None)
+        found = Places(np.concatenate(coordinates), columns.planar, source)
+        return path, row_files.check_places(found, unit, numbers)
 
 
-def _check_order(piece: _Piece, start: float, before: int, numbered_lines: bool, source: str) -> None:
+def _check_order(
+    record: NDArray[np.float64], first: float, where: Sequence[int], unit: str, source: str
+) -> None:
     """Refuse record numbers that do not count up: a file of points would be laid beside other records."""
-    expected = (start if start in (0, 1) else 0) + before + np.arange(len(piece.record))
-    wrong = piece.record != expected
+    expected = first + np.arange(len(record))
+    wrong = record != expected
     if wrong.any():
         row = int(np.argmax(wrong))
-        where = f"{'line' if numbered_lines else 'row'} {piece.lines[row]}"
         raise DataError(
-            f"{source}: {where}: record {piece.record[row]:g} where {expected[row]:g} should be; to be laid "
-            "beside a file of points, the rows must be in the order of the records"
+            f"{source}: {unit} {where[row]}: record {record[row]:g} where {expected[row]:g} should be; to be "
+            "laid beside a file of points, the rows must be in the order of the records"
         )
-
-
-def _parquet(path: Path) -> Any:
-    """Open a Parquet file."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(
-            f"{path}: Parquet files need pyarrow: install it with pip install 'mdpext-dask[files]'"
-        ) from None
-    # Buffering ahead, which is the default, ends with the whole file in memory.
-    return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
 def _is_numeric(kind: Any) -> bool:
@@ -337,14 +273,15 @@ def _plain_dtype(kind: Any, name: str, source: str) -> np.dtype[Any]:
     return dtype
 
 
-def _column(column: Any, name: str, source: str) -> NDArray[Any]:
-    """Return a column of numbers; missing ones as not-a-number."""
+def _column(batch: Any, place: int, source: str) -> NDArray[Any]:
+    """Return a column of numbers; missing ones as NaN."""
     import pyarrow as pa
 
-    whole = _plain_dtype(column.type, name, source).kind in "iu"
-    if pa.types.is_boolean(column.type):
+    column, name = batch.column(place), batch.schema.names[place]
+    dtype = _plain_dtype(column.type, name, source)
+    if dtype.kind == "b":
         column = column.cast(pa.uint8())
     values = np.asarray(column.to_numpy(zero_copy_only=False))
-    if whole:
-        check_exact(values, f"{source}: column {name}")
+    if dtype.kind in "iu":
+        row_files.check_exact(values, f"{source}: column {name}")
     return values

@@ -1,7 +1,7 @@
 """All pairs of records of two parts, those apart that cannot matter: the kernel of the exhaustive audit.
 
 Everything is float64 with the error of logarithms, totals and distances bounded, so that "kept" and "broken"
-are facts; what lies between is decided in :mod:`mdpext_dask.auditors.pairs.judge`, and counted.
+are facts; what lies between is decided by :func:`mdpext_dask.auditors.promise.judge`, and counted.
 """
 
 import heapq
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.findings import Finding, inspect_rows
-from mdpext_dask.auditors.pairs.judge import Pair, judge
 from mdpext_dask.auditors.pairs.tiles import (
     LENGTH_ERROR,
     TILE,
@@ -23,7 +22,7 @@ from mdpext_dask.auditors.pairs.tiles import (
     pairs_to_look_at,
     tiles_of,
 )
-from mdpext_dask.auditors.promise import Promise
+from mdpext_dask.auditors.promise import Pair, Promise, judge
 from mdpext_dask.auditors.source import ANY_RANGE, IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, Source
 from mdpext_dask.seed.budget import log_ratio_error
 
@@ -88,15 +87,11 @@ class Triple:
 
 
 @dataclass
-class Tally:
-    """What comparing pairs has found.
+class Counts:
+    """How many triples were found to be what.
 
     Parameters
     ----------
-    slope
-        Largest |log ratio| / distance in the plane, in 1/km, as computed.
-    slope_above
-        No pair has a larger one: the same, rounded outward.
     violations
         Triples that break the promise.
     hidden
@@ -105,6 +100,31 @@ class Tally:
         Triples that float64 could not decide.
     undecided
         Of those, triples that nothing could decide.
+    """
+
+    violations: int = 0
+    hidden: int = 0
+    recomputed: int = 0
+    undecided: int = 0
+
+    def add_counts(self, other: "Counts") -> None:
+        """Add those of another."""
+        self.violations += other.violations
+        self.hidden += other.hidden
+        self.recomputed += other.recomputed
+        self.undecided += other.undecided
+
+
+@dataclass
+class Tally(Counts):
+    """What comparing pairs has found.
+
+    Parameters
+    ----------
+    slope
+        Largest |log ratio| / distance in the plane, in 1/km, as computed.
+    slope_above
+        No pair has a larger one: the same, rounded outward.
     compared
         Triples whose ratio was computed; the others are kept by the bounds of their tiles.
     sizes
@@ -115,22 +135,15 @@ class Tally:
 
     slope: float = 0.0
     slope_above: float = 0.0
-    violations: int = 0
-    hidden: int = 0
-    recomputed: int = 0
-    undecided: int = 0
     compared: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * (len(SIZE_EDGES) - 1))
     worst: list[Triple] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
         """Take in what another has found."""
+        self.add_counts(other)
         self.slope = max(self.slope, other.slope)
         self.slope_above = max(self.slope_above, other.slope_above)
-        self.violations += other.violations
-        self.hidden += other.hidden
-        self.recomputed += other.recomputed
-        self.undecided += other.undecided
         self.compared += other.compared
         self.sizes = [mine + theirs for mine, theirs in zip(self.sizes, other.sizes, strict=True)]
         self.worst = heapq.nlargest(_WORST, self.worst + other.worst)
@@ -138,27 +151,22 @@ class Tally:
     def note(self, triple: Triple) -> None:
         """Keep a triple if it is one of the worst."""
         self.slope = max(self.slope, triple.slope)
-        if len(self.worst) < _WORST:
-            heapq.heappush(self.worst, triple)
-        else:
-            heapq.heappushpop(self.worst, triple)
+        self.worst = heapq.nlargest(_WORST, [*self.worst, triple])
 
-    def add_sizes(
-        self,
-        differences: NDArray[np.float64],
-        bounds: NDArray[np.float64],
-        count: int,
-        which: NDArray[np.bool_],
+    def add_violations(
+        self, differences: NDArray[np.float64], bounds: NDArray[np.float64], which: NDArray[np.bool_]
     ) -> None:
-        """Add violations to the sizes.
+        """Count violations, also by size.
 
         Parameters
         ----------
         differences, bounds
             |log ratios| and their bounds without a tolerance, float64 of any one shape.
-        count, which
-            How many of them are violations, and which, bool of that shape.
+        which
+            Which of them are violations, bool of that shape.
         """
+        count = int(np.count_nonzero(which))
+        self.violations += count
         for position, edge in enumerate(SIZE_EDGES[1:-1]):
             if not count:
                 return
@@ -168,8 +176,8 @@ class Tally:
         self.sizes[-1] += count
 
 
-def load_part(source: Source, index: int) -> tuple[Part | None, int, list[Finding]]:
-    """Read a part of a mechanism.
+def load_part(source: Source, index: int) -> tuple[Part | None, list[Finding]]:
+    """Read a part of a mechanism; return its usable records, if there are any, and what is wrong with rows.
 
     Parameters
     ----------
@@ -177,23 +185,13 @@ def load_part(source: Source, index: int) -> tuple[Part | None, int, list[Findin
         The mechanism.
     index
         The part.
-
-    Returns
-    -------
-    part
-        Its usable records; None if there are none.
-    unusable
-        Number of the others.
-    findings
-        What is wrong with rows.
     """
     records, rows = source.part(index)
     good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
     if not good.all():
         records, rows = records[good], rows[good]
-    unusable = int((~good).sum())
     if not len(records):
-        return None, unusable, findings
+        return None, findings
     xy_km = source.xy_km(records)
     logs, error = logs_of(rows)
     tiles = tiles_of(xy_km, logs, TILE)
@@ -207,7 +205,7 @@ def load_part(source: Source, index: int) -> tuple[Part | None, int, list[Findin
         tiles=tiles,
         error=error,
     )
-    return part, unusable, findings
+    return part, findings
 
 
 def logs_of(rows: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
@@ -227,10 +225,8 @@ def logs_of(rows: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
     return wide, log_ratio_error(rows.shape[1], largest_log)
 
 
-def compare_parts(
-    first: Part, second: Part, promise: Promise, slope: float = 0.0, *, prune: bool = True
-) -> Tally:
-    """Compare all records of two parts for all outputs; a part with itself, each pair once.
+class Comparison:
+    """Comparing all records of two parts for all outputs; a part with itself, each pair once.
 
     Parameters
     ----------
@@ -240,30 +236,20 @@ def compare_parts(
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of a triple that is known already.
-    prune
-        Whether pairs of tiles whose bounds say that nothing is to be found are left out.
     """
-    return _Comparison(first, second, promise, slope, prune=prune).run()
 
-
-class _Comparison:
-    """State of comparing two parts."""
-
-    def __init__(self, first: Part, second: Part, promise: Promise, slope: float, *, prune: bool) -> None:
+    def __init__(self, first: Part, second: Part, promise: Promise, slope: float) -> None:
         self._first, self._second = first, second
         self._same = first is second
         self._promise, self._p = promise, promise.metric_p
         self._error = max(first.error, second.error)
         self._known = slope
-        self._prune = prune
         self._tally = Tally()
         self._table, self._scratch, self._apart = (np.empty(TILE * TILE) for _ in range(3))
 
     @property
     def _slope(self) -> float:
         """Slope up to which a pair is of no interest: it breaks nothing, and is not the steepest."""
-        if not self._prune:
-            return -1.0
         return min(self._promise.kept_per_km, max(self._known, self._tally.slope))
 
     def run(self) -> Tally:
@@ -288,15 +274,12 @@ class _Comparison:
         levels = first.levels[-1], second.levels[-1]
         apart = box_distance(*levels, *wanted, self._p, errors[1])
         order = np.argsort(apart, kind="stable")
-        every = np.arange(len(self._first.logs))
         for start in range(0, len(order), _TILE_PAIRS):
             some = order[start : start + _TILE_PAIRS]
             a, b = wanted[0][some], wanted[1][some]
             differences = largest_differences(*levels, a, b) + self._error
             for position in range(len(some)):
-                active = every
-                if self._prune:
-                    active = np.flatnonzero(differences[position] > self._slope * apart[some[position]])
+                active = np.flatnonzero(differences[position] > self._slope * apart[some[position]])
                 if len(active):
                     yield int(a[position]), int(b[position]), active
 
@@ -336,10 +319,8 @@ class _Comparison:
             steepest = self._count(rows, columns, active, apart, scratch, within=within)
         # Where nothing is any distance apart, the largest is of a record with itself.
         if steepest is None and math.isfinite(apart.flat[where]):
-            i, j = (
-                offset + part.start
-                for offset, part in zip(divmod(where, shape[1]), (rows, columns), strict=True)
-            )
+            i, j = divmod(where, shape[1])
+            i, j = i + rows.start, j + columns.start
             output = int(active[np.abs(self._first.logs[active, i] - self._second.logs[active, j]).argmax()])
             steepest = self._triple(slope, i, j, output, broken=False)
         if steepest is not None:
@@ -373,10 +354,8 @@ class _Comparison:
             if not doubtful.any():
                 continue
             violates = scratch > broken_km + promise.tolerance
-            count = int(np.count_nonzero(violates))
-            if count:
-                tally.violations += count
-                tally.add_sizes(scratch, promise.epsilon_per_km * apart, count, violates)
+            if violates.any():
+                tally.add_violations(scratch, promise.epsilon_per_km * apart, violates)
             breaks = violates
             if promise.tolerance:
                 hidden = (scratch > broken_km) & (scratch <= kept_km + promise.tolerance)
@@ -421,12 +400,8 @@ class _Comparison:
             return self._first.rows[first], self._second.rows[second], places
 
         found = judge(differences, apart, self._error, self._promise, pair_of, outputs)
-        tally, count = self._tally, int(found.violates.sum())
-        tally.violations += count
-        tally.hidden += int(found.hidden.sum())
-        tally.recomputed += found.recomputed
-        tally.undecided += found.undecided
-        tally.add_sizes(differences, self._promise.epsilon_per_km * apart, count, found.violates)
+        self._tally.add_counts(Counts(0, int(found.hidden.sum()), found.recomputed, found.undecided))
+        self._tally.add_violations(differences, self._promise.epsilon_per_km * apart, found.violates)
         broken = np.flatnonzero(found.violates | found.hidden)
         if not len(broken):
             return None

@@ -22,16 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mdpext_dask.errors import SpecError
-
 # After the first stratum: at most so many, each at least twice as wide as all before.
 _FURTHER_STRATA = 11
 _GROWTH = 2
 # Of a stratum, in an audit: fewer say nothing.
 _LEAST_PAIRS = 16
 _INT64 = 2**63
-# So that products of two offsets are below 2^63.
-_LONGEST_SIDE = 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Stratum:
 
 
 class Design(ABC):
-    """Strata, and how to draw from them; pickles without its tables, which are cheap to build again."""
+    """Strata, and how to draw from them."""
 
     strata: tuple[Stratum, ...]
 
@@ -83,9 +79,6 @@ class Design(ABC):
         total = sum(stratum.pairs for stratum in self.strata)
         return np.array([stratum.pairs / total for stratum in self.strata])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
-
 
 @dataclass(frozen=True)
 class _LatticeTables:
@@ -110,31 +103,19 @@ class LatticeDesign(Design):
     Parameters
     ----------
     shape
-        Records (nx, ny) along both axes, at least 2 in all.
+        Records (nx, ny) along both axes, at least 2 in all and at most 3·10^9 along each: products of two
+        offsets are below 2^63 then.
     spacing_km
         Spacings (hx, hy), in km.
     p
         Exponent of the metric, in [1, ∞].
     cuts_km
         Distances between strata, ascending, in km; a stratum that would be empty is left out.
-
-    Raises
-    ------
-    SpecError
-        If the lattice has fewer than 2 records or a side of more than 3·10^9, a spacing is not positive, p is
-        below 1 or the cuts do not ascend.
     """
 
     def __init__(
         self, shape: tuple[int, int], spacing_km: tuple[float, float], p: float, cuts_km: Sequence[float] = ()
     ) -> None:
-        check_metric(p, cuts_km)
-        if min(shape) < 1 or math.prod(shape) < 2 or max(shape) > _LONGEST_SIDE:
-            raise SpecError(
-                f"a lattice of {shape} records has no pairs, or sides of more than {_LONGEST_SIDE}"
-            )
-        if not (min(spacing_km) > 0 and all(map(math.isfinite, spacing_km))):
-            raise SpecError(f"spacings must be positive, got {spacing_km} km")
         self._shape, self._spacing_km, self._p = shape, spacing_km, p
         diameter_km = _diameter_km(shape, spacing_km, p)
         self._edges_km = (*(cut for cut in cuts_km if cut < diameter_km), diameter_km)
@@ -143,11 +124,6 @@ class LatticeDesign(Design):
             # Without the edge above an empty stratum, what is within the next edge is the same.
             self._edges_km = tuple(stratum.upper_km for stratum in self.strata)
             del self._tables
-
-    @classmethod
-    def uniform(cls, shape: tuple[int, int], spacing_km: tuple[float, float], p: float) -> "LatticeDesign":
-        """Return the design with one stratum."""
-        return cls(shape, spacing_km, p)
 
     @classmethod
     def stratified(cls, shape: tuple[int, int], spacing_km: tuple[float, float], p: float) -> "LatticeDesign":
@@ -197,8 +173,7 @@ class LatticeDesign(Design):
         from_low = np.where(back, rest - forward + _pairs_below(np.maximum(low, 1), longer), 0)
         b, j = offset_at(np.where(back, from_low, rest + _pairs_below(low, longer)), longer)
         start, end = np.where(back, j + b, j), np.where(back, j, j + b)
-        first, second = self._numbers(a, start), self._numbers(a + d, end)
-        return first, second
+        return self._numbers(a, start), self._numbers(a + d, end)
 
     def _numbers(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the numbers of records at a along the shorter axis and b along the longer one."""
@@ -242,14 +217,7 @@ def allocate(pairs: int, strata: Sequence[Stratum]) -> tuple[int, ...]:
         How many in all, at least 1; with so few that a share is below 16, it is exceeded.
     strata
         The strata.
-
-    Raises
-    ------
-    SpecError
-        If `pairs` is below 1.
     """
-    if pairs < 1:
-        raise SpecError(f"an audit needs at least one pair, got {pairs}")
     if len(strata) == 1:
         return (pairs,)
     share, left = divmod(pairs, len(strata))
@@ -269,20 +237,6 @@ def distances_km(east: ArrayLike, north: ArrayLike, *, p: float) -> NDArray[np.f
     # Scaled by the larger, so that no power overflows.
     share = np.minimum(east, north) / np.where(larger > 0, larger, 1.0)
     return np.asarray(larger * (1 + share**p) ** (1 / p))
-
-
-def check_metric(p: float, cuts_km: Sequence[float]) -> None:
-    """Check an exponent and distances between strata.
-
-    Raises
-    ------
-    SpecError
-        If p is below 1, or the cuts are not positive or do not ascend.
-    """
-    if not p >= 1:
-        raise SpecError(f"the metric's exponent must be at least 1, got {p}")
-    if not all(low < high for low, high in zip((0.0, *cuts_km), cuts_km, strict=False)):
-        raise SpecError(f"distances between strata must be positive and ascend, got {tuple(cuts_km)} km")
 
 
 def geometric_cuts(first_km: float, last_km: float) -> list[float]:
@@ -372,10 +326,8 @@ def _count_within(
         middle = (count + limit) // 2
         within = distances_km(across_km, middle * spacing_km, p=p) <= edge_km
         # Where the search has ended, `middle` is the count and must not move it.
-        count, limit = (
-            np.where(within & (count < limit), middle + 1, count),
-            np.where(within, limit, middle),
-        )
+        count = np.where(within & (count < limit), middle + 1, count)
+        limit = np.where(within, limit, middle)
     return count
 
 

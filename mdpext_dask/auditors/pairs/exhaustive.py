@@ -9,12 +9,12 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mdpext_dask.auditors.findings import Finding
-from mdpext_dask.auditors.pairs.compare import Part, Tally, compare_parts, load_part
+from mdpext_dask.auditors.pairs.compare import Comparison, Part, Tally, load_part
 from mdpext_dask.auditors.pairs.tiles import BOUNDS_AT_ONCE, TILE, Level, box_distance, largest_differences
 from mdpext_dask.auditors.promise import Promise
 from mdpext_dask.auditors.source import Source
@@ -38,28 +38,27 @@ class PartSummary:
     ----------
     index
         The part.
+    findings
+        What is wrong with rows.
+    usable
+        Number of usable records.
     level
-        All its usable records as one set; None if there are none.
+        All of them as one set; None if there are none.
     error
         What a difference of two ℓ may be off by.
     tally
         Of pairs within the part.
-    usable, unusable
-        Numbers of records.
-    findings
-        What is wrong with rows.
     """
 
     index: int
-    level: Level | None
-    error: float
-    tally: Tally
-    usable: int
-    unusable: int
-    findings: tuple[Finding, ...]
+    findings: list[Finding]
+    usable: int = 0
+    level: Level | None = None
+    error: float = 0.0
+    tally: Tally = field(default_factory=Tally)
 
 
-def compare_within(source: Source, index: int, promise: Promise, prune: bool = True) -> PartSummary:
+def compare_within(source: Source, index: int, promise: Promise) -> PartSummary:
     """Compare the records of a part with each other.
 
     Parameters
@@ -70,25 +69,16 @@ def compare_within(source: Source, index: int, promise: Promise, prune: bool = T
         The part.
     promise
         What is audited.
-    prune
-        See :func:`mdpext_dask.auditors.pairs.compare.compare_parts`.
     """
-    part, unusable, findings = _kept_part(source, index)
+    part, findings = _kept_part(source, index)
     if part is None:
-        return PartSummary(index, None, 0.0, Tally(), 0, unusable, tuple(findings))
-    return PartSummary(
-        index=index,
-        level=part.tiles.levels[0],
-        error=part.error,
-        tally=compare_parts(part, part, promise, prune=prune),
-        usable=len(part.records),
-        unusable=unusable,
-        findings=tuple(findings),
-    )
+        return PartSummary(index, findings)
+    tally = Comparison(part, part, promise, 0.0).run()
+    return PartSummary(index, findings, len(part.records), part.tiles.levels[0], part.error, tally)
 
 
 def compare_between(
-    source: Source, index: int, partners: Sequence[int], promise: Promise, slope: float, prune: bool = True
+    source: Source, index: int, partners: Sequence[int], promise: Promise, slope: float
 ) -> Tally:
     """Compare the records of a part with those of others.
 
@@ -102,20 +92,18 @@ def compare_between(
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of the steepest triple that is known.
-    prune
-        See :func:`mdpext_dask.auditors.pairs.compare.compare_parts`.
     """
     tally = Tally(slope=slope)
     first = _kept_part(source, index)[0]
     for partner in partners:
         second = _kept_part(source, partner)[0]
         if first is not None and second is not None:
-            tally.add(compare_parts(first, second, promise, tally.slope, prune=prune))
+            tally.add(Comparison(first, second, promise, tally.slope).run())
     return tally
 
 
 def parts_to_compare(
-    summaries: Sequence[PartSummary], promise: Promise, slope: float, *, prune: bool = True
+    summaries: Sequence[PartSummary], promise: Promise, slope: float
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return which parts have to be compared with which others, near ones first, in portions for tasks.
 
@@ -127,18 +115,12 @@ def parts_to_compare(
         What is audited.
     slope
         |log ratio| / distance, in 1/km, of the steepest triple within a part.
-    prune
-        Whether parts whose bounds say that nothing is to be found are left out.
     """
     filled = [summary for summary in summaries if summary.level is not None]
     if len(filled) < 2:
         return []
-    sets = Level(
-        *(
-            np.concatenate([getattr(summary.level, name) for summary in filled])
-            for name in ("low", "high", "least", "most")
-        )
-    )
+    names = "low", "high", "least", "most"
+    sets = Level(*(np.concatenate([getattr(each.level, name) for each in filled]) for name in names))
     error = max(summary.error for summary in filled)
     reach = min(promise.kept_per_km, slope)
     index = np.array([summary.index for summary in filled])
@@ -147,20 +129,14 @@ def parts_to_compare(
         others = np.arange(position + 1, len(filled))
         here = np.full(len(others), position)
         apart = box_distance(sets, sets, here, others, promise.metric_p, promise.plane_error_km)
-        if prune:
-            differences = largest_differences(sets, sets, here, others).max(axis=1) + error
-            wanted = differences > reach * apart
-            others, apart = others[wanted], apart[wanted]
-        others = others[np.argsort(apart, kind="stable")]
-        apart = np.sort(apart)
-        portions += [
-            (
-                float(apart[start]),
-                int(index[position]),
-                tuple(index[others[start : start + _PARTNERS]].tolist()),
-            )
-            for start in range(0, len(others), _PARTNERS)
-        ]
+        differences = largest_differences(sets, sets, here, others).max(axis=1) + error
+        wanted = differences > reach * apart
+        others, apart = others[wanted], apart[wanted]
+        order = np.argsort(apart, kind="stable")
+        others, apart = index[others[order]], apart[order]
+        for start in range(0, len(others), _PARTNERS):
+            partners = tuple(others[start : start + _PARTNERS].tolist())
+            portions.append((float(apart[start]), int(index[position]), partners))
     return [(part, partners) for _, part, partners in sorted(portions)]
 
 
@@ -185,39 +161,26 @@ def peak_bytes(source: Source) -> int:
     return int(max(kept - part + reading, kept + bounds) + numbers + 8 * TILE**2 * FLOAT64)
 
 
-class _Parts:
-    """The parts of one audit that a process has read last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # a worker may have several threads
-        self._token = ""
-        self._kept: OrderedDict[int, tuple[Part | None, int, list[Finding]]] = OrderedDict()
-
-    def get(self, source: Source, index: int) -> tuple[Part | None, int, list[Finding]]:
-        with self._lock:
-            if source.token != self._token:
-                self._kept.clear()
-                self._token = source.token
-            if index not in self._kept:
-                each = source.largest_part * source.outputs * (source.item_bytes + FLOAT64)
-                while len(self._kept) >= max(_KEPT_BYTES // each, 2):
-                    self._kept.popitem(last=False)
-                self._kept[index] = load_part(source, index)
-            self._kept.move_to_end(index)
-            return self._kept[index]
-
-    def forget(self) -> None:
-        with self._lock:
-            self._kept.clear()
-
-
-_parts = _Parts()
+# The parts of one audit that this process has read last; a worker may have several threads.
+_kept: OrderedDict[tuple[str, int], tuple[Part | None, list[Finding]]] = OrderedDict()
+_lock = threading.Lock()
 
 
 def forget() -> None:
     """Let go of what this process keeps of the last audit."""
-    _parts.forget()
+    with _lock:
+        _kept.clear()
 
 
-def _kept_part(source: Source, index: int) -> tuple[Part | None, int, list[Finding]]:
-    return _parts.get(source, index)
+def _kept_part(source: Source, index: int) -> tuple[Part | None, list[Finding]]:
+    key = source.token, index
+    with _lock:
+        if key not in _kept:
+            if any(token != source.token for token, _ in _kept):
+                _kept.clear()
+            each = source.largest_part * source.outputs * (source.item_bytes + FLOAT64)
+            while len(_kept) >= max(_KEPT_BYTES // each, 2):
+                _kept.popitem(last=False)
+            _kept[key] = load_part(source, index)
+        _kept.move_to_end(key)
+        return _kept[key]

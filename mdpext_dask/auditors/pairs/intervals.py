@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError
-
 # Of the probability to fail, what the separate intervals of all strata may use up.
 _SEPARATE_SHARE = 1 / 5
 # Ends are moved outward by what float64 may have lost: of a bound on a log probability, and of a sum.
@@ -55,15 +53,7 @@ def mean_interval(mean: float, n: int, confidence: float) -> tuple[float, float]
     -------
     lower, upper
         The ends, in [0, 1], rounded outward.
-
-    Raises
-    ------
-    SpecError
-        If an argument is outside its range.
     """
-    _check(confidence)
-    if not (0 <= mean <= 1 and n >= 0):
-        raise SpecError(f"{n} observations with a mean of {mean} are not observations in [0, 1]")
     return _separate_interval(mean, n, _log_odds(1 - confidence))
 
 
@@ -113,21 +103,9 @@ def stratified_interval(
     -------
     lower, upper
         The ends, in [0, Σ_h W_h], rounded outward.
-
-    Raises
-    ------
-    SpecError
-        If an argument is outside its range, or the numbers of strata differ.
     """
-    _check(confidence)
     m, n, w = (np.asarray(values, dtype=np.float64) for values in (means, ns, weights))
-    if not (m.ndim == 1 and m.shape == n.shape == w.shape and len(m)):
-        raise SpecError(
-            f"strata: means {m.shape}, numbers {n.shape} and weights {w.shape} do not belong together"
-        )
     m = np.where(n > 0, m, 0.0)
-    if not ((m >= 0) & (m <= 1) & (n >= 0) & (w >= 0) & np.isfinite(w)).all():
-        raise SpecError(f"strata: means {m}, numbers {n} and weights {w} are not of observations in [0, 1]")
     failure = 1 - confidence
     if len(m) == 1:
         ends = _separate_interval(float(m[0]), int(n[0]), _log_odds(failure))
@@ -145,11 +123,6 @@ def stratified_interval(
         lower = max(lower, _joint_end(*sample, joint, sign=-1))
         upper = min(upper, _joint_end(*sample, joint, sign=1) + unseen)
     return max(0.0, lower * (1 - _SUM_ERROR)), min(float(np.sum(w)), upper * (1 + _SUM_ERROR))
-
-
-def _check(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise SpecError(f"a confidence must lie between 0 and 1, got {confidence}")
 
 
 def _log_odds(failure: float) -> float:

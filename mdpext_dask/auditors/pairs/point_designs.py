@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.pairs.designs import (
     Design,
     Stratum,
-    check_metric,
     distances_km,
     geometric_cuts,
     offset_at,
@@ -89,8 +88,7 @@ class PointsDesign(Design):
     Raises
     ------
     SpecError
-        If there are fewer than 2 records, one is not a pair of finite numbers, p is below 1 or the distances
-        do not ascend.
+        If there are fewer than 2 records.
     """
 
     def __init__(
@@ -100,22 +98,16 @@ class PointsDesign(Design):
         near_km: Sequence[float] = (),
         far_km: Sequence[float] = (),
     ) -> None:
-        check_metric(p, (*near_km, *far_km))
+        if len(points_km) < 2:
+            raise SpecError(f"--method: pairs are drawn from at least 2 records, got {len(points_km)}")
         # Adding 0 makes one number of 0 and -0, so that they are the same place.
         points = np.asarray(points_km, dtype=np.float64) + 0.0
-        if points.ndim != 2 or points.shape[1] != 2 or len(points) < 2 or not np.isfinite(points).all():
-            raise SpecError(f"at least 2 pairs of finite numbers are needed, got the shape {points.shape}")
         self._points, self._p, self._near_km = points, p, tuple(near_km)
         # No distance is larger than that of two corners of the rectangle around all records.
         edges_km = (*near_km, *far_km, float(distances_km(*np.ptp(points, axis=0), p=p)))
         every = len(points) * (len(points) - 1) // 2
         pairs = [int(n) for n in np.diff([0, *self._count_near(), *self._count_within(far_km), every])]
         self.strata = strata_between(edges_km, pairs)
-
-    @classmethod
-    def uniform(cls, points_km: NDArray[np.float64], p: float) -> "PointsDesign":
-        """Return the design with one stratum."""
-        return cls(points_km, p)
 
     @classmethod
     def stratified(cls, points_km: NDArray[np.float64], p: float) -> "PointsDesign":
@@ -151,8 +143,7 @@ class PointsDesign(Design):
         low = chosen.lower_km if stratum > 0 else -np.inf
         high = chosen.upper_km if stratum < len(self.strata) - 1 else np.inf
         share = chosen.pairs / sum(each.pairs for each in self.strata)
-        none = np.empty(0, dtype=np.intp)
-        found = [(none, none)]
+        found = [np.empty((2, 0), dtype=np.intp)]
         missing = n
         while missing > 0:
             tries = min(int(missing / share * 1.1) + 16, _PAIRS_AT_ONCE)
@@ -161,9 +152,9 @@ class PointsDesign(Design):
             second += second >= first
             apart = distances_km(*(self._points[first] - self._points[second]).T, p=self._p)
             good = np.flatnonzero((low < apart) & (apart <= high))[:missing]
-            found.append((first[good], second[good]))
+            found.append(np.stack([first[good], second[good]]))
             missing -= len(good)
-        first, second = (np.concatenate(numbers) for numbers in zip(*found, strict=True))
+        first, second = np.concatenate(found, axis=1)
         return first, second
 
     def near_pairs_at(

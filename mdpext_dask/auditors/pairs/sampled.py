@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.findings import Finding, inspect_rows
-from mdpext_dask.auditors.pairs.compare import Triple, logs_of
+from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
 from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, allocate
-from mdpext_dask.auditors.pairs.judge import Pair, judge, may_break
 from mdpext_dask.auditors.pairs.point_designs import PointsDesign
-from mdpext_dask.auditors.promise import Promise
+from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
 from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, Source, StoreSource
 from mdpext_dask.store.blocks import FLOAT64
 
@@ -38,19 +37,15 @@ _POINT_BYTES, _NEAR_BYTES, _TREE_BYTES = 16, 30 * 2**20, 500
 
 
 @dataclass
-class StratumTally:
-    """What the pairs drawn from one stratum have shown.
+class StratumTally(Counts):
+    """What the pairs drawn from one stratum have shown; what is drawn often is recomputed once in a batch.
 
     Parameters
     ----------
     pairs
         How many were drawn.
-    violations, hidden
-        Triples that break the promise, and that do so without its tolerance only.
     unusable
         Pairs with a row that cannot be used; all their triples count as violations.
-    recomputed, undecided
-        Triples that float64, and that nothing, could decide; one that is drawn often counts once in a batch.
     worst
         The steepest triple.
     histogram
@@ -61,23 +56,16 @@ class StratumTally:
     """
 
     pairs: int = 0
-    violations: int = 0
-    hidden: int = 0
     unusable: int = 0
-    recomputed: int = 0
-    undecided: int = 0
     worst: Triple | None = None
     histogram: list[int] = field(default_factory=lambda: [0] * len(RATIO_EDGES))
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, other: "StratumTally") -> None:
         """Take in what another has shown."""
+        self.add_counts(other)
         self.pairs += other.pairs
-        self.violations += other.violations
-        self.hidden += other.hidden
         self.unusable += other.unusable
-        self.recomputed += other.recomputed
-        self.undecided += other.undecided
         self.worst = max(filter(None, (self.worst, other.worst)), default=None)
         self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
         self.findings += other.findings
@@ -88,11 +76,10 @@ def design_of(source: Source, kind: str, p: float) -> Design:
     """Return how to draw pairs of a source's records; built once in a process."""
     if isinstance(source, StoreSource):
         grid = source.store.grid
-        spacing = grid.spacing_km, grid.spacing_km
-        make = LatticeDesign.uniform if kind == UNIFORM else LatticeDesign.stratified
-        return make(grid.shape, spacing, p)
+        lattice = grid.shape, (grid.spacing_km, grid.spacing_km), p
+        return LatticeDesign(*lattice) if kind == UNIFORM else LatticeDesign.stratified(*lattice)
     points = source.xy_km(np.arange(source.records))
-    return PointsDesign.uniform(points, p) if kind == UNIFORM else PointsDesign.stratified(points, p)
+    return PointsDesign(points, p) if kind == UNIFORM else PointsDesign.stratified(points, p)
 
 
 def batch_pairs(outputs: int) -> int:
@@ -151,39 +138,40 @@ def sample_batch(
     ]
     # Every row is read once, whichever strata need it.
     records = np.unique(np.concatenate([numbers for both in drawn for numbers in both]))
-    rows = _Rows.read(source, records)
-    tallies = [_compare(rows, source, promise, first, second) for first, second in drawn]
-    tallies[0].findings = rows.findings
+    rows = source.rows(records)
+    good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
+    logs, error = np.zeros(rows.shape), 0.0
+    if good.all():
+        logs, error = logs_of(rows)
+    elif good.any():
+        logs[good], error = logs_of(rows[good])
+    read = _Rows(records, rows, good, logs, error, source.xy_km(records))
+    tallies = [_compare(read, source, promise, first, second) for first, second in drawn]
+    tallies[0].findings = findings
     return tallies
 
 
 def estimate(
     tallies: Sequence[StratumTally], weights: NDArray[np.float64], outputs: int
-) -> tuple[float, list[float], list[int]]:
-    """Return the estimated violation ratio, and means and numbers of pairs of the strata.
+) -> tuple[float, list[float]]:
+    """Return the estimated violation ratio, and means of the strata.
 
     Parameters
     ----------
     tallies
-        Of all strata.
+        Of all strata; every batch draws from each.
     weights
         Shares of the strata of all pairs, float64 of shape (strata,).
     outputs
         Number K of outputs.
     """
-    means = [tally.violations / (tally.pairs * outputs) if tally.pairs else math.nan for tally in tallies]
-    drawn = [tally.pairs for tally in tallies]
-    known = [
-        (mean, weight) for mean, weight in zip(means, weights.tolist(), strict=True) if not math.isnan(mean)
-    ]
-    total = sum(weight for _, weight in known)
-    ratio = sum(mean * weight for mean, weight in known) / total if total else math.nan
-    return ratio, [0.0 if math.isnan(mean) else mean for mean in means], drawn
+    means = [tally.violations / (tally.pairs * outputs) for tally in tallies]
+    shares = weights.tolist()
+    return sum(mean * share for mean, share in zip(means, shares, strict=True)) / sum(shares), means
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that a batch needs, with ℓ of those that can be used; what was found in the others."""
+class _Rows(NamedTuple):
+    """Rows that a batch needs, with ℓ of those that can be used."""
 
     records: NDArray[np.intp]
     rows: NDArray[np.floating]
@@ -191,18 +179,6 @@ class _Rows:
     logs: NDArray[np.float64]
     error: float
     xy_km: NDArray[np.float64]
-    findings: list[Finding]
-
-    @classmethod
-    def read(cls, source: Source, records: NDArray[np.intp]) -> "_Rows":
-        rows = source.rows(records)
-        good, findings = inspect_rows(records, rows, source.range, normalised=source.range == ANY_RANGE)
-        logs, error = np.zeros(rows.shape), 0.0
-        if good.all():
-            logs, error = logs_of(rows)
-        elif good.any():
-            logs[good], error = logs_of(rows[good])
-        return cls(records, rows, good, logs, error, source.xy_km(records), findings)
 
 
 def _compare(
@@ -241,38 +217,24 @@ def _compare(
         return batch.rows[both[0]], batch.rows[both[1]], source.places(batch.records[both])
 
     found = judge(differences[pair, output], apart[pair, 0], batch.error, promise, pair_of, output)
-    violations = int(times[pair[found.violates]].sum())
-    tally.violations += violations
-    tally.hidden += int(times[pair[found.hidden]].sum())
-    tally.recomputed += found.recomputed
-    tally.undecided += found.undecided
+    violations, hidden = (int(times[pair[some]].sum()) for some in (found.violates, found.hidden))
+    tally.add_counts(Counts(violations, hidden, found.recomputed, found.undecided))
     breaks = found.violates | found.hidden
-    if breaks.any():
+    broken = bool(breaks.any())
+    if broken:
         pair, output = pair[breaks], output[breaks]
     else:
         pair, output = np.arange(len(here)), differences.argmax(axis=1)
-    steepest = _steepest(differences[pair, output], apart[pair, 0], broken=bool(breaks.any()))
-    position = steepest.position
-    records = int(batch.records[here[pair[position]]]), int(batch.records[there[pair[position]]])
-    worst = Triple(bool(breaks.any()), steepest.slope, *records, int(output[position]))
-    tally.worst = max(filter(None, (tally.worst, worst)))
-    return tally
-
-
-class _Steepest(NamedTuple):
-    """Position of the steepest of some triples, and its |log ratio| / distance, in 1/km."""
-
-    position: int
-    slope: float
-
-
-def _steepest(differences: NDArray[np.float64], apart: NDArray[np.float64], *, broken: bool) -> _Steepest:
+    steep, apart = differences[pair, output], apart[pair, 0]
     # In one and the same place whatever differs is infinitely steep, even if it does in its last bit only.
     with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = np.where(apart > 0, differences / apart, math.inf if broken else 0.0)
-    slopes[differences > INFINITE_DIFFERENCE] = math.inf
+        slopes = np.where(apart > 0, steep / apart, math.inf if broken else 0.0)
+    slopes[steep > INFINITE_DIFFERENCE] = math.inf
     position = int(slopes.argmax())
-    return _Steepest(position, float(slopes[position]))
+    records = int(batch.records[here[pair[position]]]), int(batch.records[there[pair[position]]])
+    worst = Triple(broken, float(slopes[position]), *records, int(output[position]))
+    tally.worst = max(filter(None, (tally.worst, worst)))
+    return tally
 
 
 def _fill_histogram(

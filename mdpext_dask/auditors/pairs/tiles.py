@@ -126,12 +126,7 @@ def tiles_of(xy_km: NDArray[np.float64], logs: NDArray[np.float64], most: int) -
 
 
 def box_distance(
-    first: Level,
-    second: Level,
-    a: NDArray[np.intp],
-    b: NDArray[np.intp],
-    p: float,
-    error_km: float = 0.0,
+    first: Level, second: Level, a: NDArray[np.intp], b: NDArray[np.intp], p: float, error_km: float = 0.0
 ) -> NDArray[np.float64]:
     """Return what d_p between sets `a` of one level and `b` of another is at least, in km.
 

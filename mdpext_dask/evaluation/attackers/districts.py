@@ -14,8 +14,7 @@ from mdpext_dask.evaluation.spread import SHARES
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import HALF_TURN
-from mdpext_dask.readers.polygons import on_ground
-from mdpext_dask.readers.vector_layers import layer_names, read_layer
+from mdpext_dask.readers.vector_files import on_ground, read_layers
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
@@ -142,8 +141,7 @@ def _by_gdal(path: Path) -> list[tuple[str, Any]]:
 
     if not path.exists():
         raise DataError(f"{OPTION}: {path} does not exist")
-    for layer_name in layer_names(path, OPTION):
-        layer = read_layer(path, layer_name, OPTION)
+    for layer in read_layers(path, OPTION):
         flat = [number for number, shape in enumerate(layer.shapes) if shapely.get_dimensions(shape) == 2]
         if not flat:
             continue

@@ -64,7 +64,7 @@ class Problem:
             grid=store.grid,
             epsilon_per_km=float(store.attributes["epsilon_planar_per_km"]),
             metric_p=store.metric_p,
-            output_xy_km=np.stack([store.read("output_x"), store.read("output_y")], axis=-1),
+            output_xy_km=store.read_output_xy_km(),
             prior=np.asarray(store.read("prior"), dtype=np.float64),
             loss=read_loss(store),
             min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),

@@ -55,10 +55,8 @@ from mdpext_dask.pipeline.trials import AIM, Trials, tempered
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.store.blocks import FLOAT32
-from mdpext_dask.store.extension import RECORD_SCORES
-from mdpext_dask.store.hierarchy import DAMAGED_CONTENT
-from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import sha256_of
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
+from mdpext_dask.store.schema import RECORD_SCORES, sha256_of
 
 # Steps between the lines of a sweep, and how they are moved from one to the next, in halves of that.
 PATCH = 4

@@ -1,14 +1,13 @@
 """Road networks as two CSV files: what is built in, what a place's download is kept as, and one's own."""
 
 import gzip
-import io
 from pathlib import Path
 
 import numpy as np
 
 from mdpext_dask.job.spec import ROAD_FILES
-from mdpext_dask.readers.csv_tables import complain_where, integers, numbers, read_csv
 from mdpext_dask.readers.roads.network import RoadNetwork, assemble
+from mdpext_dask.readers.tables import read_csv
 
 _NODE_COLUMNS, _EDGE_COLUMNS = ("id", "lon", "lat"), ("u", "v", "length_m", "oneway")
 
@@ -21,24 +20,17 @@ def read_folder(folder: Path, *, directions_known: bool = True) -> RoadNetwork:
     DataError
         With file, line and text of what is wrong.
     """
-    nodes_path, edges_path = (folder / name for name in ROAD_FILES)
-    nodes = read_csv(nodes_path, required=_NODE_COLUMNS)
-    edges = read_csv(edges_path, required=_EDGE_COLUMNS)
-
-    ids = integers(nodes, "id", nodes_path)
-    lonlat = np.stack([numbers(nodes, c, nodes_path) for c in ("lon", "lat")], axis=-1)
-    length_m = numbers(edges, "length_m", edges_path)
-    complain_where(length_m < 0, edges, "length_m", edges_path, "is negative")
-    oneway = integers(edges, "oneway", edges_path)
-    complain_where(~np.isin(oneway, (0, 1)), edges, "oneway", edges_path, "is neither 0 nor 1")
+    nodes, edges = (
+        read_csv(folder / name, columns)
+        for name, columns in zip(ROAD_FILES, (_NODE_COLUMNS, _EDGE_COLUMNS), strict=True)
+    )
+    length_m, oneway = edges.finite("length_m"), edges.integers("oneway")
+    edges.refuse_where(length_m < 0, "length_m", "is negative")
+    edges.refuse_where(~np.isin(oneway, (0, 1)), "oneway", "is neither 0 nor 1")
+    lonlat = np.stack([nodes.finite("lon"), nodes.finite("lat")], axis=-1)
+    ids, ends = nodes.integers("id"), (edges.integers("u"), edges.integers("v"))
     return assemble(
-        ids=ids,
-        lonlat=lonlat,
-        ends=(integers(edges, "u", edges_path), integers(edges, "v", edges_path)),
-        length_km=length_m / 1000,
-        oneway=oneway == 1,
-        directions_known=directions_known,
-        source=str(folder),
+        ids, lonlat, ends, length_m / 1000, oneway == 1, str(folder), directions_known=directions_known
     )
 
 
@@ -57,8 +49,6 @@ def write_folder(network: RoadNetwork, folder: Path) -> None:
     )
     for name, columns, rows in zip(ROAD_FILES, (_NODE_COLUMNS, _EDGE_COLUMNS), (nodes, edges), strict=True):
         text = "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n"
-        packed = io.BytesIO()
         # Without a name and a time, equal tables are equal files.
-        with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as file:
+        with (folder / name).open("wb") as packed, gzip.GzipFile("", "wb", fileobj=packed, mtime=0) as file:
             file.write(text.encode())
-        (folder / name).write_bytes(packed.getvalue())

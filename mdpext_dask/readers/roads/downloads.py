@@ -15,8 +15,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import Any
 
 from mdpext_dask.errors import DataError, MdpextError, first_line
 from mdpext_dask.job.spec import ROAD_FILES
-from mdpext_dask.readers.optional_libraries import import_osm
+from mdpext_dask.readers.longitudes import HALF_TURN
+from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.roads.csv_folder import read_folder, write_folder
 from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.network import RoadNetwork
@@ -40,30 +41,8 @@ _LICENCE = {
     "licence": "Open Database License (ODbL) 1.0",
     "licence_url": "https://www.openstreetmap.org/copyright",
 }
-_HALF_TURN = 180.0
 # HTTP: too many requests, and no answer in time.
 _ASKED_AGAIN = (429, 504)
-
-
-@dataclass(frozen=True)
-class Download:
-    """What is in the cache of a place.
-
-    Parameters
-    ----------
-    folder
-        Where.
-    provenance
-        Where it comes from.
-    """
-
-    folder: Path
-    provenance: Mapping[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 (hex) of its files."""
-        return hashlib.sha256("".join(self.provenance["sha256"].values()).encode()).hexdigest()
 
 
 def roads_of_place(place: str) -> RoadNetwork:
@@ -76,10 +55,9 @@ def roads_of_place(place: str) -> RoadNetwork:
     SpecError
         If they are not in the cache, and osmnx is not installed.
     """
-    found = _kept(_ROADS, place, "domain.place", _download_roads)
-    day = str(found.provenance["downloaded"])[:10]
-    note = f"{place}: roads of OpenStreetMap as downloaded on {day}, kept in the cache"
-    return replace(read_folder(found.folder), source=place, notes=(note,))
+    folder, facts = _kept(_ROADS, place, "domain.place", _download_roads)
+    note = f"{place}: roads of OpenStreetMap as downloaded on {facts['downloaded'][:10]}, kept in the cache"
+    return replace(read_folder(folder), source=place, notes=(note,))
 
 
 def outline_of_place(place: str, key: str) -> Path:
@@ -92,7 +70,7 @@ def outline_of_place(place: str, key: str) -> Path:
     SpecError
         If it is not in the cache, and osmnx is not installed.
     """
-    return _kept(_OUTLINES, place, key, _download_outline).folder / OUTLINE
+    return _kept(_OUTLINES, place, key, _download_outline)[0] / OUTLINE
 
 
 def digests(place: str | None, outline_of: str | None) -> dict[str, str]:
@@ -105,39 +83,44 @@ def digests(place: str | None, outline_of: str | None) -> dict[str, str]:
     for key, (kind, name) in wanted.items():
         with contextlib.suppress(MdpextError, OSError):
             if name is not None and (folder := _folder(kind, name)).is_dir():
-                found[key] = _checked(folder, kind, name, key).digest
+                sums = _facts(folder, kind, name, key)["sha256"]
+                found[key] = hashlib.sha256("".join(sums.values()).encode()).hexdigest()
     return found
 
 
 def _folder(kind: str, place: str) -> Path:
     """Return where the download of a place is kept; its name begins as the place does."""
-    told = os.environ.get(CACHE_VARIABLE)
-    cache = Path(told) if told else Path(import_osm("platformdirs", "the cache").user_cache_dir("mdpext"))
+    cache = os.environ.get(CACHE_VARIABLE)
+    cache = cache or import_optional("platformdirs", "the cache").user_cache_dir("mdpext")
     readable = re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")[:40]
-    return cache / kind / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+    return Path(cache, kind, f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
 
 
-def _kept(kind: str, place: str, key: str, download: Callable[[str, str, Path], dict[str, Any]]) -> Download:
+def _kept(
+    kind: str, place: str, key: str, download: Callable[[str, str, Path], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a download, made if it is not there, and where it comes from."""
     folder = _folder(kind, place)
     try:
         if not folder.exists():
-            _make(folder, kind, place, lambda part: download(place, key, part))
-        return _checked(folder, kind, place, key)
+            _make(folder, kind, place, key, download)
+        return folder, _facts(folder, kind, place, key)
     except OSError as error:
         raise DataError(f"{key}: the cache in {folder} cannot be used: {first_line(error)}") from None
 
 
-def _make(folder: Path, kind: str, place: str, download: Callable[[Path], dict[str, Any]]) -> None:
+def _make(
+    folder: Path, kind: str, place: str, key: str, download: Callable[[str, str, Path], dict[str, Any]]
+) -> None:
     """Download into a folder of its own, and put it in its place in one step."""
     part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     part.mkdir(parents=True)
     try:
         facts = {"format": _FORMAT, "place": place, "downloaded": datetime.now(UTC).isoformat(), **_LICENCE}
-        facts |= download(part)
+        facts |= download(place, key, part)
         facts["sha256"] = {name: _sha256(part / name) for name in _FILES[kind]}
-        (part / PROVENANCE).write_text(
-            json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(facts, indent=2, ensure_ascii=False)
+        (part / PROVENANCE).write_text(text + "\n", encoding="utf-8")
         try:
             part.rename(folder)
         except OSError:
@@ -148,8 +131,8 @@ def _make(folder: Path, kind: str, place: str, download: Callable[[Path], dict[s
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _checked(folder: Path, kind: str, place: str, key: str) -> Download:
-    """Return a download whose files are what its provenance says.
+def _facts(folder: Path, kind: str, place: str, key: str) -> dict[str, Any]:
+    """Return where a download comes from, after a check that its files are those that were downloaded.
 
     Raises
     ------
@@ -158,23 +141,24 @@ def _checked(folder: Path, kind: str, place: str, key: str) -> Download:
     """
     try:
         facts = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-        complaint = None
-        if (facts["format"], facts["place"]) != (_FORMAT, place):
-            complaint = f"{PROVENANCE} is of something else"
-        for name in _FILES[kind]:
-            if complaint is None and facts["sha256"][name] != _sha256(folder / name):
-                complaint = f"{name} has changed"
-        str(facts["downloaded"])
+        sums = {name: _sha256(folder / name) for name in _FILES[kind]}
+        match facts:
+            case {"format": version, "place": name, "downloaded": str(), "sha256": dict(expected)}:
+                changed = [name for name in sums if sums[name] != expected.get(name)]
+                if (version, name) != (_FORMAT, place):
+                    complaint = f"{PROVENANCE} is of something else"
+                elif changed:
+                    complaint = f"{changed[0]} has changed"
+                else:
+                    return dict(facts)
+            case _:
+                complaint = f"{PROVENANCE} cannot be read"
     except FileNotFoundError as error:
         complaint = f"{Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         complaint = f"{PROVENANCE} cannot be read"
-    if complaint is not None:
-        raise DataError(
-            f"{key}: what was downloaded of {place!r} is damaged: {complaint}; delete {folder} to download "
-            "it anew"
-        )
-    return Download(folder, facts)
+    damaged = f"{key}: what was downloaded of {place!r} is damaged: {complaint}"
+    raise DataError(f"{damaged}; delete {folder} to download it anew")
 
 
 def _sha256(path: Path) -> str:
@@ -186,20 +170,15 @@ def _sha256(path: Path) -> str:
 
 
 def _download_outline(place: str, key: str, folder: Path) -> dict[str, Any]:
-    osmnx = import_osm("osmnx", f"{key}: {place!r}")
+    osmnx = import_optional("osmnx", f"{key}: {place!r}")
     with _asking(osmnx, place, key):
-        answer = osmnx.geocode_to_gdf(place)
-        geometry = answer.geometry.iloc[0]
-    feature = {
-        "type": "Feature",
-        "properties": {"place": place, **_LICENCE},
-        "geometry": geometry.__geo_interface__,
-    }
+        answer = osmnx.geocode_to_gdf(place).iloc[0]
+    geometry = answer.pop("geometry").__geo_interface__
+    feature = {"type": "Feature", "properties": {"place": place, **_LICENCE}, "geometry": geometry}
     (folder / OUTLINE).write_text(json.dumps(feature) + "\n", encoding="utf-8")
-    told = answer.drop(columns=["geometry"]).iloc[0].to_dict()
     return {
         "geocoder": osmnx.settings.nominatim_url,
-        "geocoder_answer": {str(name): _plain(value) for name, value in told.items()},
+        "geocoder_answer": json.loads(answer.to_json(double_precision=15)),
         "software": _software(),
     }
 
@@ -207,12 +186,12 @@ def _download_outline(place: str, key: str, folder: Path) -> dict[str, Any]:
 def _download_roads(place: str, key: str, folder: Path) -> dict[str, Any]:
     import shapely
 
-    osmnx = import_osm("osmnx", f"{key}: {place!r}")
-    outline = _kept(_OUTLINES, place, key, _download_outline)
-    polygon = shapely.from_geojson((outline.folder / OUTLINE).read_text(encoding="utf-8"))
+    osmnx = import_optional("osmnx", f"{key}: {place!r}")
+    outline, facts = _kept(_OUTLINES, place, key, _download_outline)
+    polygon = shapely.from_geojson((outline / OUTLINE).read_text(encoding="utf-8"))
     polygon = polygon.geoms[0] if polygon.geom_type == "GeometryCollection" else polygon
     west, _, east, _ = polygon.bounds
-    if east - west > _HALF_TURN:
+    if east - west > HALF_TURN:
         raise DataError(
             f"{key}: {place!r} lies on both sides of the antimeridian, where osmnx cannot download; give "
             "domain.roads an extract of OpenStreetMap instead"
@@ -222,8 +201,8 @@ def _download_roads(place: str, key: str, folder: Path) -> dict[str, Any]:
     network = network_of(graph, place)
     write_folder(network, folder)
     return {
-        **{name: outline.provenance[name] for name in ("geocoder", "geocoder_answer")},
-        "outline_sha256": outline.provenance["sha256"][OUTLINE],
+        **{name: facts[name] for name in ("geocoder", "geocoder_answer")},
+        "outline_sha256": facts["sha256"][OUTLINE],
         "server": osmnx.settings.overpass_url,
         "network_type": _NETWORK_TYPE,
         "nodes": network.nodes,
@@ -267,13 +246,6 @@ def _refuse_half_answers(response: Any, *_: Any, **__: Any) -> None:
         response.close()
         response.raise_for_status()
         raise RuntimeError(f"the server says: {answer['remark']}")
-
-
-def _plain(value: Any) -> Any:
-    """Return what the geocoder said as JSON can carry it."""
-    if hasattr(value, "item"):
-        value = value.item()
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def _software() -> dict[str, str]:

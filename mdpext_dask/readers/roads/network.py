@@ -1,5 +1,6 @@
 """A road network as arrays: its largest connected part, and travel distances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +17,31 @@ _LEAST_CONNECTED_SHARE = 0.5
 _TREES_AT_ONCE = 16
 # No road is longer than the way round the Earth.
 _LONGEST_KM = 40_100.0
+
+
+@dataclass(frozen=True)
+class Arcs:
+    """Roads between nodes, each in one direction.
+
+    Parameters
+    ----------
+    start, end
+        Node indices, int64 of shape (m,).
+    length_km
+        float64 of shape (m,).
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    length_km: NDArray[np.float64]
+
+    def shortest(self) -> "Arcs":
+        """Return them in order of start and end, the shortest of parallel ones only."""
+        order = np.lexsort((self.length_km, self.end, self.start))
+        start, end = self.start[order], self.end[order]
+        first = np.ones(len(start), dtype=bool)
+        first[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
+        return Arcs(start[first], end[first], self.length_km[order][first])
 
 
 @dataclass(frozen=True)
@@ -59,17 +85,13 @@ class RoadNetwork:
 
     def arcs(self, *, directed: bool) -> sparse.csr_array:
         """Return the arc lengths in km as an (n, n) sparse matrix, the shortest of parallel edges."""
-        both = np.ones_like(self.oneway) if not directed else ~self.oneway
-        start = np.concatenate([self.start, self.end[both]])
-        end = np.concatenate([self.end, self.start[both]])
-        length = np.concatenate([self.length_km, self.length_km[both]])
-        # Sparse constructors add duplicates up; parallel edges must take their minimum instead.
-        order = np.lexsort((length, end, start))
-        start, end, length = start[order], end[order], length[order]
-        first = np.ones(len(start), dtype=bool)
-        first[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1])
-        shape = (self.nodes, self.nodes)
-        return sparse.csr_array((length[first], (start[first], end[first])), shape=shape)
+        both = ~self.oneway if directed else np.ones_like(self.oneway)
+        arcs = Arcs(
+            np.concatenate([self.start, self.end[both]]),
+            np.concatenate([self.end, self.start[both]]),
+            np.concatenate([self.length_km, self.length_km[both]]),
+        ).shortest()  # sparse constructors would add parallel edges up
+        return sparse.csr_array((arcs.length_km, (arcs.start, arcs.end)), shape=(self.nodes, self.nodes))
 
     def largest_connected_part(self, *, directed: bool) -> "RoadNetwork":
         """Return the largest (strongly, if directed) connected part.
@@ -122,14 +144,14 @@ class RoadNetwork:
 
 
 def assemble(
-    *,
     ids: NDArray[np.int64],
     lonlat: NDArray[np.float64],
-    ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ends: Sequence[NDArray[np.int64]],
     length_km: NDArray[np.float64],
     oneway: NDArray[np.bool_],
-    directions_known: bool,
     source: str,
+    *,
+    directions_known: bool = True,
     notes: tuple[str, ...] = (),
 ) -> RoadNetwork:
     """Turn node ids into indices and check what no reader can check alone.
@@ -140,7 +162,7 @@ def assemble(
         Nodes, int64 of shape (n,), and their places, float64 of shape (n, 2), in degrees.
     ends, length_km, oneway
         Edges: the ids of where they start and end, int64 of shape (m,) each; float64 and bool of shape (m,).
-    directions_known, source, notes
+    source, directions_known, notes
         As in :class:`RoadNetwork`.
 
     Raises
@@ -168,17 +190,8 @@ def assemble(
         if unknown.any():
             raise DataError(f"{source}: an edge names node {end[unknown][0]}, which is not there")
         indices.append(order[position])
-    return RoadNetwork(
-        lonlat=lonlat,
-        start=indices[0],
-        end=indices[1],
-        length_km=length_km,
-        oneway=oneway,
-        directions_known=directions_known,
-        source=source,
-        nodes_read=len(ids),
-        notes=notes,
-    )
+    start, end = indices
+    return RoadNetwork(lonlat, start, end, length_km, oneway, directions_known, source, len(ids), notes)
 
 
 def ground_km(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 Map data © OpenStreetMap contributors (ODbL).
 """
 
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
 
 from mdpext_dask.errors import DataError, SpecError
@@ -17,8 +17,9 @@ from mdpext_dask.readers.roads.openstreetmap import SUFFIXES, read_osm
 
 __all__ = ["RoadNetwork", "points_path", "read_roads"]
 
-_BUILTIN_NETWORKS = ("manhattan",)
-_BUILTIN_POINTS = {"manhattan-trips": ("manhattan", "trip_origins.csv.gz")}
+_DATA = Path(__file__).parents[1] / "data"
+_BUILTIN_NETWORKS = {"manhattan": _DATA / "manhattan"}
+_BUILTIN_POINTS = {"manhattan-trips": _DATA / "manhattan" / "trip_origins.csv.gz"}
 
 
 def read_roads(roads: str | None, place: str | None, box: Degrees | None = None) -> RoadNetwork:
@@ -43,7 +44,8 @@ def read_roads(roads: str | None, place: str | None, box: Degrees | None = None)
         return roads_of_place(place)
     assert roads is not None  # the job file's validation sees to it
     if roads.startswith(BUILTIN_PREFIX):
-        return _read_builtin(roads)
+        folder = _builtin(roads, _BUILTIN_NETWORKS, "domain.roads")
+        return read_folder(folder, directions_known=False)
     path = Path(roads)
     if not path.exists():
         raise DataError(f"domain.roads: {path} does not exist")
@@ -69,22 +71,12 @@ def points_path(name: str, key: str) -> Path:
     SpecError
         If there is no built-in file of that name.
     """
-    if not name.startswith(BUILTIN_PREFIX):
-        return Path(name)
-    builtin = name.removeprefix(BUILTIN_PREFIX)
-    if builtin not in _BUILTIN_POINTS:
-        known = ", ".join(BUILTIN_PREFIX + known for known in _BUILTIN_POINTS)
+    return _builtin(name, _BUILTIN_POINTS, key) if name.startswith(BUILTIN_PREFIX) else Path(name)
+
+
+def _builtin(name: str, builtin: Mapping[str, Path], key: str) -> Path:
+    found = builtin.get(name.removeprefix(BUILTIN_PREFIX))
+    if found is None:
+        known = ", ".join(BUILTIN_PREFIX + known for known in builtin)
         raise SpecError(f"{key}: {name} is not built in; known: {known}")
-    return _data_folder().joinpath(*_BUILTIN_POINTS[builtin])
-
-
-def _data_folder() -> Path:
-    return Path(str(resources.files("mdpext_dask.readers") / "data"))
-
-
-def _read_builtin(roads: str) -> RoadNetwork:
-    name = roads.removeprefix(BUILTIN_PREFIX)
-    if name not in _BUILTIN_NETWORKS:
-        known = ", ".join(BUILTIN_PREFIX + known for known in _BUILTIN_NETWORKS)
-        raise SpecError(f"domain.roads: {roads} is not built in; known: {known}")
-    return read_folder(_data_folder() / name, directions_known=False)
+    return found

@@ -21,7 +21,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.sections import CompareSection
 from mdpext_dask.job.spec import JobSpec, first_complaint, with_overrides
 from mdpext_dask.pipeline.memory import check_memory
-from mdpext_dask.problem.geometry import build_frame
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.reports.compare.answers import BOUND, Answers, Case, is_settled
 from mdpext_dask.reports.compare.attempt import Request
@@ -157,13 +157,13 @@ def _facts(case: Case) -> dict[str, object]:
     """Return the size of a case's problem; refuse what cannot be, before any long work."""
     spec = case.spec
     try:
-        frame = build_frame(spec)
-        check_counts(spec, frame)
-        check_memory(spec, frame)
-        outputs = output_count(spec, frame)
+        geometry = build_geometry(spec)
+        check_counts(spec, geometry)
+        check_memory(spec, geometry)
+        outputs = output_count(spec, geometry)
     except MdpextError as error:
         raise type(error)(f"{case.name}: {error}") from None
-    grid = frame.grid
+    grid = geometry.grid
     return {
         "name": spec.job.name,
         "records": grid.records,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.auditors.words import in_words, sentence
+from mdpext_dask.auditors.result import AuditReport, in_words, sentence
 from mdpext_dask.reports.page import maps, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
@@ -114,7 +113,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
     places = _places(store)
     here = maps.Frame.place(frame, xy[a, b][None])[0].tolist()
-    outputs_km = np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
+    outputs_km = store.read_output_xy_km()
     radii = _radii_km(thinned)
     within = thinned.within(output, outputs_km[output], radii)
     order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()

@@ -78,7 +78,7 @@ class Frame:
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
     """Return what all maps of a store share: roads, outputs, the region, whose data it is."""
-    outputs = _outputs_km(store)
+    outputs = store.read_output_xy_km()
     radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
     projection = store.projection
     hidden = ~store.kept
@@ -240,10 +240,6 @@ def _roads(store: MechanismStore, frame: Frame) -> str | None:
         return None
     nodes = np.asarray(store.read("problem/node_xy"), dtype=np.float64)
     return points_png(nodes[np.isfinite(nodes).all(axis=1)], frame.box)
-
-
-def _outputs_km(store: MechanismStore) -> NDArray[np.float64]:
-    return np.stack([store.read("output_x"), store.read("output_y")], axis=-1)
 
 
 def _round_below(length: float) -> float:

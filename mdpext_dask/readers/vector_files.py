@@ -1,21 +1,81 @@
-"""Polygons of shapefiles and GeoPackages, in whatever reference system, in degrees on WGS 84."""
+"""Layers and polygons of shapefiles, GeoPackages and what else GDAL reads, by pyogrio."""
 
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError
+from mdpext_dask.errors import DataError, first_line
 from mdpext_dask.readers.longitudes import FULL_TURN
+from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.reference_systems import metres_per_unit, to_degrees
-from mdpext_dask.readers.vector_layers import Layer, layer_names, read_layer
 
-# A shapefile is several files, which a .zip keeps together.
-SUFFIXES = (".shp", ".zip", ".gpkg")
-_KEY = "domain.region"
+# Regions: a shapefile is several files, which a .zip keeps together.
+POLYGON_SUFFIXES = (".shp", ".zip", ".gpkg")
+_REGION = "domain.region"
 # Sides are straight in their own system: over a kilometre that and straight in degrees differ by centimetres.
 _PIECE_M = 1000.0
 _POLYGON, _MULTIPOLYGON = 3, 6
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a file.
+
+    Parameters
+    ----------
+    name
+        What it is called.
+    shapes
+        Its geometries, Shapely's, in two dimensions, object of shape (n,); None where a row has none.
+    crs
+        Their reference system; None where the file does not name it.
+    fields
+        Its columns by name, each of shape (n,).
+    """
+
+    name: str
+    shapes: NDArray[np.object_]
+    crs: str | None
+    fields: dict[str, NDArray[Any]]
+
+
+def read_layers(path: Path, key: str) -> list[Layer]:
+    """Read all layers of a file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read; `key` says where the job names it.
+    SpecError
+        If pyogrio is not installed.
+    """
+    import shapely
+
+    pyogrio = import_optional("pyogrio", f"{key}: {path}")
+    layers = []
+    try:
+        with warnings.catch_warnings(action="ignore"):  # GDAL warns of details; what matters is refused below
+            for name, _ in pyogrio.list_layers(path):
+                meta, _, geometry, fields = pyogrio.raw.read(path, layer=name, force_2d=True)
+                shapes = np.full(len(fields[0]) if fields else 0, None) if geometry is None else geometry
+                shapes = np.asarray(shapely.from_wkb(shapes), dtype=object)
+                columns = dict(zip(map(str, meta["fields"]), fields, strict=True))
+                crs = None if meta["crs"] is None else str(meta["crs"])
+                layers.append(Layer(str(name), shapes, crs, columns))
+    except (
+        pyogrio.errors.DataSourceError,
+        pyogrio.errors.DataLayerError,
+        shapely.errors.ShapelyError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        raise DataError(f"{key}: {path}: cannot be read: {first_line(error)}") from None
+    return layers
 
 
 def read_polygons(path: Path) -> tuple[list[Any], int]:
@@ -43,23 +103,22 @@ def read_polygons(path: Path) -> tuple[list[Any], int]:
     """
     import shapely
 
+    source = f"{_REGION}: {path}"
     if not path.is_file():
-        raise DataError(f"{_KEY}: {path} does not exist")
-    layers = [read_layer(path, name, _KEY) for name in layer_names(path, _KEY)]
-    kinds = [shapely.get_type_id(layer.shapes) for layer in layers]
-    areas = [np.isin(kind, (_POLYGON, _MULTIPOLYGON)) for kind in kinds]
-    holding = [number for number, area in enumerate(areas) if area.any()]
+        raise DataError(f"{source} does not exist")
+    holding, skipped = [], 0
+    for layer in read_layers(path, _REGION):
+        kind = shapely.get_type_id(layer.shapes)
+        area = np.isin(kind, (_POLYGON, _MULTIPOLYGON))
+        skipped += int(np.sum((kind >= 0) & ~area))
+        if area.any():
+            holding.append((layer, shapely.get_parts(layer.shapes[area])))
     if len(holding) > 1:
-        raise DataError(
-            f"{_KEY}: {path}: several layers hold polygons: "
-            f"{', '.join(layers[number].name for number in holding)}; leave one"
-        )
-    skipped = sum(int(np.sum((kind >= 0) & ~area)) for kind, area in zip(kinds, areas, strict=True))
-    if not holding:
-        return [], skipped
-    layer, area = layers[holding[0]], areas[holding[0]]
-    parts = shapely.get_parts(layer.shapes[area])
-    return [on_ground(part, layer, f"{_KEY}: {path}") for part in parts[~shapely.is_empty(parts)]], skipped
+        names = ", ".join(layer.name for layer, _ in holding)
+        raise DataError(f"{source}: several layers hold polygons: {names}; leave one")
+    return [
+        on_ground(part, layer, source) for layer, parts in holding for part in parts[~shapely.is_empty(parts)]
+    ], skipped
 
 
 def on_ground(polygon: Any, layer: Layer, source: str) -> Any:

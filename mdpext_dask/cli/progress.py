@@ -1,0 +1,230 @@
+"""Progress as lines for logs, as JSON for programs, and as bars on a terminal.
+
+A line for programs is one JSON object with `event` (the name of a class in :mod:`mdpext_dask.events`),
+`time` (seconds since 1970), the fields of the event, and
+
+- in events of a stage: `done` and `total` work items (0 where their number is not known), `rate` in items
+  per second, and `seconds_left` of the stage;
+- everywhere: `job_seconds_left`.
+
+What is not known is null.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from mdpext_dask.cli.eta import Forecast, StageProgress, compared, readable_rate, readable_seconds
+from mdpext_dask.events import (
+    ClusterReady,
+    Event,
+    JobFinished,
+    Note,
+    StageFailed,
+    StageFinished,
+    StageStarted,
+    TaskDone,
+)
+
+# A running stage is reported after 10 s, then ever more rarely: the log of a day must not be long.
+_FIRST_SECONDS, _LAST_SECONDS, _SHARE = 10.0, 600.0, 0.1
+# A narrower terminal gets the figures without bars.
+_WIDTH_OF_BARS = 70
+
+
+class _Lines:
+    """Prints one line at a time.
+
+    Parameters
+    ----------
+    file
+        Where to; default: standard error, as it is when something is printed.
+    clock
+        Seconds of any origin.
+    """
+
+    def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._forecast = file, Forecast(clock)
+
+    def _print(self, line: str) -> None:
+        """Print a line; a log on a full disk does not stop the work."""
+        try:
+            print(line, file=self._file or sys.stderr, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return
+
+
+class PlainLines(_Lines):
+    """Prints a line when a stage begins, now and then while it runs, and when it ends.
+
+    The beginning of the first stage is not printed: it finds bad input, and then there is one line only.
+
+    Parameters
+    ----------
+    file
+        Where to; default: standard error, as it is when something is printed.
+    clock
+        Seconds of any origin.
+    """
+
+    def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(file, clock)
+        self._next: dict[str, float] = {}
+        self._announced: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Print an event."""
+        self._forecast(event)
+        stage = self._forecast.stage(getattr(event, "stage", ""))
+        if isinstance(event, StageStarted):
+            if self._next:
+                of = f", {event.total} {event.unit}" if event.total else ""
+                self._print(f"{event.stage}: begins{of}")
+                self._announced.add(event.stage)
+            self._next[event.stage] = _FIRST_SECONDS
+        elif isinstance(event, TaskDone):
+            if stage and stage.passed >= self._next[event.stage]:
+                self._print_stage(event.stage, stage)
+        elif isinstance(event, StageFinished):
+            planned = "" if stage is None or stage.planned is None else f" ({stage.planned:.2f} s planned)"
+            self._print(f"{event.stage}: {event.seconds:.2f} s{planned}")
+        elif isinstance(event, StageFailed):
+            if event.stage in self._announced:
+                self._print(f"{event.stage}: given up after {event.seconds:.2f} s")
+        elif message := _message(event):
+            self._print(message)
+
+    def _print_stage(self, name: str, stage: StageProgress) -> None:
+        self._next[name] = stage.passed + min(max(_FIRST_SECONDS, _SHARE * stage.passed), _LAST_SECONDS)
+        of, job_left = f" of {stage.total}" if stage.total else "", self._forecast.left()
+        parts = [
+            f"{stage.done}{of} {stage.unit}",
+            readable_rate(stage.rate) if stage.rate is not None else "",
+            f"{readable_seconds(stage.left)} left" if stage.left else "",
+            f"{readable_seconds(job_left)} to the end" if job_left else "",
+        ]
+        self._print(f"{name}: {', '.join(filter(None, parts))}")
+
+
+class JsonLines(_Lines):
+    """Prints every event as one line of JSON; see the text of this module."""
+
+    def __call__(self, event: Event) -> None:
+        """Print an event."""
+        self._forecast(event)
+        line: dict[str, Any] = {"event": type(event).__name__, "time": time.time(), **asdict(event)}
+        if name := getattr(event, "stage", None):
+            stage = self._forecast.stage(name)
+            line |= {key: getattr(stage, key, None) for key in ("done", "total", "rate")}
+            line["seconds_left"] = stage and stage.left
+        line["job_seconds_left"] = self._forecast.left()
+        self._print(json.dumps(line, allow_nan=False))
+
+
+class RichBar(Live):
+    """Progress on a terminal: a bar for each stage, and below them what is left of the whole job.
+
+    Parameters
+    ----------
+    console
+        Where to; default: standard error.
+    clock
+        Seconds of any origin.
+    auto_refresh
+        Whether it is drawn several times a second by itself.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        auto_refresh: bool = True,
+    ) -> None:
+        self._forecast, self._finished = Forecast(clock), False
+        self._changing = threading.Lock()  # bars are drawn from another thread
+        # What Dask and others write to standard output belongs there.
+        super().__init__(
+            console=console or Console(stderr=True),
+            auto_refresh=auto_refresh,
+            redirect_stdout=False,
+            get_renderable=self._drawn,
+        )
+
+    def __enter__(self) -> "RichBar":
+        super().__enter__()
+        # A process that is killed cannot bring a hidden cursor back.
+        self.console.show_cursor(True)
+        return self
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        with self._changing:
+            self._forecast(event)
+            self._finished |= isinstance(event, JobFinished)
+        if message := _message(event):
+            # As plain text: a name in brackets is no markup.
+            self.console.print(Text(message), soft_wrap=True)
+
+    def _drawn(self) -> RenderableType:
+        with self._changing:
+            stages = [(name, self._forecast.stage(name)) for name in self._forecast.stages]
+            left, passed = self._forecast.left(), self._forecast.passed()
+        bars = self.console.width >= _WIDTH_OF_BARS
+        # On a narrow terminal the names keep their width.
+        table = Table.grid(Column(no_wrap=True), padding=(0, 1))
+        for name, stage in stages:
+            if stage is not None:
+                count = f"{stage.done}/{stage.total}" if stage.total else ""
+                rate = "" if stage.rate is None else readable_rate(stage.rate)
+                table.add_row(
+                    Text(name),
+                    *([_bar(stage)] if bars else []),
+                    Text(count, style="progress.download", no_wrap=True),
+                    Text(rate, style="progress.data.speed", no_wrap=True),
+                    Text(_time(stage), style="progress.remaining", no_wrap=True),
+                )
+        if left is None or self._finished:
+            return table
+        job = f"whole job: {readable_seconds(passed)} so far, about {readable_seconds(left)} left"
+        return Group(table, Text(job, no_wrap=True, overflow="ellipsis"))
+
+
+def _bar(stage: StageProgress) -> ProgressBar:
+    if stage.running:  # without a total it pulses
+        return ProgressBar(stage.total or None, stage.done, width=24)
+    return ProgressBar(1, stage.done / max(stage.total, 1) if stage.failed else 1, width=24)
+
+
+def _time(stage: StageProgress) -> str:
+    passed = readable_seconds(stage.passed)
+    if stage.failed:
+        return f"given up after {passed}"
+    if not stage.running:
+        return passed if stage.planned is None else f"{passed} ({readable_seconds(stage.planned)} planned)"
+    # Once the plan has run out, what is left is unknown.
+    return f"{readable_seconds(stage.left)} left" if stage.left else passed
+
+
+def _message(event: Event) -> str:
+    """Return what an event of no stage says: nothing of a single worker without a dashboard."""
+    if isinstance(event, Note):
+        return f"note: {event.text}"
+    if isinstance(event, JobFinished):
+        return compared(event.seconds, event.planned)
+    if isinstance(event, ClusterReady) and (event.dashboard or event.workers > 1):
+        watch = f", dashboard at {event.dashboard}" if event.dashboard else ""
+        return f"cluster: {event.workers} worker{'s' if event.workers != 1 else ''}{watch}"
+    return ""

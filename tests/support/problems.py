@@ -1,0 +1,68 @@
+"""What tests of jobs and problems share: refusals, small inputs, and all rows of a store."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdpext_dask.errors import MdpextError
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
+
+JobMaker = Callable[..., dict[str, dict[str, Any]]]
+
+
+def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = MdpextError) -> str:
+    """Return the message of the error that an action ends in: one line, in which all parts are found."""
+    with pytest.raises(kind) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    for part in parts:
+        assert part in message, message
+    return message
+
+
+def road_geometry(job: dict[str, dict[str, Any]]) -> RoadGeometry:
+    geometry = build_geometry(parse_job(job))
+    assert isinstance(geometry, RoadGeometry)
+    return geometry
+
+
+def all_rows(store: MechanismStore) -> np.ndarray:
+    return rows_of(store, *(slice(0, n) for n in store.grid.shape))
+
+
+def all_records(store: MechanismStore) -> np.ndarray:
+    """Return the records' places in the order of their flat indices, of shape (N, 2), in km."""
+    x, y = store.grid.x_km(), store.grid.y_km()
+    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+
+
+def road_folder(folder: Path, nodes: Iterable[tuple[Any, ...]], streets: Iterable[tuple[Any, ...]]) -> str:
+    """Write a road network: nodes (id, lon, lat) and streets (u, v, length_m, oneway)."""
+    folder.mkdir()
+    for name, header, rows in (("nodes", "id,lon,lat", nodes), ("edges", "u,v,length_m,oneway", streets)):
+        text = "\n".join([header, *(",".join(map(str, row)) for row in rows)])
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return str(folder)
+
+
+def point_file(path: Path, columns: str, places: Iterable[Iterable[float]]) -> str:
+    """Write places with the columns that are named."""
+    lines = [columns, *(",".join(repr(float(v)) for v in place) for place in places)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def polygon_file(path: Path, *rings: Any) -> str:
+    """Write a polygon in degrees as GeoJSON; the first ring is the shell."""
+    coordinates = [np.asarray(ring, dtype=float).tolist() for ring in rings]
+    path.write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
+    return str(path)
