@@ -33,7 +33,7 @@ from mdpext_dask.extend.record_metrics import (
     grid_metric,
 )
 from mdpext_dask.problem.grid import Grid
-from tests.support.reference import SEEDS, audited_epsilon, distance, interpolate, softmax
+from tests.support.reference import SEEDS, audited_epsilon, corners_of, distance, interpolate, softmax
 
 README = Path(__file__).resolve().parents[2] / "mdpext_dask" / "extend" / "GRAPH.md"
 
@@ -155,13 +155,7 @@ def test_operators_of_the_pipeline_in_one_step(operator: Operator) -> None:
     budget = max(np.abs(np.diff(scores, axis=axis)).max() for axis in (0, 1)) * 1.1
 
     def corners(of: NDArray[np.float64]) -> Corners:
-        east, north = of.shape[:2]
-        return Corners(
-            scores=of,
-            budget_x=np.full((2, east - 1, north, 1), budget),
-            budget_y=np.full((2, east, north - 1, 1), budget),
-            refine=levels,
-        )
+        return corners_of(of, levels, (budget, budget))
 
     extended = grid_tree(grid, lambda cell, _: operator.scores(corners(cell)), scores).run()
     rows = np.array(list(extended.mechanism().values())).reshape(*grid.shape, -1)

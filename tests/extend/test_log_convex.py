@@ -59,32 +59,6 @@ def test_levels_and_normalising_at_every_level_change_nothing(refine: tuple[int,
     assert np.abs(got / np.exp(normalised) - 1).max() < 1e-7
 
 
-@settings(max_examples=30)
-@given(
-    cells=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    outputs=st.integers(1, 70),
-    factor=st.integers(1, 9),
-    seed=SEEDS,
-)
-def test_bits_do_not_depend_on_the_block(
-    cells: tuple[int, int], outputs: int, factor: int, seed: int
-) -> None:
-    """Any sub-block, closed sides included, is the same to the last bit (requirement A2)."""
-    rng = np.random.default_rng(seed)
-    scores = seeds(rng, (cells[0] + 1, cells[1] + 1), outputs)
-    whole = extend_log_convex(scores, factor)
-    a, b = (sorted(rng.choice(n + 1, size=2, replace=False)) for n in cells)
-    part = extend_log_convex(np.ascontiguousarray(scores[a[0] : a[1] + 1, b[0] : b[1] + 1]), factor)
-    inside = whole[a[0] * factor : a[1] * factor + 1, b[0] * factor : b[1] * factor + 1]
-    assert np.array_equal(part, inside)
-
-
-def test_corners_come_back() -> None:
-    scores = seeds(np.random.default_rng(3), (4, 3), 6)
-    got = extend_log_convex(scores, 5)[::5, ::5]
-    assert np.abs(got / np.exp(scores) - 1).max() < 1e-7
-
-
 def test_the_normaliser_is_at_most_one_so_the_floor_holds() -> None:
     rng = np.random.default_rng(11)
     rows = softmax(rng.normal(scale=4, size=(3, 3, 7)))

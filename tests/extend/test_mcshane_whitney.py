@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney, refined_budgets
-from mdpext_dask.extend.operator import Corners
+from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.seed.budget import bound_budgets, even_split, half_budgets
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.reference import SEEDS, audited_epsilon, softmax
+from tests.support.reference import SEEDS, audited_epsilon, corners_of, softmax
 from tests.support.seed_problems import problem_of_axes
 
 Array = NDArray[np.float64]
@@ -33,16 +34,6 @@ ROUNDING = 1e-12
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 3))
 levels = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 positive = st.floats(0.05, 4)
-
-
-def corners_of(
-    scores: Array, beta: tuple[float, float], refine: tuple[int, ...], exponent: float = 1.0
-) -> Corners:
-    """Return corners with one budget β h_0 for each axis."""
-    east, north = (n - 1 for n in scores.shape[:2])
-    budget_x = np.full((2, east, north + 1, 1), beta[0])
-    budget_y = np.full((2, east + 1, north, 1), beta[1])
-    return Corners(scores, budget_x, budget_y, refine, exponent)
 
 
 def scores_within(
@@ -175,7 +166,7 @@ def test_scores_keep_their_budgets_at_every_level(
     expected, crossing = level_by_level(scores, refine, beta, normalise=False)
     assert crossing <= ROUNDING
     for number, literal in enumerate(expected, start=1):
-        got = McShaneWhitney().scores(corners_of(scores, beta, refine[:number]))
+        got = McShaneWhitney().scores(corners_of(scores, refine[:number], beta))
         factor = math.prod(refine[:number])
         assert np.abs(got - literal).max() <= ROUNDING
         assert np.array_equal(got[::factor, ::factor], scores)
@@ -206,7 +197,7 @@ def test_normalising_costs_a_factor_of_two_at_most(
 ) -> None:
     """Brute force over all pairs of records."""
     scores = scores_within(np.random.default_rng(seed), cells, outputs, beta)
-    rows = McShaneWhitney(one_stage=one_stage).rows(corners_of(scores, beta, refine))
+    rows = McShaneWhitney(one_stage=one_stage).rows(corners_of(scores, refine, beta))
     x, y = (np.arange(n) / math.prod(refine) for n in rows.shape[:2])
     for p, both in ((1, max(beta)), (2, math.hypot(*beta)), (math.inf, sum(beta))):
         assert audited_epsilon(rows, x, y, p) <= 2 * both + 1e-5
@@ -246,7 +237,7 @@ def test_normalising_at_every_level_as_published_breaks_epsilon_and_ours_keeps_i
     published = np.exp(level_by_level(scores, refine, beta, normalise=True)[0][-1])
     assert audited_epsilon(published, x, y, 2) > 1.1 * claimed
     assert level_by_level(scores, refine, beta, normalise=False)[1] <= ROUNDING
-    ours = McShaneWhitney().rows(corners_of(scores, beta, refine))
+    ours = McShaneWhitney().rows(corners_of(scores, refine, beta))
     assert audited_epsilon(ours, x, y, 2) < claimed
 
 
@@ -266,47 +257,50 @@ def test_one_stage_is_both_envelopes_over_all_seeds(
 ) -> None:
     """Although it looks at the corners of a record's own cell only."""
     scores = scores_within(np.random.default_rng(seed), cells, outputs, beta)
-    got = McShaneWhitney(one_stage=True).scores(corners_of(scores, beta, (factor,)))
+    got = McShaneWhitney(one_stage=True).scores(corners_of(scores, (factor,), beta))
     assert got == pytest.approx(from_all_seeds(scores, factor, beta), rel=1e-12, abs=ROUNDING)
     assert all(slope <= b + ROUNDING * factor for slope, b in zip(steepest(got, factor), beta, strict=True))
 
 
 def test_one_stage_is_not_level_by_level() -> None:
     scores = scores_within(np.random.default_rng(1), (2, 2), 3, (1.0, 1.0))
-    corners = corners_of(scores, (1.0, 1.0), (2, 3))
+    corners = corners_of(scores, (2, 3), (1.0, 1.0))
     at_once, by_level = (McShaneWhitney(one_stage=one).scores(corners) for one in (True, False))
     assert np.abs(at_once - by_level).max() > 0.05
     # How many levels there are makes no difference to it.
-    single = corners_of(scores, (1.0, 1.0), (6,))
+    single = corners_of(scores, (6,), (1.0, 1.0))
     assert np.array_equal(at_once, McShaneWhitney(one_stage=True).scores(single))
 
 
 # --- what any budgets do --------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+OPERATORS = LogConvex(), McShaneWhitney(), McShaneWhitney(one_stage=True)
+
+
+@settings(max_examples=90)
 @given(
     cells=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    outputs=st.integers(1, 5),
+    outputs=st.integers(1, 9) | st.integers(60, 70),
     refine=levels,
-    one_stage=st.booleans(),
+    operator=st.sampled_from(OPERATORS),
     seed=SEEDS,
 )
 def test_bits_do_not_depend_on_the_block(
-    cells: tuple[int, int], outputs: int, refine: tuple[int, ...], one_stage: bool, seed: int
+    cells: tuple[int, int], outputs: int, refine: tuple[int, ...], operator: Operator, seed: int
 ) -> None:
     """Any sub-block, closed sides included, is the same to the last bit (requirement A2)."""
     rng = np.random.default_rng(seed)
-    corners, operator = free_corners(rng, cells, outputs, refine), McShaneWhitney(one_stage=one_stage)
-    a, b = (sorted(rng.choice(n + 1, size=2, replace=False)) for n in cells)
+    corners = free_corners(rng, cells, outputs, refine)
+    (x0, x1), (y0, y1) = (sorted(rng.choice(n + 1, size=2, replace=False)) for n in cells)
     part = Corners(
-        corners.scores[a[0] : a[1] + 1, b[0] : b[1] + 1],
-        corners.budget_x[:, a[0] : a[1], b[0] : b[1] + 1],
-        corners.budget_y[:, a[0] : a[1] + 1, b[0] : b[1]],
+        np.ascontiguousarray(corners.scores[x0 : x1 + 1, y0 : y1 + 1]),
+        corners.budget_x[:, x0:x1, y0 : y1 + 1],
+        corners.budget_y[:, x0 : x1 + 1, y0:y1],
         refine,
     )
     factor = math.prod(refine)
-    inside = np.s_[a[0] * factor : a[1] * factor + 1, b[0] * factor : b[1] * factor + 1]
+    inside = np.s_[x0 * factor : x1 * factor + 1, y0 * factor : y1 * factor + 1]
     assert np.array_equal(operator.scores(part), operator.scores(corners)[inside])
     assert np.array_equal(operator.rows(part), operator.rows(corners)[inside])
 
@@ -315,27 +309,23 @@ def test_bits_do_not_depend_on_the_block(
 def test_a_side_sees_its_own_corners_and_edges_alone(one_stage: bool) -> None:
     rng, operator = np.random.default_rng(2), McShaneWhitney(one_stage=one_stage)
     here, elsewhere = (free_corners(rng, (1, 2), 3, (2, 3)) for _ in range(2))
-    west, south = (
-        Corners(
-            *(
-                np.where(kept, ours, others)
-                for kept, ours, others in zip(
-                    keep,
-                    (here.scores, here.budget_x, here.budget_y),
-                    (elsewhere.scores, elsewhere.budget_x, elsewhere.budget_y),
-                    strict=True,
-                )
-            ),
+    first_of_two, first_of_three = np.arange(2)[:, None, None] == 0, np.arange(3)[:, None] == 0
+
+    def mixed(scores: Any, budget_x: Any, budget_y: Any) -> Corners:
+        """Return what is here where it is kept, and else what is elsewhere."""
+        return Corners(
+            np.where(scores, here.scores, elsewhere.scores),
+            np.where(budget_x, here.budget_x, elsewhere.budget_x),
+            np.where(budget_y, here.budget_y, elsewhere.budget_y),
             here.refine,
         )
-        for keep in (
-            (np.arange(2)[:, None, None] == 0, False, np.arange(2)[:, None, None] == 0),
-            (np.arange(3)[:, None] == 0, np.arange(3)[:, None] == 0, False),
-        )
-    )
-    assert np.array_equal(operator.scores(west)[0], operator.scores(here)[0])
-    assert np.array_equal(operator.scores(south)[:, 0], operator.scores(here)[:, 0])
-    assert not np.array_equal(operator.scores(west)[1], operator.scores(here)[1])
+
+    west = operator.scores(mixed(first_of_two, False, first_of_two))
+    south = operator.scores(mixed(first_of_three, first_of_three, False))
+    whole = operator.scores(here)
+    assert np.array_equal(west[0], whole[0])
+    assert np.array_equal(south[:, 0], whole[:, 0])
+    assert not np.array_equal(west[1], whole[1])
 
 
 def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:

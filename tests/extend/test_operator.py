@@ -22,7 +22,7 @@ from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_CRASH, GuaranteeViolation, M
 from mdpext_dask.events import Event, StageFinished
 from mdpext_dask.extend.choose import operator_of
 from mdpext_dask.extend.log_convex import LogConvex
-from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.extend.operator import Operator
 from mdpext_dask.job.sections import ExtensionSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.seed.budget import bound_budgets
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.processes import write_toml
-from tests.support.reference import SEEDS, audited_epsilon, softmax, spread_over_orders
+from tests.support.reference import SEEDS, audited_epsilon, corners_of, softmax, spread_over_orders
 
 PROJECT = Path(__file__).resolve().parents[2]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -165,12 +165,6 @@ def seeds(rng: np.random.Generator, shape: tuple[int, int], outputs: int) -> NDA
     return np.log(softmax(rng.normal(scale=2, size=(*shape, outputs))))
 
 
-def corners_of(scores: NDArray[np.float64], refine: tuple[int, ...], exponent: float = 1.0) -> Corners:
-    east, north = (n - 1 for n in scores.shape[:2])
-    budgets = np.full((2, east, north + 1, 1), np.inf), np.full((2, east + 1, north, 1), np.inf)
-    return Corners(scores, *budgets, refine, exponent)
-
-
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -236,7 +230,7 @@ def test_tempering_a_linear_rule_is_tempering_its_seed() -> None:
     rows = operator.rows(corners_of(scores, (4,))).astype(np.float64)
     tempered = operator.rows(corners_of(np.log(softmax(alpha * scores)), (4,)))
     assert tempered == pytest.approx(softmax(alpha * np.log(rows)), rel=1e-6)
-    assert operator.rows(corners_of(scores, (4,), alpha)) == pytest.approx(tempered, rel=1e-6)
+    assert operator.rows(corners_of(scores, (4,), exponent=alpha)) == pytest.approx(tempered, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
@@ -250,7 +244,7 @@ def test_rows_are_the_same_column_by_column_and_all_at_once() -> None:
     scores = seeds(np.random.default_rng(4), (4, 3), 5)
     for operator in (own("mean:Mean"), own("own_operators:Smooth")):
         expected = softmax(0.7 * operator.scores(corners_of(scores, (2, 2))))
-        assert operator.rows(corners_of(scores, (2, 2), 0.7)) == pytest.approx(expected, rel=1e-6)
+        assert operator.rows(corners_of(scores, (2, 2), exponent=0.7)) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
