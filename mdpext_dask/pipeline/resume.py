@@ -40,12 +40,8 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
     made_with = found.attributes.get("downloads", {})
     for key, digest in downloads_of(spec).items():
         if made_with.get(key, digest) != digest:
-            observer(
-                Note(
-                    f"{key}: {found.url} was made with another download than the cache now holds, and stays "
-                    "with it; --overwrite makes it anew"
-                )
-            )
+            made = f"{key}: {found.url} was made with another download than the cache now holds"
+            observer(Note(f"{made}, and stays with it; --overwrite makes it anew"))
     return found if found.is_finished() else None
 
 
