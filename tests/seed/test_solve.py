@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from scipy.optimize import linprog
 from mdpext_dask.errors import SolverError
 from mdpext_dask.seed import highs
 from mdpext_dask.seed.highs import solve_highs
-from mdpext_dask.seed.model import SeedProblem
+from mdpext_dask.seed.interior_point import solve_interior_point
+from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from tests.support.reference import SEEDS
 from tests.support.seed_problems import assert_feasible, edges, random_problem
 
@@ -52,27 +54,30 @@ def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
     assert 0 <= solved.gap + 1e-12 < 1e-5
 
 
+@pytest.mark.parametrize("solve", [solve_highs, solve_interior_point])
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_the_scale_of_the_cost_does_not_matter(scale: float) -> None:
+def test_the_scale_of_the_cost_does_not_matter(
+    solve: Callable[[SeedProblem], SeedMechanism], scale: float
+) -> None:
     problem = random_problem(np.random.default_rng(3))
     scaled = dataclasses.replace(problem, cost=problem.cost * scale)
-    assert solve_highs(scaled).primal == pytest.approx(scale * solve_highs(problem).primal, rel=1e-6)
+    assert solve(scaled).primal == pytest.approx(scale * solve(problem).primal, rel=2e-6)
 
 
-def test_seeds_without_cost_are_no_obstacle() -> None:
+@pytest.mark.parametrize("solve", [solve_highs, solve_interior_point])
+def test_seeds_without_cost_and_a_single_output_are_no_obstacle(
+    solve: Callable[[SeedProblem], SeedMechanism],
+) -> None:
     rng = np.random.default_rng(5)
     cost = np.zeros((12, 4))
     cost[3] = rng.exponential(size=4)
-    problem = random_problem(rng, cost=cost, seeds_shape=(3, 4))
-    solved = solve_highs(problem)
-    assert_feasible(problem, solved.rows)
-    free = random_problem(rng, cost=np.zeros((12, 4)), seeds_shape=(3, 4))
-    assert_feasible(free, solve_highs(free).rows)
-
-
-def test_one_output_is_certain() -> None:
-    problem = random_problem(np.random.default_rng(0), cost=np.ones((6, 1)), seeds_shape=(2, 3))
-    assert (solve_highs(problem).rows == 1).all()
+    for costs in (cost, np.zeros((12, 4))):
+        problem = random_problem(rng, cost=costs, seeds_shape=(3, 4))
+        solved = solve(problem)
+        assert_feasible(problem, solved.rows)
+        assert costs.any() or solved.primal == 0
+    certain = random_problem(rng, cost=np.ones((6, 1)), seeds_shape=(2, 3))
+    assert (solve(certain).rows == 1).all()
 
 
 def test_what_hinders_nobody_is_the_best_output() -> None:

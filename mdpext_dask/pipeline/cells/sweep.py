@@ -10,6 +10,7 @@ its components, with what is left of ε shared out in its own direction: so the 
 takes the least of its corners, and whatever keeps them has vectors within ε.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -155,8 +156,8 @@ class _Built:
         self._x, self._y = corner[:, 0], corner[:, 1]
         # The shorter side runs fastest: that is the band of the matrices.
         across = shape[0] >= shape[1]
-        first, second = (range(shape[0]), range(shape[1])) if across else (range(shape[1]), range(shape[0]))
-        self._points = [(a, b) if across else (b, a) for a in first for b in second]
+        points = itertools.product(range(shape[0]), range(shape[1]))
+        self._points = sorted(points, key=lambda point: point if across else point[::-1])
         self._index = {point: index for index, point in enumerate(self._points)}
         self._scores = self._gather(window.scores)
         # Their sums are 1 but for rounding; here they must be.
