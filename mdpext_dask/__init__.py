@@ -1,8 +1,8 @@
 """Metric differential privacy for locations at city scale.
 
-``JobSpec.of`` or ``load_job`` say what is wanted, ``build`` makes a store of it, and ``open_mechanism`` opens
-the finished store and samples from it. ``audit`` audits a store, or anyone's mechanism; ``evaluate`` says
-what it costs its users and what attackers learn; ``plots`` draws it; ``report`` puts all of it into one file.
+``JobSpec.of`` or ``load_job`` describe a job, ``build`` makes its store, and ``open_mechanism`` opens a
+finished store and samples from it. ``audit`` audits a store or any other mechanism; ``evaluate`` measures its
+loss and what attackers learn; ``plots`` draws it; ``report`` writes the report page.
 """
 
 from importlib import import_module
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where public names live. They are imported on first use: the help of the command line must not wait for
-# NumPy.
+# The modules of the public names, which are imported on first use: the command line's help must not wait for
+# NumPy. The imports above are for type checkers.
 _HOME = {
     "AttackRequest": "evaluation.attackers.requests",
     "AuditReport": "auditors.result",

@@ -1,4 +1,4 @@
-"""One call to audit any mechanism: a store of ours for what it promises, anyone's array for what is asked."""
+"""One call to audit any mechanism: a store for its own promise, a plain array for the promise given."""
 
 import contextlib
 from pathlib import Path
@@ -23,11 +23,11 @@ from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
 
-# Triples below which starting processes takes longer than the work.
+# With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
-# Pairs that a picture shows, where the audit itself draws none.
+# Pairs drawn for a picture if the audit draws none.
 _PICTURE_PAIRS = 100_000
-# Attributes by which a finished store is known.
+# Attributes that identify a finished store.
 _SAME_STORE = "fingerprint", "chunk_hashes"
 
 
@@ -51,45 +51,45 @@ def audit(
     Parameters
     ----------
     subject
-        Path or URL of a mechanism store of ours, or a mechanism that is open; or rows of any mechanism,
-        (records × outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
+        Path or URL of a mechanism store, or an open mechanism; or the rows of any mechanism (records ×
+        outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
     method
         ``"certificate"``: a proof over all pairs in one pass, for records on a lattice. ``"exhaustive"``:
         every triple. ``"sampled"``: an estimate. ``"boundary"``: rows that blocks of a store share
-        (requirement A2). Default: the certificate for stores, every triple for others.
+        (requirement A2). Default: the certificate for stores, every triple for arrays.
     points
-        Where the records of a plain array are: a file with columns ``x_km,y_km`` or ``lon,lat``, or x and y
-        in km as an array of shape (N, 2).
+        Coordinates of the records of a plain array: a file with columns ``x_km,y_km`` or ``lon,lat``, or an
+        array of shape (N, 2) with x and y in km.
     epsilon_per_km, metric_p
-        The promise; of our stores, instead of what they promise.
+        The promise to audit; default for stores: their own.
     tolerance
-        What log ratios may exceed their bounds by; the report says what that hides.
+        By how much log ratios may exceed their bounds; the report counts the violations that this hides.
     sampling
-        How pairs are drawn, if they are.
+        How the method ``"sampled"`` draws pairs.
     blocks
         Half-open range of blocks for ``"boundary"``; default: all.
     picture
         File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
         map.
     workers
-        Number of local processes; default: what the store's job says, or all processors.
+        Number of local processes; default: that of the store's job, or all processors.
     scheduler
-        Address of a Dask scheduler instead. It is never taken from what is audited: whoever computes an audit
-        decides what it says.
+        Address of a Dask scheduler to use instead. It is never read from the store: the machine that computes
+        an audit decides its verdict.
     observer
-        Is told of progress.
+        Receives the progress events.
 
     Returns
     -------
-    The report. Of a store that is audited for its own promise it is also left in the store, where that can be
-    written; a store that does not hold is marked as refused.
+    The audit result. If a store is audited for its own promise and can be written, the result is also written
+    into the store, and a store that does not hold is marked as refused.
 
     Raises
     ------
     IncompleteStoreError
         If blocks of the store are missing.
     StoreError, DataError
-        If there is nothing that can be read, or the picture cannot be written.
+        If the subject cannot be read, or the picture cannot be written.
     SpecError
         If arguments do not fit the subject.
     """
@@ -152,7 +152,7 @@ def audit(
                 drawn = sample_pairs(found, few, executor, stages)
         if own and not _leave(store, report):
             observer(Note(f"{store.url} cannot be written: the report is not left there"))
-        # Only now: a picture that cannot be written must not cost the report.
+        # Last: a picture that cannot be written must not cost the result.
         if picture is not None:
             draw_audit(report, drawn, found, picture)
     return report
@@ -166,9 +166,9 @@ def _array(given: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def _leave(store: MechanismStore, report: AuditReport) -> bool:
-    """Leave a report in the store and mark a store that does not hold; return whether it could be written.
+    """Write an audit result into the store, and mark a store that does not hold; return whether that worked.
 
-    Nothing is left in a store that has come into the place of the one that was audited.
+    Nothing is written into another store that has taken the place of the one that was audited.
     """
     document = report.as_json()
     # A read-only store is audited as well.

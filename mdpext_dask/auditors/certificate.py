@@ -331,7 +331,7 @@ def certify_source_cells(
 
 def _sound(probability: NDArray[np.floating], usable: Range) -> NDArray[np.bool_] | None:
     """Return which entries can be used; None if all can."""
-    # Written so that not-a-number fails.
+    # Written so that NaN fails.
     if float(probability.min()) >= usable.least and float(probability.max()) <= usable.largest_total:
         return None
     # What is the largest float64 overflows in float32.

@@ -14,16 +14,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Digits to begin with, and to end with: nothing that ends there has been seen.
+# Digits to begin with, and to give up at; no case that reaches the latter is known.
 _DIGITS, _MOST_DIGITS = 40, 2_560
-# What rounding may have done to a result of so many digits, in units of its last one; far more than it does.
+# Last digits of a result that rounding may have changed; a wide margin.
 _LAST_DIGITS = 6
 # Every number from which decimals are computed here fits; the default would overflow at smaller ones.
 _LARGEST_EXPONENT = 10**9
 
 
 class Undecided(ArithmeticError):
-    """Two numbers agree in as many digits as are worth computing."""
+    """Two numbers agree in all digits that were computed."""
 
 
 def probability_ratio(first: NDArray[np.floating], second: NDArray[np.floating], output: int) -> Fraction:
@@ -51,13 +51,13 @@ def _exact_total(content: bytes, dtype: str) -> Fraction:
 
 
 def log_ratio(ratio: Fraction, digits: int = _DIGITS) -> Decimal:
-    """Return |ln r| to so many digits after the point."""
+    """Return |ln r|, computed with this many significant digits."""
     with localcontext(prec=digits, Emax=_LARGEST_EXPONENT, Emin=-_LARGEST_EXPONENT):
         return abs(_decimal(ratio).ln())
 
 
 def norm(components: Sequence[Fraction | Decimal], p: float | Decimal, digits: int = _DIGITS) -> Decimal:
-    """Return ‖components‖_p to so many digits."""
+    """Return ‖components‖_p, computed with this many significant digits."""
     with localcontext(prec=digits, Emax=_LARGEST_EXPONENT, Emin=-_LARGEST_EXPONENT):
         sizes = [abs(_decimal(c) if isinstance(c, Fraction) else c) for c in components]
         if p == 1:
@@ -162,7 +162,7 @@ def _is_positive(excess_of: Callable[[int], tuple[Decimal, Decimal]]) -> bool:
     Parameters
     ----------
     excess_of
-        Returns the number to so many digits, and the unit whose last digits rounding may have changed.
+        Takes a number of digits; returns the number, and the unit of which its last digits may be wrong.
 
     Raises
     ------

@@ -227,11 +227,11 @@ def _distance_ticks(edges_km: NDArray[np.float64]) -> list[float]:
     ticks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
         ticks = [low]
-        for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-            for tick in (step * 10.0**decade for step in steps):
-                apart = math.log(tick / ticks[-1]) / math.log(high / low)
-                if low < tick <= high and apart >= _CLOSEST_TICKS:
-                    ticks.append(tick)
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for tick in (step * 10.0**decade for decade in decades for step in steps):
+            apart = math.log(tick / ticks[-1]) / math.log(high / low)
+            if low < tick <= high and apart >= _CLOSEST_TICKS:
+                ticks.append(tick)
         if len(ticks) <= 10:
             break
     return ticks
@@ -373,10 +373,8 @@ def _draw_blocks(axes: "Axes", report: AuditReport, x: NDArray[np.float64], y: N
     label = f"certified ε / limit of {report.limit_per_km:.7g} per km"
     bar = colour_bar(axes, mesh, label, extend="max" if above.any() else "neither")
     bar.ax.axhline(1, color="black", linewidth=2.5)
-    for chosen, name, hatch in (
-        (above, "block above the limit", "/"),
-        (~finite, "block with infinite ε", "xx"),
-    ):
+    marked = {"block above the limit": (above, "/"), "block with infinite ε": (~finite, "xx")}
+    for name, (chosen, hatch) in marked.items():
         if chosen.any():
             patches = [
                 Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
@@ -414,7 +412,7 @@ def _draw_pair(
 
 def _title(report: AuditReport, attribution: str) -> str:
     """Return the verdict, what was audited, how, and what it promises, in lines that fit the figure."""
-    # Pictures are passed around: of a local path, whose folders say where somebody works, only the name.
+    # Pictures are passed around: of a local path, whose folders say where its user works, only the name.
     name = report.subject if is_remote(report.subject) else PurePath(report.subject).name
     if len(name) > _SUBJECT_WIDTH:
         name = "…" + name[1 - _SUBJECT_WIDTH :]

@@ -16,15 +16,11 @@ _TOTAL_ERROR = 1e-6
 # The least positive number.
 _TINY = 5e-324
 
-NOT_FINITE, NEGATIVE, TOO_SMALL, TOO_MUCH, EMPTY, NOT_ONE, IMPOSSIBLE = (
-    "entries that are not finite",
-    "negative entries",
-    "entries that are too small for the sampler",
-    "rows with a total above what the sampler can hold",
-    "rows of zeros",
-    "rows that do not add up to 1",
-    "entries that are zero",
-)
+# Kinds of findings: about entries of rows, and about their totals.
+NOT_FINITE, NEGATIVE = "entries that are not finite", "negative entries"
+TOO_SMALL, IMPOSSIBLE = "entries that are too small for the sampler", "entries that are zero"
+TOO_MUCH = "rows with a total above what the sampler can hold"
+EMPTY, NOT_ONE = "rows of zeros", "rows that do not add up to 1"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Of pairs that are drawn, without a number or a time.
+# Pairs that are drawn, if neither a number nor a time is given.
 DEFAULT_PAIRS = 1_000_000
 # Batches between two looks at the clock, for each worker.
 _BATCHES_A_WAVE = 2
@@ -42,13 +42,13 @@ class Sampling:
     Parameters
     ----------
     pairs
-        How many; default: a million, or without end where `seconds` is given.
+        How many; default: a million, or no limit if `seconds` is given.
     seconds
-        After how many to stop.
+        When to stop.
     design
         ``"stratified"`` by distance, or ``"uniform"`` over all pairs.
     random_seed
-        What draws follow from; default: a new one, which the report names.
+        Seed of the draws; default: a random one, which the result names.
     confidence
         Of the interval, in (0, 1).
     stop_at_first
@@ -57,7 +57,7 @@ class Sampling:
     Raises
     ------
     SpecError
-        If one of them cannot be.
+        If a value is out of range.
     """
 
     pairs: int | None = None
@@ -112,16 +112,16 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
     violations = sum(part.cells.violations for part in found)
     findings = merged(finding for part in found for finding in part.findings)
     steepest = _steepest_of_cell(subject, worst.place)
-    if worst.epsilon <= promise.kept_per_km and not violations:
-        verdict = verdict_on_rows(findings) or result.HOLDS
+    proved = worst.epsilon <= promise.kept_per_km and not violations
+    if not proved and subject.breaks(steepest):
+        verdict = result.VIOLATED
     else:
-        verdict = (
-            result.VIOLATED if subject.breaks(steepest) else verdict_on_rows(findings) or result.NOT_PROVED
-        )
+        verdict = verdict_on_rows(findings) or (result.HOLDS if proved else result.NOT_PROVED)
     by_block: list[Any] = [json_number(part.cells.epsilon) for part in found]
     if store is not None:  # as rows from west to east, each from south to north
         along = store.plan.blocks_shape[1]
         by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
+    at_fault = [part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km]
     across, along = source.lattice_shape
     return subject.report(
         result.CERTIFICATE,
@@ -137,9 +137,7 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         recomputed=sum(part.cells.recomputed for part in found),
         worst=subject.describe(steepest),
         findings=findings,
-        blocks_at_fault=tuple(
-            part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km
-        ),
+        blocks_at_fault=tuple(at_fault),
     )
 
 
@@ -172,7 +170,7 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
     subject
         What is audited.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
     """
     started = time.perf_counter()
     source, store, promise = subject.source, subject.store, subject.promise
@@ -263,7 +261,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     sampling
         How pairs are drawn.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
     """
     started = time.perf_counter()
     source, promise = subject.source, subject.promise
@@ -300,6 +298,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
             result.NOT_PROVED if total.undecided else result.NO_VIOLATION_FOUND
         )
     worst = subject.describe(total.worst)
+    in_a_batch = min(total.pairs, sampled.batch_pairs(source.outputs))
     details = {
         "pairs": total.pairs,
         "design": sampling.design,
@@ -326,9 +325,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
             }
             for stratum, tally, mean in zip(design.strata, strata, means, strict=True)
         ],
-        "peak_bytes_per_task": sampled.peak_bytes(
-            source, sampling.design, min(total.pairs, sampled.batch_pairs(source.outputs))
-        ),
+        "peak_bytes_per_task": sampled.peak_bytes(source, sampling.design, in_a_batch),
     }
     return subject.report(
         result.SAMPLED,
@@ -375,7 +372,7 @@ def check_boundary(
     blocks
         Half-open range of blocks; default: all.
     executor, stages
-        Where work items run, and who is told.
+        Where work items run, and who observes them.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class Promise:
     metric_p
         Exponent p of the metric.
     tolerance
-        What a log ratio may exceed its bound by; it hides violations, so it is 0 unless somebody wants it.
+        What a log ratio may exceed its bound by; it hides violations, so the default is 0.
     distortion
         By how much the plane may lengthen a distance on the ground, relative to it. None where the distance
         in the plane is the one that is meant.

@@ -1,4 +1,4 @@
-"""What an audit answers: as values, as JSON, in one line, and as a table for people."""
+"""The result of an audit: as values, as JSON, in one line, and as a table."""
 
 import dataclasses
 import math

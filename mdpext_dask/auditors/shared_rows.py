@@ -48,21 +48,18 @@ class SharedRows:
 
     Parameters
     ----------
-    block
-        Index of the block.
     rows_checked
-        Records on its outline; each is compared once with the row that is stored, whoever owns it.
+        Records on its outline; each is compared once with the row that is stored, in this block or another.
     mismatches
         What differs, in the order of the records; none if all of it agrees.
     """
 
-    block: int
     rows_checked: int
     mismatches: tuple[RowMismatch, ...]
 
 
 def check_shared_rows(url: str, index: int) -> SharedRows:
-    """Extend a block anew and compare its sides with the store; a task.
+    """Extend a block anew and compare its sides with the store; a work item.
 
     What cannot be read of rows and receipts (shards that are gone or cannot be decoded, receipts that are
     gone, damaged or of another seed) is a mismatch of every record it should say something of. Where the seed
@@ -113,11 +110,11 @@ def check_shared_rows(url: str, index: int) -> SharedRows:
             said = receipt.row_digests(said_of) if receipt and receipt.seed_sha256 == seed else []
             mismatches |= {
                 RowMismatch(record, said_by, "receipt")
-                for position, record in enumerate(_records(block, side))
+                for position, record in enumerate(block.records(side))
                 if said[position : position + 1] != expected[position : position + 1]
             }
     rows_checked = sum(rows.shape[0] * rows.shape[1] for _, _, rows in outline)
-    return SharedRows(index, rows_checked, tuple(sorted(mismatches)))
+    return SharedRows(rows_checked, tuple(sorted(mismatches)))
 
 
 def _outline(block: Block) -> list[tuple[slice, slice]]:
@@ -127,16 +124,6 @@ def _outline(block: Block) -> list[tuple[slice, slice]]:
     west, east, south, north = (slice(at, at + 1) for at in (x.start, x.stop - 1, y.start, y.stop - 1))
     sides = [(west, y), (east, y), (between, south), (between, north)]
     return [(part_x, part_y) for part_x, part_y in sides if part_x.start < part_x.stop]
-
-
-def _records(block: Block, side: str) -> list[_Record]:
-    """Return the records on one side, corners included, in the order of their digests."""
-    x, y = block.closed_x, block.closed_y
-    if side in ("west", "east"):
-        i = x.start if side == "west" else x.stop - 1
-        return [(i, j) for j in range(y.start, y.stop)]
-    j = y.start if side == "south" else y.stop - 1
-    return [(i, j) for i in range(x.start, x.stop)]
 
 
 def _owners(plan: Plan, block: Block) -> list[Block]:

@@ -1,6 +1,6 @@
 """What auditors read: rows of a mechanism and where its records are, from a store or from plain arrays.
 
-A source is a small description that travels with a task; the task opens what it describes. Records are
+A source is a small description that travels with a work item, which opens what it describes. Records are
 numbered from 0: in a store along the fine lattice, i · (records north) + j, elsewhere as the rows of the
 array. A source is cut into *parts*, records that lie close to each other.
 """
@@ -26,7 +26,7 @@ from mdpext_dask.store.blocks import FLOAT32, FLOAT64
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at, rows_of
 
-# Of a part, in float64, and records: what a task holds a few times over, and tables of pairs of its tiles.
+# Size of a part in float64, of which a work item holds a few copies, and its records, at most.
 _PART_BYTES = 8 * 2**20
 _PART_RECORDS = 2**16
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
@@ -48,8 +48,8 @@ class Range:
     largest_total: float
 
 
-# Ours: integer weights of 64 bits (PROOF.md, section 1). Anybody's: a distribution once it is divided by its
-# total; an output may be impossible.
+# Stores: integer weights of 64 bits (PROOF.md, section 1). Plain arrays: a distribution once it is divided by
+# its total; an output may be impossible.
 SAMPLER_RANGE = Range(SMALLEST_PROBABILITY, LARGEST_TOTAL)
 ANY_RANGE = Range(0.0, _LARGEST_FLOAT)
 # Stands for the logarithm of 0: the difference of two is 0, of one and any other log more than this.
@@ -279,7 +279,7 @@ class ArraySource(Source):
 
     @property
     def parts(self) -> int:
-        """Halves of halves, small enough for a task."""
+        """Halves of halves, small enough for a work item."""
         return len(self.starts) - 1
 
     @property
@@ -338,7 +338,7 @@ def _store(url: str, token: str) -> MechanismStore:  # noqa: ARG001 part of the 
 
 @lru_cache(maxsize=2)
 def _pieces(url: str, token: str) -> list[tuple[slice, slice]]:
-    """Return ranges of fine rows, each within what one block owns, and small enough for a task."""
+    """Return ranges of fine rows, each within what one block owns, and small enough for a work item."""
     store = _store(url, token)
     side = math.isqrt(_part_records(store.outputs))
     return [
@@ -347,7 +347,7 @@ def _pieces(url: str, token: str) -> list[tuple[slice, slice]]:
 
 
 def _cut(part: slice, most: int) -> list[slice]:
-    """Cut a range into equal ones of at most so many."""
+    """Cut a range into equal ones of at most `most` numbers."""
     length = part.stop - part.start
     pieces = math.ceil(length / most)
     ends = [part.start + length * piece // pieces for piece in range(pieces + 1)]

@@ -216,7 +216,7 @@ def plain_subject(
     metric_p: float,
     tolerance: float,
 ) -> Iterator[Subject]:
-    """Bring a plain array into a form that tasks can read, for as long as it is audited."""
+    """Bring a plain array into a form that work items can read, for as long as it is audited."""
     with scratch_in(Path(tempfile.gettempdir()), "mdpext-audit-") as folder:
         name = str(subject)
         if isinstance(subject, np.ndarray):

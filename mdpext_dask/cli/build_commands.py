@@ -1,23 +1,12 @@
 """Commands that make stores, and compare methods; heavy modules are imported inside them."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from mdpext_dask.cli.console import blocks_of, names_of, observed, show
-from mdpext_dask.cli.options import (
-    JobArgument,
-    JsonOption,
-    OverwriteOption,
-    ProgressOption,
-    SetOption,
-    StoreArgument,
-    StoreOption,
-    WorkersOption,
-    app,
-)
+from mdpext_dask.cli.console import end_badly, observed, range_of, show
+from mdpext_dask.cli.options import Job, Json, NewStore, Override, Overwrite, Progress, Store, Workers, app
 from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError
 
 if TYPE_CHECKING:
@@ -26,15 +15,15 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    job: JobArgument,
-    store: StoreOption = None,
-    overwrite: OverwriteOption = False,
-    override: SetOption = None,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    job: Job,
+    store: NewStore = None,
+    overwrite: Overwrite = False,
+    override: Override = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Do the whole job; run again after any interruption and it goes on where it stopped."""
+    """Build and certify a store; run again after an interruption to resume."""
     from mdpext_dask.pipeline.run import build
 
     spec = _load(job, override)
@@ -44,52 +33,50 @@ def run(
 
 
 @app.command()
-def plan(job: JobArgument, override: SetOption = None, as_json: JsonOption = False) -> None:
-    """Say what a job will cost, without doing it; exit 2 if `run` would refuse it."""
+def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
+    """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
     from mdpext_dask.pipeline.cost_model import plan_job
 
     planned = plan_job(_load(job, override))
     show(planned, as_json)
     if planned["refused"] is not None:
-        print(f"error: {planned['refused']}", file=sys.stderr)
-        raise typer.Exit(EXIT_BAD_INPUT)
+        end_badly(planned["refused"], EXIT_BAD_INPUT)
 
 
 @app.command()
 def init(
-    job: JobArgument,
-    store: StoreOption = None,
-    overwrite: OverwriteOption = False,
-    override: SetOption = None,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    job: Job,
+    store: NewStore = None,
+    overwrite: Overwrite = False,
+    override: Override = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Create a store and solve its seed, ready for `partition`."""
+    """Create a store and solve its seed; `partition` comes next."""
     from mdpext_dask.pipeline.run import init as init_job
 
     spec = _load(job, override)
     with observed(progress) as observer:
-        summary = init_job(
-            spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer
-        )
+        place = _store_of(spec, store)
+        summary = init_job(spec, place, overwrite=overwrite, workers=workers, observer=observer)
     show(summary, as_json)
 
 
 @app.command()
 def partition(
-    store: StoreArgument,
-    index: Annotated[int | None, typer.Argument(metavar="[I]", help="Block to extend, from 0.")] = None,
-    blocks: Annotated[
-        str | None, typer.Option("--range", metavar="A:B", help="Blocks A to B - 1 instead.")
-    ] = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    store: Store,
+    index: Annotated[int | None, Argument(metavar="[I]", help="Number of the block, from 0.")] = None,
+    blocks: Annotated[str | None, Option("--range", metavar="A:B", help="Blocks A to B - 1 instead.")] = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
     """Extend one block, or a range of blocks, of an initialised store in this process."""
     from mdpext_dask.pipeline.run import partition as extend_blocks
 
-    first, last = blocks_of(index, blocks)
+    if (index is None) == (blocks is None):
+        raise SpecError("give either a block or --range A:B")
+    first, last = range_of("--range", blocks) if index is None else (index, index + 1)
     with observed(progress) as observer:
         summary = extend_blocks(store, first, last, observer=observer)
     show(summary, as_json)
@@ -97,12 +84,9 @@ def partition(
 
 @app.command()
 def finalise(
-    store: StoreArgument,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    store: Store, workers: Workers = None, as_json: Json = False, progress: Progress = "auto"
 ) -> None:
-    """Check, certify and close a store whose blocks are all done."""
+    """Check and certify a store whose blocks are all done, and mark it complete."""
     from mdpext_dask.pipeline.run import finalise as finalise_store
 
     with observed(progress) as observer:
@@ -111,8 +95,8 @@ def finalise(
 
 
 @app.command()
-def status(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Show how far a store is."""
+def status(store: Store, as_json: Json = False) -> None:
+    """Show the state of a store and how many of its blocks are done."""
     from mdpext_dask.pipeline.summary import summarise
     from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -121,26 +105,24 @@ def status(store: StoreArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def submit(
-    job: JobArgument,
-    to: Annotated[str, typer.Option("--to", metavar="slurm|kubernetes", help="Which kind of cluster.")],
-    store: StoreOption = None,
-    override: SetOption = None,
-    array: Annotated[
-        bool, typer.Option("--array", help="As independent tasks on blocks, without Dask.")
-    ] = False,
+    job: Job,
+    to: Annotated[str, Option(metavar="slurm|kubernetes", help="Kind of cluster.")],
+    store: NewStore = None,
+    override: Override = None,
+    array: Annotated[bool, Option("--array", help="Submit an array of jobs without Dask (Slurm).")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the files, print the commands, submit nothing.")
+        bool, Option("--dry-run", help="Write the files and print the commands only.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the job.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Do not wait for the job.")] = False,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="DIR", help="For the files; default: NAME-slurm or the like."),
+        Option(metavar="DIR", help="Where the files go; default: ./NAME-slurm or ./NAME-kubernetes."),
     ] = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Hand a job to a cluster and follow it; it goes on when this ends, and again where it has stopped."""
-    from mdpext_dask.cli.submit.command import submit as submit_job
+    """Submit a job to a cluster and follow it; submit again to resume."""
+    from mdpext_dask.cli.submit import submit as submit_job
 
     spec = _load(job, override)
     url, how = _store_of(spec, store), {"dry_run": dry_run, "array": array, "detach": detach}
@@ -154,67 +136,43 @@ def submit(
 
 @app.command()
 def compare(
-    job: JobArgument,
+    job: Job,
     repeats: Annotated[
-        int | None,
-        typer.Option("--repeats", min=1, help="Repetitions, with new outputs and tasks each time."),
+        int | None, Option(min=1, help="Repetitions, each with new outputs and tasks.")
     ] = None,
-    limit: Annotated[
-        float | None, typer.Option("--limit", metavar="SECONDS", help="What one construction may take.")
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B,...", help="Which methods; default: all.")
-    ] = None,
+    limit: Annotated[float | None, Option(metavar="SECONDS", help="Time limit of one construction.")] = None,
+    methods: Annotated[str | None, Option(metavar="A,B,...", help="Methods to run; default: all.")] = None,
     cases: Annotated[
-        str | None,
-        typer.Option(
-            "--cases",
-            metavar="all|NAME,...",
-            help="Cases that the job file has under compare, instead of the job itself.",
-        ),
+        str | None, Option(metavar="all|NAME,...", help="Cases under [compare] to run, instead of the job.")
     ] = None,
-    bound_seconds: Annotated[
-        float | None,
-        typer.Option("--bound-seconds", help="What the lower bound may take; 0 for none."),
-    ] = None,
+    bound_seconds: Annotated[float | None, Option(help="Time for the lower bound; 0: no bound.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="For the results; default: NAME-compare here."),
+        Option("--output", "-o", metavar="FOLDER", help="Folder of results; default: ./NAME-compare."),
     ] = None,
-    override: SetOption = None,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    override: Override = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Run every method of the literature on the same problem; one table. Run again to go on."""
+    """Run published methods on the same problem and print one table; run again to resume."""
     from mdpext_dask.reports.compare.protocol import compare as compare_methods
     from mdpext_dask.reports.compare.tables import as_json as document
-    from mdpext_dask.reports.compare.tables import write_results
+    from mdpext_dask.reports.compare.tables import show_tables, write_results
 
     spec = _load(job, override)
     folder = Path(f"{spec.job.name}-compare") if output is None else output
+    options: dict[str, Any] = {
+        "cases": _names(cases), "methods": _names(methods), "repeats": repeats, "limit_seconds": limit,
+        "bound_seconds": bound_seconds, "workers": workers,
+    }  # fmt: skip
     with observed(progress) as observer:
-        summaries = compare_methods(
-            spec,
-            folder,
-            cases=names_of(cases),
-            methods=names_of(methods),
-            repeats=repeats,
-            limit_seconds=limit,
-            bound_seconds=bound_seconds,
-            workers=workers,
-            observer=observer,
-        )
+        summaries = compare_methods(spec, folder, **options, observer=observer)
     files = write_results(folder, summaries)
     if as_json:
         show(document(summaries), as_json)
-        return
-    from mdpext_dask.reports.compare.screen import show_tables
-
-    show_tables(summaries, files)
-
-
-# --- glue --------------------------------------------------------------------------------------------
+    else:
+        show_tables(summaries, files)
 
 
 def _load(job: Path, overrides: list[str] | None) -> "JobSpec":
@@ -227,3 +185,7 @@ def _store_of(spec: "JobSpec", store: str | None) -> str:
     if store is not None and store.startswith("memory:"):
         raise SpecError(f"--store: {store} would be gone with this command; give a path or another URL")
     return f"{spec.job.name}.zarr" if store is None else store
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())

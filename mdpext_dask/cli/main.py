@@ -1,4 +1,4 @@
-"""The command line: thin glue between arguments, the stages, and what is printed.
+"""The command line: arguments in, one call, one answer printed.
 
 Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
 """
@@ -15,15 +15,15 @@ try:
     from mdpext_dask.cli import build_commands, use_commands
     from mdpext_dask.cli.console import answer, ending_politely
     from mdpext_dask.cli.options import app
-except ModuleNotFoundError as _missing:  # with numpy alone there is mdpext_dask.runtime, and no command
+except ModuleNotFoundError as _missing:  # NumPy alone is enough for mdpext_dask.runtime, but not for commands
     _needs = "needs more than mdpext_dask.runtime does: pip install mdpext-dask"
     print(f"error: mdpext: {_needs} ({first_line(_missing)})", file=sys.stderr)
     sys.exit(SpecError.exit_code)
 
-# Importing a module of commands puts them into the application, in this order.
+# Importing these modules adds their commands to the application, in this order.
 COMMANDS = (build_commands, use_commands)
 
-# What Typer answers instead of letting an interrupt through.
+# Typer's exit code for an interrupt that it has caught.
 _TYPER_INTERRUPTED = 130
 
 
@@ -37,7 +37,7 @@ def _print_version(wanted: bool) -> None:
 def _every_command(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     pass
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     Parameters
     ----------
     arguments
-        Instead of the process' own.
+        Default: those of the process.
     """
     given = sys.argv[1:] if arguments is None else arguments
     with ending_politely():
@@ -58,14 +58,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _call(given: list[str]) -> int:
     try:
-        # Typer's own handling would print boxes, and answer an interrupt by itself.
+        # Typer itself would print errors in boxes, and swallow an interrupt.
         code = app(args=given or ["--help"], standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == _TYPER_INTERRUPTED:
         raise KeyboardInterrupt
     return code or 0
-
-
-if __name__ == "__main__":
-    main()

@@ -55,6 +55,8 @@ class _Lines:
 
     def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._forecast = file, Forecast(clock)
+        self._next: dict[str, float] = {}
+        self._announced: set[str] = set()
 
     def _print(self, line: str) -> None:
         """Print a line; a log on a full disk does not stop the work."""
@@ -78,11 +80,6 @@ class PlainLines(_Lines):
     clock
         Seconds of any origin.
     """
-
-    def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(file, clock)
-        self._next: dict[str, float] = {}
-        self._announced: set[str] = set()
 
     def __call__(self, event: Event) -> None:
         """Print an event."""

@@ -1,98 +1,83 @@
 """Commands that use stores; heavy modules are imported inside them."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from mdpext_dask.cli.console import exponent, keep_apart, observed, range_of, sampling_of, show
-from mdpext_dask.cli.options import JsonOption, ProgressOption, StoreArgument, WorkersOption, app
+from mdpext_dask.cli.console import end_badly, keep_apart, observed, range_of, show
+from mdpext_dask.cli.options import Json, Progress, Store, Workers, app
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
+
+BoundSeconds = Annotated[
+    float, Option(metavar="S", help="Time to compute a lower bound on any loss, in s; 0: no bound.")
+]
 
 
 @app.command()
 def audit(
     subject: Annotated[
         str,
-        typer.Argument(
-            metavar="STORE|ARRAY",
-            help="Path or URL of a store; or rows of any mechanism: .npy, .npz, CSV, Parquet, Zarr.",
+        Argument(
+            metavar="STORE|ARRAY", help="A store, or any mechanism's rows: .npy, .npz, CSV, Parquet, Zarr."
         ),
     ],
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
+        Option(
             metavar="certificate|exhaustive|sampled|boundary",
-            help="A proof in one pass (for stores, the default), every triple (for arrays), an "
-            "estimate, or rows that blocks share.",
+            help="Proof over all pairs (default for stores), every triple (default for arrays), an estimate "
+            "from random pairs, or the rows that blocks share.",
         ),
     ] = None,
     points: Annotated[
-        Path | None,
-        typer.Option("--points", metavar="FILE", help="An array's records: CSV, Parquet or GeoJSON."),
+        Path | None, Option(metavar="FILE", help="Where an array's records are: CSV, Parquet or GeoJSON.")
     ] = None,
-    epsilon_per_km: Annotated[
-        float | None, typer.Option("--epsilon-per-km", help="The promise, instead of the store's own.")
-    ] = None,
+    epsilon_per_km: Annotated[float | None, Option(help="ε to test, instead of the store's.")] = None,
     metric_p: Annotated[
-        str | None, typer.Option("--metric-p", metavar="P|inf", help="Exponent of the metric; of arrays, 2.")
+        float | None, Option(metavar="P|inf", help="Exponent of the metric; default for arrays: 2.")
     ] = None,
     tolerance: Annotated[
-        float,
-        typer.Option("--tolerance", help="What log ratios may exceed their bounds by; said what it hides."),
+        float, Option(help="Accept log ratios that exceed their bound by this; what it hides is printed.")
     ] = 0.0,
-    pairs: Annotated[
-        int | None, typer.Option("--pairs", help="sampled: how many to draw; default: a million.")
-    ] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="sampled: when to stop.")] = None,
+    pairs: Annotated[int | None, Option(help="sampled: number of pairs; default: a million.")] = None,
+    seconds: Annotated[float | None, Option(help="sampled: time limit.")] = None,
     design: Annotated[
-        str | None,
-        typer.Option("--design", metavar="stratified|uniform", help="sampled: by distance, or all alike."),
+        str | None, Option(metavar="stratified|uniform", help="sampled: by distance, or all pairs alike.")
     ] = None,
-    random_seed: Annotated[
-        int | None, typer.Option("--random-seed", help="sampled: to draw the same pairs again.")
-    ] = None,
-    confidence: Annotated[
-        float | None, typer.Option("--confidence", help="sampled: of the interval; default 0.95.")
-    ] = None,
+    random_seed: Annotated[int | None, Option(help="sampled: seed, to draw the same pairs again.")] = None,
+    confidence: Annotated[float | None, Option(help="sampled: level of the interval; default: 0.95.")] = None,
     stop_at_first: Annotated[
-        bool, typer.Option("--stop-at-first", help="sampled: stop at the first violation.")
+        bool, Option("--stop-at-first", help="sampled: stop at the first violation.")
     ] = False,
-    blocks: Annotated[
-        str | None, typer.Option("--blocks", metavar="A:B", help="boundary: blocks A to B - 1 only.")
-    ] = None,
+    blocks: Annotated[str | None, Option(metavar="A:B", help="boundary: only blocks A to B - 1.")] = None,
     picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--picture", metavar="FILE.png", help="Draw the map and the ratios by distance as well."
-        ),
+        Path | None, Option(metavar="FILE.png", help="Draw a map, and the log ratios by distance.")
     ] = None,
-    workers: WorkersOption = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", metavar="ADDRESS", help="A Dask scheduler to use; never the store's own."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    workers: Workers = None,
+    scheduler: Annotated[str | None, Option(metavar="ADDRESS", help="Dask scheduler to use.")] = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Audit a store, or anyone's mechanism, from its bytes; exit 1 if it does not keep its promise."""
+    """Audit a store, or anyone's mechanism, from its bytes; exit 1 if it violates ε."""
     from mdpext_dask.auditors.audit import audit as audit_subject
+    from mdpext_dask.auditors.methods import Sampling
     from mdpext_dask.auditors.result import sentence, table
 
-    sampling = sampling_of(pairs, seconds, design, random_seed, confidence, stop_at_first=stop_at_first)
+    options: dict[str, Any] = {
+        "pairs": pairs, "seconds": seconds, "design": design, "random_seed": random_seed,
+        "confidence": confidence, "stop_at_first": stop_at_first or None,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
     with observed(progress) as observer:
         report = audit_subject(
             subject,
             method,
             points=points,
             epsilon_per_km=epsilon_per_km,
-            metric_p=exponent(metric_p),
+            metric_p=metric_p,
             tolerance=tolerance,
-            sampling=sampling,
+            sampling=Sampling(**given) if given else None,
             blocks=None if blocks is None else range_of("--blocks", blocks),
             picture=picture,
             workers=workers,
@@ -101,95 +86,64 @@ def audit(
         )
     show(report.as_json() if as_json else dict(table(report)), as_json)
     if not report.holds:
-        print(f"error: {sentence(report)}", file=sys.stderr)
-        raise typer.Exit(EXIT_GUARANTEE)
+        end_badly(sentence(report), EXIT_GUARANTEE)
 
 
 @app.command()
 def evaluate(
-    store: StoreArgument,
+    store: Store,
     picture: Annotated[
-        Path | None,
-        typer.Option("--map", metavar="FILE.png", help="Draw a map of the expected loss of every record."),
+        Path | None, Option("--map", metavar="FILE.png", help="Draw a map of the records' expected losses.")
     ] = None,
     records: Annotated[
-        Path | None,
-        typer.Option("--records", metavar="FILE.npz", help="Write the expected loss of every record."),
+        Path | None, Option(metavar="FILE.npz", help="Write the expected loss of every record.")
     ] = None,
-    bound_seconds: Annotated[
-        float,
-        typer.Option(
-            "--bound-seconds", metavar="S", help="About how long to bound any loss; 0 for no bound."
-        ),
-    ] = 60.0,
+    bound_seconds: BoundSeconds = 60.0,
     stride: Annotated[
-        int | None,
-        typer.Option("--stride", metavar="N", help="Bound on every Nth record, however long it takes."),
+        int | None, Option(metavar="N", help="Bound on every Nth record, however long it takes.")
     ] = None,
     offsets: Annotated[
-        int | None,
-        typer.Option(
-            "--offsets", metavar="N", help="Estimate the bound from so many lattices of the stride."
-        ),
+        int | None, Option(metavar="N", help="Estimate the bound from N lattices of that stride.")
     ] = None,
     random_seed: Annotated[
         int,
-        typer.Option(
-            "--random-seed",
-            min=0,
-            metavar="N",
-            help="Which lattices --offsets draws, and which people --releases looks at.",
-        ),
+        Option(min=0, metavar="N", help="Seed that chooses lattices (--offsets) and people (--releases)."),
     ] = 0,
-    attacks: Annotated[
-        bool, typer.Option("--attacks/--no-attacks", help="Whether to measure what attackers learn.")
-    ] = True,
+    attacks: Annotated[bool, Option("--attacks/--no-attacks", help="Measure what attackers learn.")] = True,
     districts: Annotated[
         Path | None,
-        typer.Option(
-            "--districts",
+        Option(
             metavar="FILE",
-            help="Polygons to tell of one by one: GeoJSON, or a shapefile; default: 4 x 4 rectangles.",
+            help="Districts an attacker tells apart: GeoJSON or shapefile; default: 4 x 4 rectangles.",
         ),
     ] = None,
     attacker_prior: Annotated[
         Path | None,
-        typer.Option(
-            "--attacker-prior",
-            metavar="POINTS",
-            help="Where an attacker believes that people are; columns as of prior.file.",
-        ),
+        Option(metavar="POINTS", help="Prior of the attacker, as points; same columns as prior.file."),
     ] = None,
     releases: Annotated[
-        int,
-        typer.Option(
-            "--releases",
-            min=0,
-            metavar="N",
-            help="Independent releases of one place, up to so many; 0: none.",
-        ),
+        int, Option(min=0, metavar="N", help="Attack up to N independent releases of one place; 0: none.")
     ] = 100,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    workers: Workers = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Compute what a finished store costs, what no mechanism can beat, and what attackers learn from it."""
+    """Compute the expected loss of a complete store, a lower bound on any loss, and what attackers learn."""
     from mdpext_dask.evaluation.attackers.requests import AttackRequest
     from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
     from mdpext_dask.evaluation.evaluate import evaluate as evaluate_store
     from mdpext_dask.evaluation.words import table
 
-    request = BoundRequest(bound_seconds, stride, offsets, random_seed)
-    asked = AttackRequest(districts, attacker_prior, releases, random_seed=random_seed)
+    attack = AttackRequest(districts, attacker_prior, releases, random_seed=random_seed)
     if not attacks and (districts or attacker_prior):
-        raise SpecError("--no-attacks: leaves nothing to do for --districts and --attacker-prior")
+        raise SpecError("--no-attacks: has no use for --districts and --attacker-prior; leave them out")
     with observed(progress) as observer:
         result = evaluate_store(
             store,
             picture=picture,
             records=records,
-            bound=request,
-            attacks=asked if attacks else None,
+            bound=BoundRequest(bound_seconds, stride, offsets, random_seed),
+            attacks=attack if attacks else None,
             workers=workers,
             observer=observer,
         )
@@ -197,13 +151,8 @@ def evaluate(
 
 
 @app.command()
-def remap(
-    store: StoreArgument,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
-) -> None:
-    """Find what to report instead of each output so that less is lost; same epsilon, kept in the store."""
+def remap(store: Store, workers: Workers = None, as_json: Json = False, progress: Progress = "auto") -> None:
+    """Compute a better place to report for each output, and keep it in the store; ε stays the same."""
     from mdpext_dask.sampling.remap_store import remap_store
 
     with observed(progress) as observer:
@@ -213,50 +162,45 @@ def remap(
 
 @app.command()
 def sample(
-    store: StoreArgument,
+    store: Store,
     points: Annotated[
         Path,
-        typer.Argument(metavar="POINTS", help="CSV, Parquet or GeoJSON, with lon,lat or x_km,y_km."),
+        Argument(
+            metavar="POINTS", help="CSV, Parquet or GeoJSON with columns lon and lat, or x_km and y_km."
+        ),
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="OUT", help="Where the reports go; CSV, Parquet or GeoJSON."),
+        Path, Option("--output", "-o", metavar="OUT", help="File for the reports: CSV, Parquet or GeoJSON.")
     ],
     outside: Annotated[
         str,
-        typer.Option(
-            "--outside",
+        Option(
             metavar="nearest|drop|error",
-            help="Points outside grid or region: report from the nearest record, leave out, or refuse.",
+            help="Points outside the grid or region: report from the nearest record, skip, or refuse.",
         ),
     ] = "nearest",
-    remap: Annotated[bool, typer.Option("--remap", help="Apply what `remap` has left in the store.")] = False,
+    remap: Annotated[bool, Option("--remap", help="Report the places that `remap` found.")] = False,
     user_column: Annotated[
-        str | None,
-        typer.Option("--user-column", metavar="NAME", help="Column or property that says whose a point is."),
+        str | None, Option(metavar="NAME", help="Column or property that names the user of a point.")
     ] = None,
     keep_users: Annotated[
-        bool, typer.Option("--keep-users", help="Write whose each report is; without, nothing tells.")
+        bool, Option("--keep-users", help="Write the user of each report; default: leave users out.")
     ] = False,
     sticky_key: Annotated[
-        Path | None,
-        typer.Option("--sticky-key", metavar="FILE", help="Give a user at a place the same answer, always."),
+        Path | None, Option(metavar="FILE", help="Give each user the same answer at the same place, always.")
     ] = None,
     place_km: Annotated[
-        float | None,
-        typer.Option("--place-km", help="Move points to coarse places of this width first, in km."),
+        float | None, Option(help="Move points to the middle of coarse squares first, of this width in km.")
     ] = None,
     ledger: Annotated[
-        Path | None,
-        typer.Option("--ledger", metavar="FILE", help="Count every user's releases in this file."),
+        Path | None, Option(metavar="FILE", help="Count every user's releases in this file.")
     ] = None,
     release_limit: Annotated[
-        int | None,
-        typer.Option("--release-limit", metavar="N", help="Refuse more releases than this for any user."),
+        int | None, Option(metavar="N", help="Refuse more than N releases for a user.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
-    """Obfuscate locations: one exact draw for every point, independent unless there is a sticky key."""
+    """Report a random place for each point; draws are exact, and independent without a sticky key."""
     from mdpext_dask.sampling.files import Users, sample_file
 
     keep_apart(output, as_json)
@@ -267,13 +211,11 @@ def sample(
 
 @app.command("sticky-key")
 def sticky_key(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key goes; must not exist.")],
-    epoch: Annotated[
-        str, typer.Option("--epoch", help="Any short text; answers of different epochs are independent.")
-    ] = "1",
-    as_json: JsonOption = False,
+    path: Annotated[Path, Argument(metavar="FILE", help="File for the key; must not exist yet.")],
+    epoch: Annotated[str, Option(help="Any short text; answers in different epochs are independent.")] = "1",
+    as_json: Json = False,
 ) -> None:
-    """Make a secret key for sticky answers, in a file that its owner alone can read."""
+    """Make a secret key for sticky answers, in a file that only its owner can read."""
     from mdpext_dask.runtime.sticky import new_key_file
 
     show(new_key_file(path, epoch), as_json)
@@ -281,19 +223,18 @@ def sticky_key(
 
 @app.command()
 def export(
-    store: StoreArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="CITY.mdp", help="Where the file goes.")],
+    store: Store,
+    output: Annotated[Path, Option("--output", "-o", metavar="CITY.mdp", help="File to write.")],
     packing: Annotated[
         str,
-        typer.Option(
-            "--packing",
+        Option(
             metavar="auto|seed|rows",
-            help="Write the seed, where it gives the rows to the last bit, or all rows.",
+            help="Write the seed, if it gives the rows bit for bit, or all rows; auto: the seed if possible.",
         ),
     ] = "auto",
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
-    """Write a finished store as one small file, to sample from with numpy alone."""
+    """Write a complete store as one small file, to sample from with NumPy alone."""
     from mdpext_dask.sampling.export import export_city
 
     keep_apart(output, as_json)
@@ -302,34 +243,25 @@ def export(
 
 @app.command()
 def report(
-    store: StoreArgument,
+    store: Store,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE.html", help="Where it goes; default: STORE-report.html here."
-        ),
+        Option("--output", "-o", metavar="FILE.html", help="File to write; default: ./STORE-report.html."),
     ] = None,
     evaluation: Annotated[
         Path | None,
-        typer.Option(
-            "--evaluation",
-            metavar="FILE.json",
-            help="Take the bound and the attackers' measures that `evaluate --json` has found.",
-        ),
+        Option(metavar="FILE.json", help="Take bound and attackers from the output of `evaluate --json`."),
     ] = None,
-    bound_seconds: Annotated[
-        float,
-        typer.Option("--bound-seconds", metavar="S", help="About how long to bound any loss; 0: not at all."),
-    ] = 2.0,
-    workers: WorkersOption = None,
-    as_json: JsonOption = False,
-    progress: ProgressOption = "auto",
+    bound_seconds: BoundSeconds = 2.0,
+    workers: Workers = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
-    """Write a report for people: one HTML file with proof, maps and figures; exit 1 if it does not hold."""
-    from mdpext_dask.reports.report import report as report_on
+    """Write a report page: one HTML file with proof, maps and figures; exit 1 if it does not hold."""
+    from mdpext_dask.reports.report import report as write_report
 
     with observed(progress) as observer:
-        result = report_on(
+        result = write_report(
             store,
             output,
             evaluation=evaluation,
@@ -339,5 +271,4 @@ def report(
         )
     show(result, as_json)
     if not result["holds"]:
-        print(f"error: {result['store']}: {result['verdict']}", file=sys.stderr)
-        raise typer.Exit(EXIT_GUARANTEE)
+        end_badly(f"{result['store']}: {result['verdict']}", EXIT_GUARANTEE)

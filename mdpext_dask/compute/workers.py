@@ -73,7 +73,7 @@ def _listen(address: str) -> None:
         return
     with socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_SECONDS) as connection:
         if not connection.recv(1):
-            raise ConnectionError("whoever listens there hangs up")
+            raise ConnectionError("the connection was closed")
 
 
 def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:

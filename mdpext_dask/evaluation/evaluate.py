@@ -12,9 +12,9 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
-from mdpext_dask.evaluation.figure import LossMap, loss_map_of
+from mdpext_dask.evaluation.figure import loss_map
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES, Spread, add_up, spread_block
+from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, check_picture, rendered, whole_file
 from mdpext_dask.store.integrity import require_all_blocks
@@ -106,16 +106,13 @@ def evaluate(
         spread = measure_spread(store, executor, stages, keep_records=keep)
         bounded = bound_facts(store, executor, stages, spread.loss_km, bound or BoundRequest())
         adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
-    result = {
-        "state": store.state,
-        **spread_facts(store, spread),
-        **bounded,
-        "adversary": adversary,
-    }
+    result = {"state": store.state, **spread_facts(store, spread), **bounded, "adversary": adversary}
     if records is not None:
         _write_records(store, spread, records)
     if picture is not None:
-        _draw(store, spread, picture)
+        content = rendered(lambda: loss_map(store, spread), picture.suffix.lower())
+        with whole_file(picture, "--map") as file:
+            file.write(content)
     return result
 
 
@@ -132,33 +129,22 @@ def measure_spread(
 def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
     """Return what :func:`evaluate` says of how the loss is spread, and of which bytes it says so."""
     hashes = store.attributes.get("chunk_hashes")
+    of_reports, width = spread.by_report.quantiles()
+    if spread.expected_km is not None and store.grid.records <= MOST_SORTED:
+        used = ~np.isnan(spread.expected_km)
+        of_records, resolution = weighted_quantiles(spread.expected_km[used], store.read("prior")[used]), 0.0
+    else:
+        of_records, resolution = spread.by_record.quantiles()
     return {
         "content_sha256": hashes.get("digest") if isinstance(hashes, Mapping) else None,
         "loss_km": spread.loss_km,
-        **_quantiles(store, spread),
-        "distance_km": spread.distance_km,
-        "by_distance": spread.bands(),
-        "records_with_prior": spread.records,
-    }
-
-
-def _quantiles(store: MechanismStore, spread: Spread) -> dict[str, Any]:
-    """Return quantiles over records, exact where they can be sorted, and over reports."""
-    if store.grid.records <= MOST_SORTED:
-        assert spread.expected_km is not None  # few are always kept
-        used = ~np.isnan(spread.expected_km)
-        of_records, resolution = (
-            weighted_quantiles(spread.expected_km[used], store.read("prior")[used], SHARES),
-            0.0,
-        )
-    else:
-        of_records, resolution = spread.by_record.quantiles(SHARES)
-    of_reports, width = spread.by_report.quantiles(SHARES)
-    return {
         "loss_quantiles_km": of_records,
         "loss_quantiles_resolution_km": resolution,
         "report_loss_quantiles_km": of_reports,
         "report_loss_resolution_km": width,
+        "distance_km": spread.distance_km,
+        "by_distance": spread.by_distance(),
+        "records_with_prior": spread.records,
     }
 
 
@@ -167,31 +153,3 @@ def _write_records(store: MechanismStore, spread: Spread, path: Path) -> None:
     x, y, losses, prior = store.grid.x_km(), store.grid.y_km(), spread.expected_km, store.read("prior")
     with whole_file(path, "--records") as file:
         np.savez_compressed(file, x_km=x, y_km=y, loss_km=losses, prior=prior)
-
-
-def loss_map(store: MechanismStore, spread: Spread) -> LossMap:
-    """Return what the map of a store's loss shows.
-
-    Parameters
-    ----------
-    store
-        The store.
-    spread
-        Its losses, those of all records kept.
-    """
-    assert spread.expected_km is not None  # kept for the map
-    return LossMap(
-        name=store.url,
-        grid=store.grid,
-        expected_km=spread.expected_km,
-        loss_km=spread.loss_km,
-        epsilon_per_km=float(store.attributes["epsilon_per_km"]),
-        output_xy_km=store.read_output_xy_km(),
-        attribution=str(store.attributes.get("attribution", "")),
-    )
-
-
-def _draw(store: MechanismStore, spread: Spread, path: Path) -> None:
-    content = rendered(lambda: loss_map_of(loss_map(store, spread)), path.suffix.lower())
-    with whole_file(path, "--map") as file:
-        file.write(content)

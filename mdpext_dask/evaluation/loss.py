@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
@@ -17,30 +18,39 @@ from mdpext_dask.store.rows import rows_of
 def expected_loss_block(url: str, index: int) -> float:
     """Return the part of UL(M), in km, of the records that a block owns."""
     store = MechanismStore.open(url)
-    plan = store.plan
-    block = plan[index]
-    if index in plan.skipped and not store.read("prior", block.owned_x, block.owned_y).any():
-        return 0.0
-    return expected_loss(store, block, rows_of(store, block.owned_x, block.owned_y))
+    return expected_loss(store, store.plan[index])
 
 
-def expected_loss(store: MechanismStore, block: Block, probability: NDArray[np.float32]) -> float:
-    """Return the part of UL(M), in km, of the records that a block owns, for given rows.
-
-    Parameters
-    ----------
-    store
-        The store, for prior and loss.
-    block
-        The block.
-    probability
-        M(y|x) of its owned records, float32 of shape (rows east, rows north, K).
-    """
-    prior = store.read("prior", block.owned_x, block.owned_y)
+def expected_loss(
+    store: MechanismStore, block: Block, probability: NDArray[np.float32] | None = None
+) -> float:
+    """Return the part of UL(M), in km, of the records that a block owns; see :func:`lines_of`."""
     total = 0.0
-    for line in lines_of(store, block, probability, prior):
+    for line in lines_of(store, block, probability):
         total += line.part_km()  # sum() would round in another way, from Python 3.12 on
     return total
+
+
+def remap_costs_block(url: str, index: int) -> NDArray[np.float64]:
+    """Return the part of G[y, y'] = Σ_x π(x) M(y|x) c(x, y') of the records that a block owns.
+
+    Every sum runs in an order that depends on the block alone.
+
+    Returns
+    -------
+    float64 of shape (K, K), in km.
+
+    Raises
+    ------
+    StoreError
+        If rows or the tables of the loss cannot be read.
+    """
+    store = MechanismStore.open(url)
+    costs = np.zeros((store.outputs, store.outputs))
+    for line in lines_of(store, store.plan[index]):
+        # Not a product of matrices, which libraries share out among threads in ways of their own.
+        costs += np.einsum("xk,xl->kl", line.joint, line.loss_km)
+    return costs
 
 
 @dataclass(frozen=True)
@@ -59,12 +69,8 @@ class Line:
         π, float64 of shape (n,).
     rows
         M as stored, float64 of shape (n, K): rows sum to 1 but for rounding.
-    totals
-        What they sum to, float64 of shape (n,).
     loss_km
         c of every output, float64 of shape (n, K), in km.
-    expected_km
-        ℓ(x) = Σ_y M(y|x) c(x, y), float64 of shape (n,), in km.
     """
 
     i: int
@@ -72,9 +78,21 @@ class Line:
     records_km: NDArray[np.float64]
     prior: NDArray[np.float64]
     rows: NDArray[np.float64]
-    totals: NDArray[np.float64]
     loss_km: NDArray[np.float64]
-    expected_km: NDArray[np.float64]
+
+    @cached_property
+    def _totals(self) -> NDArray[np.float64]:
+        return np.asarray(self.rows.sum(axis=1))
+
+    @cached_property
+    def expected_km(self) -> NDArray[np.float64]:
+        """ℓ(x) = Σ_y M(y|x) c(x, y), float64 of shape (n,), in km."""
+        return np.asarray((self.rows * self.loss_km).sum(axis=1) / self._totals)
+
+    @property
+    def joint(self) -> NDArray[np.float64]:
+        """π(x) M(y|x), float64 of shape (n, K)."""
+        return np.asarray(self.rows * (self.prior / self._totals)[:, None])
 
     def part_km(self) -> float:
         """Return the part of UL(M) of these records, in km."""
@@ -82,41 +100,40 @@ class Line:
 
 
 def lines_of(
-    store: MechanismStore,
-    block: Block,
-    probability: NDArray[np.float32],
-    prior: NDArray[np.float64],
+    store: MechanismStore, block: Block, probability: NDArray[np.float32] | None = None
 ) -> Iterator[Line]:
     """Yield the records of a block that have a prior, column by column.
 
     Parameters
     ----------
-    store, block, probability
-        See :func:`expected_loss`.
-    prior
-        π of its owned records, float64 of shape (rows east, rows north).
-    """
-    if not prior.any():
-        return
-    loss = cached_loss(store.url, store.problem_sha256)
-    x, y = store.grid.x_km()[block.owned_x], store.grid.y_km()[block.owned_y]
-    for i in np.flatnonzero(prior.any(axis=1)):
-        used = np.flatnonzero(prior[i])
-        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        rows = probability[i, used].astype(np.float64)
-        totals, costs = rows.sum(axis=1), loss.rows(records)
-        yield Line(
-            int(i), used, records, prior[i, used], rows, totals, costs, (rows * costs).sum(axis=1) / totals
-        )
-
-
-def finite(loss_km: float, store: MechanismStore) -> float:
-    """Return UL(M), or a part of it, if it is a number.
+    store, block
+        The store, for prior and loss, and the block.
+    probability
+        M(y|x) of the records that it owns, float32 of shape (rows east, rows north, K); default: the stored
+        rows, which are read only if one of these records has a prior.
 
     Raises
     ------
     StoreError
-        If it is not, which only damage can be the reason of.
+        If what is stored is damaged.
+    """
+    prior = np.asarray(store.read("prior", block.owned_x, block.owned_y), dtype=np.float64)
+    for column in loss_columns(store, block.owned_x, block.owned_y, prior):
+        if probability is None:
+            probability = rows_of(store, block.owned_x, block.owned_y)
+        rows = probability[column.i, column.used].astype(np.float64)
+        yield Line(
+            column.i, column.used, column.records_km, prior[column.i, column.used], rows, column.loss_km
+        )
+
+
+def finite(loss_km: float, store: MechanismStore) -> float:
+    """Return UL(M), or a part of it, if it is finite.
+
+    Raises
+    ------
+    StoreError
+        If it is not, which only damage can cause.
     """
     if not math.isfinite(loss_km):
         raise StoreError(

@@ -14,6 +14,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+# Shares that quantiles are given for.
+SHARES = ("0", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "1")
 # Bins of a tally: every power of two is cut into so many, whatever is tallied, so any two tallies add up.
 BINS_PER_OCTAVE = 1024
 _SHIFT = 52 - int(math.log2(BINS_PER_OCTAVE))
@@ -24,7 +26,7 @@ _BASE = int(np.float64(_LEAST).view(np.int64)) >> _SHIFT
 
 
 def weighted_quantiles(
-    values: NDArray[np.float64], weights: NDArray[np.float64], shares: Iterable[str]
+    values: NDArray[np.float64], weights: NDArray[np.float64], shares: Iterable[str] = SHARES
 ) -> dict[str, float]:
     """Return quantiles by their definition, comparing sums of weights without any rounding.
 
@@ -124,7 +126,7 @@ class Tally:
         position = np.flatnonzero(self._weight)
         return Bins(position, self._weight[position], self._least, self._most)
 
-    def quantiles(self, shares: Iterable[str]) -> tuple[dict[str, float], float]:
+    def quantiles(self, shares: Iterable[str] = SHARES) -> tuple[dict[str, float], float]:
         """Return quantiles, each at most so much too large, and how much that is.
 
         Parameters

@@ -8,21 +8,19 @@ worked out for them.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from mdpext_dask.evaluation.loss import Line, finite, lines_of
+from mdpext_dask.evaluation.loss import finite, lines_of
 from mdpext_dask.evaluation.quantiles import Bins, Tally
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
 
-# Shares that quantiles are given for.
-SHARES = ("0", "0.05", "0.25", "0.5", "0.75", "0.95", "0.99", "1")
 _STEPS = (1, 2, 5)
 
 
@@ -38,10 +36,9 @@ class BlockSpread:
         Their part of E ‖X − Y‖₂, in km.
     records
         How many of them have a prior.
-    band_probability
-        Probability of each band of distances, float64 of shape (bands,).
-    band_loss_km
-        Their part of the expected loss in each band, float64 of shape (bands,), in km.
+    bands
+        By band of distances: its probability, and its part of the expected loss in km, float64 of shape
+        (2, bands).
     by_record
         Prior of the records' expected losses.
     by_report
@@ -54,8 +51,7 @@ class BlockSpread:
     loss_km: float
     distance_km: float
     records: int
-    band_probability: NDArray[np.float64]
-    band_loss_km: NDArray[np.float64]
+    bands: NDArray[np.float64]
     by_record: Bins
     by_report: Bins
     expected_km: NDArray[np.float64] | None
@@ -71,48 +67,26 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
     """
     store = MechanismStore.open(url)
     block = store.plan[index]
-    prior = np.asarray(store.read("prior", block.owned_x, block.owned_y), dtype=np.float64)
-    sums = _Sums(store)
+    outputs = store.output_xy_km()
+    edges = band_edges_km(store.grid, outputs)
+    loss_km, distance_km, records, bands = 0.0, 0.0, 0, np.zeros((2, len(edges) - 1))
+    by_record, by_report = Tally(), Tally()
     expected = np.full(block.owned_shape, np.nan) if keep_records else None
-    if prior.any():  # where nobody is, rows that are not stored need not be made again either
-        for line in lines_of(store, block, rows_of(store, block.owned_x, block.owned_y), prior):
-            sums.add(line)
-            if expected is not None:
-                expected[line.i, line.used] = line.expected_km
-    return sums.spread(expected)
-
-
-class _Sums:
-    """Sums over lines, always in the same order."""
-
-    def __init__(self, store: MechanismStore) -> None:
-        self._store = store
-        self._outputs = store.read_output_xy_km()
-        self._edges = band_edges_km(store.grid, self._outputs)
-        self._loss_km = self._distance_km = 0.0
-        self._records = 0
-        self._bands = np.zeros((2, len(self._edges) - 1))
-        self._by_record, self._by_report = Tally(), Tally()
-
-    def add(self, line: Line) -> None:
-        # What is not a number has no bin.
-        self._loss_km += finite(line.part_km(), self._store)
-        self._records += len(line.used)
-        joint = line.rows * (line.prior / line.totals)[:, None]
-        apart = cdist(line.records_km, self._outputs)
-        weights, losses, distances = joint.ravel(), line.loss_km.ravel(), apart.ravel()
-        self._distance_km += finite(float(weights @ distances), self._store)
-        band = np.searchsorted(self._edges[1:-1], distances, side="right")
-        for total, weight in zip(self._bands, (weights, weights * losses), strict=True):
+    for line in lines_of(store, block):
+        # A NaN has no bin.
+        loss_km += finite(line.part_km(), store)
+        records += len(line.used)
+        apart = cdist(line.records_km, outputs)
+        weights, losses, distances = line.joint.ravel(), line.loss_km.ravel(), apart.ravel()
+        distance_km += finite(float(weights @ distances), store)
+        band = np.searchsorted(edges[1:-1], distances, side="right")
+        for total, weight in zip(bands, (weights, weights * losses), strict=True):
             total += np.bincount(band, weight, len(total))
-        self._by_record.add(line.expected_km, line.prior)
-        self._by_report.add(losses, weights)
-
-    def spread(self, expected_km: NDArray[np.float64] | None) -> BlockSpread:
-        return BlockSpread(
-            self._loss_km, self._distance_km, self._records, self._bands[0], self._bands[1],
-            self._by_record.bins(), self._by_report.bins(), expected_km,
-        )  # fmt: skip
+        by_record.add(line.expected_km, line.prior)
+        by_report.add(losses, weights)
+        if expected is not None:
+            expected[line.i, line.used] = line.expected_km
+    return BlockSpread(loss_km, distance_km, records, bands, by_record.bins(), by_report.bins(), expected)
 
 
 def band_edges_km(grid: Grid, output_xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -132,7 +106,9 @@ def band_edges_km(grid: Grid, output_xy_km: NDArray[np.float64]) -> NDArray[np.f
     -------
     float64 of shape (bands + 1,), in km.
     """
-    box = Box.around(np.vstack([_corners(grid.box), output_xy_km]))
+    box = grid.box
+    corners = (box.west_km, box.south_km), (box.east_km, box.north_km)
+    box = Box.around(np.vstack([corners, output_xy_km]))
     farthest = math.hypot(box.width_km, box.height_km)
     decade = math.floor(math.log10(grid.spacing_km)) - 1
     edges = [0.0]
@@ -145,10 +121,6 @@ def band_edges_km(grid: Grid, output_xy_km: NDArray[np.float64]) -> NDArray[np.f
     return np.array([0.0, *edges[first : last + 1]])
 
 
-def _corners(box: Box) -> NDArray[np.float64]:
-    return np.array([(box.west_km, box.south_km), (box.east_km, box.north_km)])
-
-
 @dataclass(frozen=True)
 class Spread:
     """How the loss of a whole mechanism is spread; see :class:`BlockSpread`.
@@ -159,10 +131,10 @@ class Spread:
         UL(M) and E ‖X − Y‖₂, in km.
     records
         How many records have a prior.
-    band_edges_km
-        See :func:`band_edges_km`.
-    band_probability, band_loss_km
-        By band, float64 of shape (bands,): its probability; its part of the expected loss, in km.
+    edges_km
+        Edges of the bands; see :func:`band_edges_km`.
+    bands
+        By band: its probability, and its part of the expected loss in km, float64 of shape (2, bands).
     by_record, by_report
         Tallies of ℓ(x), and of c(x, y).
     expected_km
@@ -172,26 +144,19 @@ class Spread:
     loss_km: float
     distance_km: float
     records: int
-    band_edges_km: NDArray[np.float64]
-    band_probability: NDArray[np.float64]
-    band_loss_km: NDArray[np.float64]
+    edges_km: NDArray[np.float64]
+    bands: NDArray[np.float64]
     by_record: Tally
     by_report: Tally
     expected_km: NDArray[np.float64] | None
 
-    def bands(self) -> list[dict[str, Any]]:
+    def by_distance(self) -> list[dict[str, Any]]:
         """Return the bands as plain JSON values; the loss is the mean within the band, if there is any."""
-        edges = self.band_edges_km.tolist()
-        values = zip(self.band_probability.tolist(), self.band_loss_km.tolist(), strict=True)
-        return [
-            {
-                "from_km": lower,
-                "to_km": upper,
-                "probability": probability,
-                "loss_km": loss / probability if probability else None,
-            }
-            for lower, upper, (probability, loss) in zip(edges[:-1], edges[1:], values, strict=True)
-        ]
+        found = []
+        for edges, (share, loss) in zip(pairwise(self.edges_km.tolist()), self.bands.T.tolist(), strict=True):
+            mean = loss / share if share else None
+            found.append({"from_km": edges[0], "to_km": edges[1], "probability": share, "loss_km": mean})
+        return found
 
 
 def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bool) -> Spread:
@@ -212,8 +177,7 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
     StoreError
         If the sum is not finite.
     """
-    outputs = store.read_output_xy_km()
-    edges = band_edges_km(store.grid, outputs)
+    edges = band_edges_km(store.grid, store.output_xy_km())
     losses, distance_km, records = [], 0.0, 0
     bands = np.zeros((2, len(edges) - 1))
     by_record, by_report = Tally(), Tally()
@@ -223,11 +187,11 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
         losses.append(part.loss_km)
         distance_km += part.distance_km
         records += part.records
-        bands += part.band_probability, part.band_loss_km
+        bands += part.bands
         by_record.merge(part.by_record)
         by_report.merge(part.by_report)
         if expected is not None and part.expected_km is not None:
             expected[block.owned_x, block.owned_y] = part.expected_km
     # Added up as where a job is finished.
     loss_km = finite(float(sum(losses)), store)
-    return Spread(loss_km, distance_km, records, edges, bands[0], bands[1], by_record, by_report, expected)
+    return Spread(loss_km, distance_km, records, edges, bands, by_record, by_report, expected)

@@ -1,41 +1,41 @@
-"""What a mechanism costs, in words: a table for people."""
+"""What a mechanism costs and what attackers learn, in words: rows of a table for people."""
 
 from typing import Any
 
-from mdpext_dask.evaluation.attackers.words import attack_rows
-
+Row = tuple[str, str]
 # Bands with less than this share of reports are told together.
 _LEAST_SHARE = 5e-4
 # Of a normal distribution: two-sided, 95 %.
 _NORMAL_95 = 1.96
+# Districts that are told in full; of more, the extremes.
+_MOST_TOLD = 16
 
 
-def table(result: dict[str, Any]) -> list[tuple[str, str]]:
+def table(result: dict[str, Any]) -> list[Row]:
     """Return the answer of :func:`~mdpext_dask.evaluation.evaluate.evaluate` as texts, loss first."""
     of_record = _quantiles(result["loss_quantiles_km"], result["loss_quantiles_resolution_km"])
     of_report = _quantiles(result["report_loss_quantiles_km"], result["report_loss_resolution_km"])
     refused = [("refused", "its audit failed: what follows is about a mechanism that keeps no promise")]
-    rows = [
+    return [
         *(refused if result.get("state") == "refused" else []),
         ("expected loss", f"{result['loss_km']:.6g} km"),
         ("of a record", of_record),
         ("of one report", of_report),
         ("distance", f"{result['distance_km']:.6g} km expected from record to report"),
+        *_bands(result["by_distance"]),
+        ("records", f"{result['records_with_prior']:,} with a prior"),
+        *_bound(result),
+        *attack_rows(result["adversary"]),
     ]
-    rows += _bands(result["by_distance"])
-    rows.append(("records", f"{result['records_with_prior']:,} with a prior"))
-    rows += _bound(result)
-    rows += attack_rows(result["adversary"])
-    return rows
 
 
 def _quantiles(quantiles: dict[str, float], resolution_km: float) -> str:
     exact = "" if resolution_km == 0 else f" (up to {resolution_km:.2g} less)"
     parts = [f"{float(share):.0%} {value:.4g}" for share, value in quantiles.items()]
-    return "quantiles " + ", ".join(parts) + " km" + exact
+    return f"quantiles {', '.join(parts)} km{exact}"
 
 
-def _bands(bands: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _bands(bands: list[dict[str, Any]]) -> list[Row]:
     rows, rest = [], 0.0
     for band in bands:
         if band["probability"] < _LEAST_SHARE:
@@ -46,7 +46,7 @@ def _bands(bands: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [*rows, ("elsewhere", f"{rest:.2g} of reports")] if rest else rows
 
 
-def _bound(result: dict[str, Any]) -> list[tuple[str, str]]:
+def _bound(result: dict[str, Any]) -> list[Row]:
     """Return the lower bound, if there is one, and how far above it the loss is."""
     if result["lower_bound_km"] is None:
         return []
@@ -60,3 +60,106 @@ def _bound(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result["gap"] is not None:
         above = f"; this one loses {result['gap']:.1%} more"
     return [("no mechanism", f"loses less than {result['lower_bound_km']:.6g} km{sort}{above}")]
+
+
+# --- attackers ------------------------------------------------------------------------------------
+
+
+def attack_rows(adversary: dict[str, Any] | None) -> list[Row]:
+    """Return the answer of :func:`~mdpext_dask.evaluation.attackers.measure.measure_attacks` as texts."""
+    if adversary is None:
+        return []
+    missing = adversary["not_measured"]
+    return [
+        *_one_report(adversary),
+        *_beliefs(adversary),
+        *_releases(adversary["releases"]),
+        *_where(adversary),
+        *((key.replace("_", " "), f"not measured: {why}") for key, why in missing.items()),
+    ]
+
+
+def _one_report(found: dict[str, Any]) -> list[Row]:
+    place = (
+        f"off by {found['inference_error_km']:.4g} km on average, whatever he guesses by at least "
+        f"{found['inference_error_lower_km']:.4g}; without a report "
+        f"{found['prior_inference_error_km']:.4g} km"
+    )
+    rows = [("attacker", place)]
+    if found["error_under_loss_km"] is not None:
+        text = (
+            f"{found['error_under_loss_km']:.4g} km if he guesses outputs (as with the optimal remap); "
+            f"without a report {found['prior_error_under_loss_km']:.4g} km"
+        )
+        rows.append(("under the loss", text))
+    resolution = found["rank_quantiles_resolution"]
+    loose = "" if resolution == 0 else f" (up to {resolution:,.0f} less)"
+    ranks = ", ".join(f"{float(share):.0%} {rank:,.4g}" for share, rank in found["rank_quantiles"].items())
+    once = (
+        f"the record is guessed with probability {found['vulnerability']:.3g}; without a report "
+        f"{found['prior_vulnerability']:.3g}"
+    )
+    capacity = f"at most {found['capacity_bits']:.3f} under any prior (min-entropy)"
+    left = (
+        f"{found['conditional_entropy_bits']:.3f} of {found['prior_entropy_bits']:.3f} bits are left; "
+        f"a report tells {found['mutual_information_bits']:.3f}"
+    )
+    return [
+        *rows,
+        ("in one try", once),
+        ("leakage", f"{found['leakage_bits']:.3f} bits, {capacity}"),
+        ("entropy", left),
+        ("rank of the truth", f"quantiles {ranks}{loose}, mean {found['rank_mean']:,.4g}"),
+    ]
+
+
+def _beliefs(found: dict[str, Any]) -> list[Row]:
+    rows = []
+    for belief in found["beliefs"]:
+        loss = belief["error_under_loss_km"]
+        under = "" if loss is None else f"; a remap made for that loses {loss:.4g} km"
+        left_out = belief.get("points_left_out", 0)
+        but = f"; {left_out} points of the file lie at no record and do not count" if left_out else ""
+        text = f"off by {belief['inference_error_km']:.4g} km{under}{but}"
+        rows.append((f"believes {belief['prior']}", text))
+    return rows
+
+
+def _releases(found: dict[str, Any] | None) -> list[Row]:
+    if found is None:
+        return []
+    rows = []
+    for entry in found["curve"]:
+        if entry["exact"]:
+            continue
+        text = (
+            f"off by {entry['inference_error_km']:.3g} ± {entry['inference_error_half_width_km']:.2g} km; "
+            f"in one try {entry['vulnerability']:.2g} ± {entry['vulnerability_half_width']:.1g}; "
+            f"{entry['entropy_bits']:.2f} ± {entry['entropy_half_width_bits']:.1g} bits are left"
+        )
+        rows.append((f"{entry['releases']} releases", text))
+    if rows:
+        intervals = f"{found['confidence']:.0%} intervals from {found['victims']} people drawn"
+        rows.append(("sticky releases", f"stay at those of one; above, {intervals}"))
+    return rows
+
+
+def _where(found: dict[str, Any]) -> list[Row]:
+    worst, rows = found["worst_record"], []
+    if worst is not None:
+        degrees = "" if worst["lon"] is None else f" (lon {worst['lon']:.5f}, lat {worst['lat']:.5f})"
+        place = f"x {worst['x_km']:.3f}, y {worst['y_km']:.3f} km{degrees}"
+        rows.append(("worst record", f"loses {worst['loss_km']:.4g} km, at {place}"))
+    told = [district for district in found["districts"] or [] if district["loss_km"] is not None]
+    if len(told) > _MOST_TOLD:
+        rows.append(("districts", f"{len(told)}; those where most and where least is lost:"))
+        by_loss = sorted(told, key=lambda district: -district["loss_km"])
+        told = [*by_loss[: _MOST_TOLD // 2], *by_loss[-_MOST_TOLD // 2 :]]
+    for district in told:
+        text = (
+            f"{district['probability']:.1%} of people; lose {district['loss_km']:.4g} km, 95 % of them at "
+            f"most {district['loss_quantiles_km']['0.95']:.4g}; attacker off by "
+            f"{district['inference_error_km']:.4g} km"
+        )
+        rows.append((f"in {district['name']}", text))
+    return rows

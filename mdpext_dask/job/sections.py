@@ -1,4 +1,4 @@
-"""The sections of a job file: what may stand in them, and what does not go together."""
+"""The sections of a job file: their keys, allowed values, and which keys exclude each other."""
 
 import math
 import re
@@ -12,9 +12,11 @@ from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 MCSHANE_WHITNEY = "mcshane-whitney"
 LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
 METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS)
-# The method that fits the seeds; a job that is read says which that is.
+# The method is chosen to fit the seeds; a job that has been read names the chosen one.
 FITTING = "auto"
-# Half a turn either way is every direction twice.
+# A region that is the outline of the job's own place, or of another one.
+PLACE, PLACE_PREFIX = "place", "place:"
+# Half a turn either way covers every direction twice.
 LARGEST_ROTATION_DEG = 180
 
 
@@ -32,11 +34,21 @@ def _number_or_auto(value: Any) -> Any:
     return float(value) if number else value
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
 Rotation = Annotated[float | Literal["auto"], BeforeValidator(_number_or_auto)]
 Named = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-# What goes into a batch script as it is.
+AtLeastOne = Annotated[int, Field(ge=1)]
+Degrees = tuple[float, float, float, float]
+RandomSeed = Annotated[int, Field(ge=0)]
+# TOML has lists where the job has tuples.
+_LIST = BeforeValidator(_as_tuple)
+_OPTION = r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$"
+# Words go into a batch script as they are.
 _WORD = r"^[A-Za-z0-9][\w.,+-]*$"
 
 
@@ -91,34 +103,26 @@ class DomainSection(Section):
 
     roads: Named | None = None
     place: Named | None = None
-    bbox: tuple[float, float, float, float] | None = None
+    bbox: Annotated[Degrees | None, _LIST] = None
     region: Named | None = None
     rotation_deg: Rotation = 0.0
     cell_km: Positive | None = None
-    refine: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    refine: Annotated[tuple[AtLeastOne, ...], _LIST] = Field(min_length=1)
     metric_p: MetricExponent = 2.0
-
-    @field_validator("bbox", "refine", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("bbox")
     @classmethod
-    def _bbox_is_a_box(
-        cls, value: tuple[float, float, float, float] | None
-    ) -> tuple[float, float, float, float] | None:
+    def _bbox_is_a_box(cls, value: Degrees | None) -> Degrees | None:
         if value is None:
             return None
         west, south, east, north = value
+        must = "must be [west, south, east, north] in degrees with west < east"
         if not (abs(west) <= 180 and abs(east) <= 180 and west != east and -90 < south < north < 90):
-            raise ValueError(
-                "must be [west, south, east, north] in degrees with west < east and south < north"
-            )
+            raise ValueError(f"{must} and south < north")
         if west > east and east + 360 - west > 180:
             raise ValueError(
-                "must be [west, south, east, north] in degrees with west < east; west > east is for boxes "
-                f"across the antimeridian, where this one would be {east + 360 - west:g} degrees wide"
+                f"{must}; west > east is for boxes across the antimeridian, where this one would be "
+                f"{east + 360 - west:g} degrees wide"
             )
         return value
 
@@ -126,15 +130,12 @@ class DomainSection(Section):
     def _one_source_of_roads(self) -> "DomainSection":
         if self.roads is not None and self.place is not None:
             raise ValueError("give exactly one of roads and place")
-        if self.region == "place" and self.place is None:
+        if self.region == PLACE and self.place is None:
             raise ValueError(
                 'region = "place" is the outline of place, which is not given; name one, as "place:NAME"'
             )
-        if (
-            self.region is not None
-            and self.region.startswith("place:")
-            and not self.region.removeprefix("place:").strip()
-        ):
+        region = self.region or ""
+        if region.startswith(PLACE_PREFIX) and not region.removeprefix(PLACE_PREFIX).strip():
             raise ValueError('region = "place:NAME" must name a place')
         return self
 
@@ -180,11 +181,11 @@ class OutputsSection(Section):
     """
 
     choose: Literal["road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = "road-nodes"
-    count: Annotated[int, Field(ge=1)] | None = None
-    random_seed: Annotated[int, Field(ge=0)] = 0
+    count: AtLeastOne | None = None
+    random_seed: RandomSeed = 0
     file: Named | None = None
     outside: Literal["error", "drop"] = "error"
-    limit: Annotated[int, Field(ge=1)] | None = None
+    limit: AtLeastOne | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "OutputsSection":
@@ -251,9 +252,9 @@ class LossSection(Section):
 
     kind: Literal["travel", "euclidean", "file"] = "travel"
     file: Named | None = None
-    tasks: Annotated[int, Field(ge=1)] = 50
+    tasks: AtLeastOne = 50
     tasks_file: Named | None = None
-    random_seed: Annotated[int, Field(ge=0)] = 0
+    random_seed: RandomSeed = 0
     directed: bool = False
 
     @model_validator(mode="after")
@@ -331,12 +332,7 @@ class StoreSection(Section):
         Source cells to the east and to the north that are one task and one shard; default: chosen.
     """
 
-    block_cells: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
-
-    @field_validator("block_cells", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    block_cells: Annotated[tuple[AtLeastOne, AtLeastOne] | None, _LIST] = None
 
 
 class CompareSection(Section):
@@ -356,23 +352,11 @@ class CompareSection(Section):
         Problems besides the job's own, by name: what to set in the job, as ``section.key=value``.
     """
 
-    methods: tuple[str, ...] | None = None
+    methods: Annotated[tuple[str, ...] | None, _LIST] = None
     repeats: Annotated[int, Field(ge=1, le=10_000)] = 50
     limit_seconds: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1800.0
     bound_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 60.0
-    cases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-
-    @field_validator("methods", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("cases", mode="before")
-    @classmethod
-    def _cases_are_tuples(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
+    cases: dict[str, Annotated[tuple[str, ...], _LIST]] = Field(default_factory=dict)
 
 
 class ClusterSection(Section):
@@ -406,15 +390,10 @@ class ClusterSection(Section):
     queue: Annotated[str, Field(pattern=_WORD)] | None = None
     account: Annotated[str, Field(pattern=_WORD)] | None = None
     walltime_hours: Annotated[float, Field(gt=0, le=8760)] = 1.0
-    options: tuple[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$")], ...] = ()
+    options: Annotated[tuple[Annotated[str, Field(pattern=_OPTION)], ...], _LIST] = ()
     image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@-]*$")] | None = None
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "default"
     volume_claim: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] | None = None
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":

@@ -23,6 +23,8 @@ from mdpext_dask.job.sections import (
     CELL_PROGRAMS,
     FITTING,
     LOG_CONVEX,
+    PLACE,
+    PLACE_PREFIX,
     ClusterSection,
     CompareSection,
     DomainSection,
@@ -35,39 +37,29 @@ from mdpext_dask.job.sections import (
     Section,
     SeedSection,
     StoreSection,
-)
+)  # fmt: skip
 
 BUILTIN_PREFIX = "builtin:"
 # ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
 # lose a tenth less than interpolating, which loses more than planar Laplace noise (Rome, at 2.4 to 7.2).
 COARSE_SEEDS = 2.0
-# A region that is the outline of the job's own place, or of another one.
-PLACE, PLACE_PREFIX = "place", "place:"
 # What the folder of a road network holds: nodes (id, lon, lat), edges (u, v, length_m, oneway).
 ROAD_FILES = ("nodes.csv.gz", "edges.csv.gz")
 
 # Job keys that name a file or folder of the user's.
 _PATH_KEYS = (
-    ("domain", "roads"),
-    ("domain", "region"),
-    ("outputs", "file"),
-    ("prior", "file"),
-    ("loss", "tasks_file"),
-    ("loss", "file"),
-)
+    ("domain", "roads"), ("domain", "region"), ("outputs", "file"), ("prior", "file"),
+    ("loss", "tasks_file"), ("loss", "file"),
+)  # fmt: skip
 # Sections that do not decide the bytes of a store.
 _NOT_IDENTITY = ("job", "cluster", "compare")
 _DIGEST_PREFIX = "sha256:"
-# Of a shapefile, the file that says where on Earth it is.
-_BESIDE = {".shp": ".prj"}
 # Given as an override, this key replaces that one ...
 _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
 # ... and this choice makes those keys of its section meaningless, unless the choice is one of those stated.
 _DEPENDENTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("outputs", "choose"): {
-        "count": ("road-nodes", "prior"),
-        "file": ("file",),
-        "outside": ("file",),
+        "count": ("road-nodes", "prior"), "file": ("file",), "outside": ("file",),
         "limit": ("all-road-nodes",),
     },
     ("prior", "kind"): {"file": ("file", "raster")},
@@ -148,12 +140,8 @@ class JobSpec(Section):
         SpecError
             If that is no job.
         """
-        changes = [
-            (name, key, value)
-            for name, section in sections.items()
-            for key, value in _keys_of(name, section).items()
-        ]
-        return _changed(self, changes)
+        named = ((name, _keys_of(name, section)) for name, section in sections.items())
+        return _changed(self, [(name, *pair) for name, keys in named for pair in keys.items()])
 
     @model_validator(mode="before")
     @classmethod
@@ -245,10 +233,9 @@ class JobSpec(Section):
         plain = self.canonical()
         for section in _NOT_IDENTITY:
             del plain[section]
-        for section, key in _PATH_KEYS:
-            value = plain[section][key]
-            if value is not None and _is_path(value, key):
-                plain[section][key] = _DIGEST_PREFIX + _content_digest(Path(value), f"{section}.{key}")
+        for name, path in files_of(self).items():
+            section, _, key = name.partition(".")
+            plain[section][key] = _DIGEST_PREFIX + _content_digest(Path(path), name)
         return plain
 
     def fingerprint(self) -> str:
@@ -258,10 +245,8 @@ class JobSpec(Section):
 
 def files_of(spec: JobSpec) -> dict[str, str]:
     """Return the files and folders of the user's that a job names, by ``section.key``."""
-    named = {f"{section}.{key}": getattr(getattr(spec, section), key) for section, key in _PATH_KEYS}
-    return {
-        key: path for key, path in named.items() if path is not None and _is_path(path, key.partition(".")[2])
-    }
+    named = [(section, key, getattr(getattr(spec, section), key)) for section, key in _PATH_KEYS]
+    return {f"{section}.{key}": path for section, key, path in named if path and _is_path(path, key)}
 
 
 def fingerprint_of(identity: Mapping[str, Any]) -> str:
@@ -467,30 +452,24 @@ def _content_digest(path: Path, key: str) -> str:
     """Return the SHA-256 of a file, with a shapefile's projection, or of a road network's two files."""
     if not path.exists():
         raise SpecError(f"{key}: {path} does not exist")
-    digest = hashlib.sha256()
+    digests = []
     try:
-        if path.is_dir():
-            for name in ROAD_FILES:
-                digest.update(_sha256_of(path / name))
-        elif beside := _beside(path):
-            digest.update(b"".join(map(_sha256_of, [path, *beside])))
-        else:
-            return _sha256_of(path).hex()
+        for part in [path / name for name in ROAD_FILES] if path.is_dir() else [path, *_beside(path)]:
+            with part.open("rb") as file:  # it may be larger than the memory
+                digests.append(hashlib.file_digest(file, "sha256"))
     except OSError as error:
         raise SpecError(f"{key}: {path} cannot be read: {error}") from None
-    return digest.hexdigest()
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 def _beside(path: Path) -> list[Path]:
-    """Return the files beside a file that say something of it; capitals do not matter, as to their reader."""
-    suffix = _BESIDE.get(path.suffix.lower())
-    named = path.parent.iterdir() if suffix is not None else ()
-    return sorted(other for other in named if other.stem == path.stem and other.suffix.lower() == suffix)
-
-
-def _sha256_of(path: Path) -> bytes:
-    with path.open("rb") as file:  # an extract may be larger than the memory
-        return hashlib.file_digest(file, "sha256").digest()
+    """Return the .prj beside a shapefile, which holds its reference system, in capitals or not."""
+    if path.suffix.lower() != ".shp":
+        return []
+    named = (other for other in path.parent.iterdir() if other.stem == path.stem)
+    return sorted(other for other in named if other.suffix.lower() == ".prj")
 
 
 def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
@@ -506,13 +485,13 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
     entries = error.errors(include_url=False)
     # An unknown key is usually the cause of the missing one that is reported beside it.
     first = next((e for e in entries if e["type"] == "extra_forbidden"), entries[0])
-    where = ".".join(str(part) for part in first["loc"])
+    location = tuple(map(str, first["loc"]))
+    where = ".".join(location)
     if first["type"] == "extra_forbidden":
-        return _unknown_key(tuple(str(part) for part in first["loc"]), model)
-    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        return f"{where.rpartition('.')[0]}: has too few numbers"
+        return _unknown_key(location, model)
     if first["type"] == "missing":
-        return f"{where}: is required"
+        inner = isinstance(first["loc"][-1], int)
+        return f"{'.'.join(location[:-1])}: has too few numbers" if inner else f"{where}: is required"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}" if where and not message.startswith(where) else message

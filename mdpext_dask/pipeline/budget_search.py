@@ -195,7 +195,7 @@ class _Search:
         """Return budgets direction^e · even^(1 − e), for the share of ε to start with."""
         store, epsilon = self._store, _START_SHARE * self._limit
         even = axis_budgets(store.grid, even_split(epsilon, store.metric_p), store.outputs)
-        outputs = store.read_output_xy_km()
+        outputs = store.output_xy_km()
         radial = direction_budgets(store.grid, outputs, epsilon, store.metric_p)
         east, north = (r**exponent * e ** (1 - exponent) for r, e in zip(radial, even, strict=True))
         return east, north

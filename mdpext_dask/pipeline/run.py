@@ -34,7 +34,7 @@ from mdpext_dask.problem.domain import Domain
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
-from mdpext_dask.store.receipts import BoundaryReport, Receipt, check_boundaries
+from mdpext_dask.store.receipts import BoundaryCheck, Receipt, check_boundaries
 from mdpext_dask.store.rows import extension_of_store
 
 
@@ -241,7 +241,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     close(store, {**checked, **facts, "loss_km": loss_km}, digest, stages)
 
 
-def compare_boundaries(store: MechanismStore, done: dict[int, Receipt], stages: Stages) -> BoundaryReport:
+def compare_boundaries(store: MechanismStore, done: dict[int, Receipt], stages: Stages) -> BoundaryCheck:
     """Compare the rows that neighbouring blocks share (A2), and delete what no block accounts for."""
     with stages.stage("boundary"):
         objects.sweep(store.objects)
@@ -250,7 +250,7 @@ def compare_boundaries(store: MechanismStore, done: dict[int, Receipt], stages: 
         return check_boundaries(store.plan, done)
 
 
-def require_both(store: MechanismStore, boundary: BoundaryReport, certificate: AuditReport) -> dict[str, Any]:
+def require_both(store: MechanismStore, boundary: BoundaryCheck, certificate: AuditReport) -> dict[str, Any]:
     """Write the certificate, refuse the store unless it and the boundary hold, and return both as attributes.
 
     Blocks at fault lose their receipts, so that running the job again does them anew.
@@ -336,7 +336,7 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
     return finite(float(sum(parts)), store)
 
 
-def _boundary_violation(store: MechanismStore, boundary: BoundaryReport) -> GuaranteeViolation:
+def _boundary_violation(store: MechanismStore, boundary: BoundaryCheck) -> GuaranteeViolation:
     first = boundary.mismatches[0]
     more = f" and {len(boundary.mismatches) - 1} more" if len(boundary.mismatches) > 1 else ""
     suspect = "is a worker's hardware or software at fault?"

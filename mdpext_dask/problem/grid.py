@@ -329,6 +329,13 @@ def coarse_indices(position: NDArray[np.float64], steps: int, last: int) -> NDAr
     return np.asarray(np.minimum(np.rint(position / steps) * steps, last), dtype=np.intp)
 
 
+def square_sums(values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+    """Return sums of values of shape (n_x, n_y) over squares of `side` by `side`; the last may be smaller."""
+    for axis, n in enumerate(values.shape):
+        values = np.add.reduceat(values, np.arange(0, n, side), axis=axis)
+    return values
+
+
 def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:
     """Return how far the rectangle of least area around points is turned, counter-clockwise, in degrees.
 

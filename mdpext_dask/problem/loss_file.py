@@ -4,12 +4,12 @@
 |---|---|---|---|
 | ``x_km``, ``y_km`` | (n_x,), (n_y,) | km | fine grid, x to the east, y to the north, one spacing for both |
 | ``output_xy_km`` | (K, 2) | km | outputs, inside the grid's rectangle |
-| ``loss_km`` | (n_x, n_y, K) | km | ``loss_km[i, j, k]``: what reporting output k from (x_i, y_j) costs |
-| ``prior`` | (n_x, n_y) | 1 | optional, any scale; without it all records are as likely |
+| ``loss_km`` | (n_x, n_y, K) | km | ``loss_km[i, j, k]``: loss of reporting output k from (x_i, y_j) |
+| ``prior`` | (n_x, n_y) | 1 | optional, any scale; without it the prior is uniform |
 | ``centre_lon``, ``centre_lat`` | () | degrees | optional: the centre of the projection that x and y are in |
 
-The loss matrix is the only large one. Its shape and type are known from its header, so that a job can be
-planned, and refused for want of memory, without reading it.
+Only the loss matrix is large. Its shape and type are read from its header, so that a job can be planned, and
+refused if it needs too much memory, without reading the matrix.
 """
 
 import difflib
@@ -34,21 +34,21 @@ from mdpext_dask.problem.projection import Projection
 _REQUIRED = ("x_km", "y_km", "output_xy_km", "loss_km")
 _CENTRE = ("centre_lon", "centre_lat")
 _OPTIONAL = ("prior", *_CENTRE)
-# What opening and unpacking an archive raises: gone, cut short, not what it says, encrypted, too large.
+# Raised by opening and unpacking an archive that is missing, truncated, malformed, encrypted or too large.
 _UNREADABLE = (
     OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
 # How far the coordinates may be from one spacing, as a share of it.
 _SPACING_TOLERANCE = 1e-6
-# How far ``domain.cell_km`` may be from what the file says: people round it.
+# How far ``domain.cell_km`` may be from the file's value, as a share of it: it is often rounded.
 _CELL_TOLERANCE = 1e-3
-# A key this close to an optional one is taken for a slip: a misspelt centre would cost nothing of ε.
+# A key this close to an optional one counts as misspelt: without its centre, a file is charged no distortion.
 _LOOKS_LIKE = 0.8
 
 
 @dataclass(frozen=True)
 class ProblemFile:
-    """What a loss file says, apart from the loss itself.
+    """A loss file without its matrix.
 
     Parameters
     ----------
@@ -147,8 +147,12 @@ class ProblemFile:
         return loss
 
 
+def _bad(path: Path, complaint: str) -> DataError:
+    return DataError(f"loss.file: {path}: {complaint}")
+
+
 def read_problem(name: str) -> ProblemFile:
-    """Read all of a loss file but the loss, and check that it fits together.
+    """Read all of a loss file but the loss, and check that its parts fit together.
 
     Parameters
     ----------
@@ -166,9 +170,7 @@ def read_problem(name: str) -> ProblemFile:
     with _opened(path) as archive:
         found = set(archive.files)
         if missing := [key for key in _REQUIRED if key not in found]:
-            raise DataError(
-                f"loss.file: {path}: {missing[0]} is missing; found {', '.join(sorted(found)) or 'nothing'}"
-            )
+            raise _bad(path, f"{missing[0]} is missing; found {', '.join(sorted(found)) or 'nothing'}")
         unused = _unused(path, found)
         x, y = (_coordinates(path, key, _numbers(archive, path, key)) for key in ("x_km", "y_km"))
         outputs = _numbers(archive, path, "output_xy_km")
@@ -177,9 +179,7 @@ def read_problem(name: str) -> ProblemFile:
         loss_shape, loss_dtype = _header(archive, path, "loss_km")
         kinds = [_header(archive, path, key)[1] for key in ("x_km", "y_km")]
     if outputs.ndim != 2 or outputs.shape[1] != 2 or len(outputs) == 0:
-        raise DataError(
-            f"loss.file: {path}: output_xy_km has the shape {outputs.shape}, but must have (K, 2), K >= 1"
-        )
+        raise _bad(path, f"output_xy_km has the shape {outputs.shape}, but must have (K, 2), K >= 1")
     _check_shape(path, "loss_km", loss_shape, (len(x), len(y), len(outputs)))
     _check_outputs(path, outputs, Box(float(x[0]), float(y[0]), float(x[-1]), float(y[-1])))
     return ProblemFile(
@@ -203,14 +203,14 @@ def _opened(path: Path) -> Iterator[NpzFile]:
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
-                raise DataError(f"loss.file: {path}: not an .npz file; numpy.savez makes one")
+                raise _bad(path, "not an .npz file; numpy.savez makes one")
         archive = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"loss.file: {path}: no such file") from None
+        raise _bad(path, "no such file") from None
     except _UNREADABLE as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"loss.file: {path}: not a readable .npz file: {first_line(error)}") from None
+        raise _bad(path, f"not a readable .npz file: {first_line(error)}") from None
     with archive:
         yield archive
 
@@ -221,7 +221,7 @@ def _member(archive: NpzFile, path: Path, key: str) -> NDArray[Any]:
     try:
         return np.asarray(archive[key])
     except _UNREADABLE as error:
-        raise DataError(f"loss.file: {path}: {key} cannot be read: {first_line(error)}") from None
+        raise _bad(path, f"{key} cannot be read: {first_line(error)}") from None
 
 
 def _numbers(archive: NpzFile, path: Path, key: str) -> NDArray[np.float64]:
@@ -242,9 +242,9 @@ def _header(archive: NpzFile, path: Path, key: str) -> tuple[tuple[int, ...], np
                 member
             )
     except _UNREADABLE as error:
-        raise DataError(f"loss.file: {path}: {key} cannot be read: {first_line(error)}") from None
+        raise _bad(path, f"{key} cannot be read: {first_line(error)}") from None
     if dtype.kind not in "fiu":
-        raise DataError(f"loss.file: {path}: {key} holds {dtype}, not numbers; save it as float64")
+        raise _bad(path, f"{key} holds {dtype}, not numbers; save it as float64")
     return tuple(shape), dtype
 
 
@@ -254,21 +254,18 @@ def _unused(path: Path, found: set[str]) -> list[str]:
     for key in unused:
         absent = [name for name in _OPTIONAL if name not in found]
         if close := difflib.get_close_matches(key, absent, n=1, cutoff=_LOOKS_LIKE):
-            raise DataError(f"loss.file: {path}: {key} is not a key; did you mean {close[0]}?")
+            raise _bad(path, f"{key} is not a key; did you mean {close[0]}?")
     return unused
 
 
 def _coordinates(path: Path, key: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.ndim != 1 or len(values) < 2:
-        raise DataError(
-            f"loss.file: {path}: {key} has the shape {values.shape}, but must be a row of at least 2 numbers"
-        )
+        raise _bad(path, f"{key} has the shape {values.shape}, but must be a row of at least 2 numbers")
     step = np.diff(values)
     if not (step > 0).all():
         i = int(np.argmax(step <= 0))
-        raise DataError(
-            f"loss.file: {path}: {key} must increase, but {key}[{i}] = {values[i]:g} is followed by "
-            f"{values[i + 1]:g}"
+        raise _bad(
+            path, f"{key} must increase, but {key}[{i}] = {values[i]:g} is followed by {values[i + 1]:g}"
         )
     return values
 
@@ -285,9 +282,10 @@ def _spacing(path: Path, x: NDArray[np.float64], y: NDArray[np.float64], roundin
         off = np.abs(step - spacing)
         if off.max() > _SPACING_TOLERANCE * spacing + rounding * np.abs(values).max():
             i = int(np.argmax(off))
-            raise DataError(
-                f"loss.file: {path}: the spacing must be one and the same in x_km and y_km, but "
-                f"{key}[{i + 1}] - {key}[{i}] = {step[i]:.9g} km and the mean of x_km is {spacing:.9g} km"
+            raise _bad(
+                path,
+                f"the spacing must be one and the same in x_km and y_km, but "
+                f"{key}[{i + 1}] - {key}[{i}] = {step[i]:.9g} km and the mean of x_km is {spacing:.9g} km",
             )
     return spacing
 
@@ -296,16 +294,18 @@ def _check_outputs(path: Path, outputs: NDArray[np.float64], box: Box) -> None:
     outside = ~box.contains(outputs)
     if outside.any():
         k = int(np.argmax(outside))
-        raise DataError(
-            f"loss.file: {path}: output_xy_km: {int(outside.sum())} of {len(outputs)} outputs lie outside "
-            f"the grid, the first is number {k} at x = {outputs[k, 0]:.3f} km, y = {outputs[k, 1]:.3f} km"
+        raise _bad(
+            path,
+            f"output_xy_km: {int(outside.sum())} of {len(outputs)} outputs lie outside "
+            f"the grid, the first is number {k} at x = {outputs[k, 0]:.3f} km, y = {outputs[k, 1]:.3f} km",
         )
     _, first, counts = np.unique(outputs, axis=0, return_index=True, return_counts=True)
     if (counts > 1).any():
         k = int(first[np.argmax(counts > 1)])
-        raise DataError(
-            f"loss.file: {path}: output_xy_km: two outputs are the same place, x = {outputs[k, 0]:g} km, "
-            f"y = {outputs[k, 1]:g} km"
+        raise _bad(
+            path,
+            f"output_xy_km: two outputs are the same place, x = {outputs[k, 0]:g} km, "
+            f"y = {outputs[k, 1]:g} km",
         )
 
 
@@ -315,7 +315,7 @@ def _prior(path: Path, values: NDArray[np.float64] | None, shape: tuple[int, int
     _check_shape(path, "prior", values.shape, shape)
     _check_not_negative(path, "prior", values)
     if not values.any():
-        raise DataError(f"loss.file: {path}: prior is zero everywhere; leave it out for a uniform one")
+        raise _bad(path, "prior is zero everywhere; leave it out for a uniform one")
     # Not by the sum, which may be too large for a float64.
     relative = values / values.max()
     return np.asarray(relative / relative.sum())
@@ -326,25 +326,18 @@ def _projection(path: Path, centre: dict[str, NDArray[np.float64]]) -> Projectio
         return None
     for key, limit in zip(_CENTRE, (180, 90), strict=True):
         if key not in centre:
-            raise DataError(
-                f"loss.file: {path}: {key} is missing; give both of {' and '.join(_CENTRE)}, or none"
-            )
+            raise _bad(path, f"{key} is missing; give both of {' and '.join(_CENTRE)}, or none")
         if centre[key].size != 1:
-            raise DataError(
-                f"loss.file: {path}: {key} has the shape {centre[key].shape}, but must be one number"
-            )
+            raise _bad(path, f"{key} has the shape {centre[key].shape}, but must be one number")
         if abs(centre[key].item()) > limit:
-            raise DataError(
-                f"loss.file: {path}: {key} = {centre[key].item():g} is out of range; it must be in degrees"
-            )
+            raise _bad(path, f"{key} = {centre[key].item():g} is out of range; it must be in degrees")
     return Projection(centre["centre_lon"].item(), centre["centre_lat"].item())
 
 
 def _check_shape(path: Path, key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if found != wanted:
-        raise DataError(
-            f"loss.file: {path}: {key} has the shape {found}, but must have {wanted}, as x_km, y_km "
-            "and output_xy_km say"
+        raise _bad(
+            path, f"{key} has the shape {found}, but must have {wanted}, as x_km, y_km and output_xy_km say"
         )
 
 
@@ -367,4 +360,4 @@ def _complain(
         where = tuple(int(axis[0]) for axis in np.nonzero(bad))
         index = ", ".join(map(str, (*before, *where)))
         at = f"{key}[{index}]" if index else key
-        raise DataError(f"loss.file: {path}: {at} = {values[where]:g} {complaint}")
+        raise _bad(path, f"{at} = {values[where]:g} {complaint}")

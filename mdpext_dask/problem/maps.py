@@ -1,8 +1,8 @@
-"""What all pictures of a plane share: a frame in km, a field over records, outputs, whose data it is.
+"""Parts of all maps of a plane: a frame in km, a field over records, outputs, attribution.
 
-Pictures are read in grey and by people who see few colours as well: values go by lightness, and what has to
-be told from the rest differs by its shape or its outline, never by its colour alone. Nothing here keeps state
-in matplotlib, which is imported late: workers never need it.
+Maps stay readable in grey and with few colours: values are shown by lightness, and marks differ by shape or
+outline, never by colour alone. Nothing here keeps state in matplotlib, which is imported late: workers never
+need it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.problem.grid import Box, Grid
+from mdpext_dask.problem.grid import Box, Grid, square_sums
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # Vermilion is told from the sequential map in all common kinds of colour blindness.
 SIGNAL, SEQUENTIAL = "#d55e00", "viridis_r"
-# Records along a side that a picture can show: of more, neighbours are averaged.
+# Most records along a side of a map; beyond it, neighbours are averaged.
 MOST_SHOWN = 1200
-# Points beyond which a drawing made of lines gets an image of them instead.
+# Points beyond which they are drawn as an image, not as vectors.
 MANY_POINTS = 2_000
 # Of a map: margin as a share of its longer side, and its shorter side at least, in the same unit.
 _MARGIN, _SLIMMEST = 0.04, 0.5
@@ -37,9 +37,7 @@ def limits_of(box: Box) -> tuple[float, float, float, float]:
 
 
 def frame(
-    axes: "Axes",
-    limits: tuple[float, float, float, float],
-    names: tuple[str, str] = ("east", "north"),
+    axes: "Axes", limits: tuple[float, float, float, float], names: tuple[str, str] = ("east", "north")
 ) -> None:
     """Make axes a map: kilometres, as long to the east as to the north.
 
@@ -67,51 +65,44 @@ def around_records(grid: Grid) -> tuple[float, float, float, float]:
 
 
 def averaged(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], int]:
-    """Return means over squares of records, and their side: the least for at most so many along a side.
+    """Return means over squares of records, and the least side with at most `most` squares along a side.
 
     Parameters
     ----------
     values
-        float64 of shape (n, m); not-a-number where there is nothing, which no mean takes notice of.
+        float64 of shape (n, m); NaN where there is nothing; means skip it.
     most
         How many squares there may be along a side.
     """
     side = -(-max(values.shape) // most)
     if side == 1:
         return values, 1
-    starts = [np.arange(0, n, side) for n in values.shape]
     there = np.isfinite(values)
-    sums, counts = (
-        np.add.reduceat(np.add.reduceat(numbers, starts[0], axis=0), starts[1], axis=1)
-        for numbers in (np.where(there, values, 0.0), there.astype(np.float64))
-    )
+    sums = square_sums(np.where(there, values, 0.0), side)
+    counts = square_sums(there.astype(np.float64), side)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), side
 
 
 def draw_field(
     axes: "Axes", grid: Grid, values: NDArray[np.float64], label: str, *, step: int = 1, **options: Any
 ) -> "AxesImage":
-    """Draw one value for every square of records, with a bar that says what colours mean.
+    """Draw one value for every square of records, with a colour bar.
 
     Parameters
     ----------
     axes
-        Where.
+        Where the map is drawn.
     grid
         The grid of records.
     values
-        float64 of shape (n, m), one for each square, the first one around the first record; not-a-number
-        where there is nothing to show.
+        float64 of shape (n, m), one for each square, the first one around the first record; NaN where
+        there is nothing to show.
     label
         What the values are, with their unit.
     step
         Side of a square, in records.
     options
         Of the image, and `extend` of the bar.
-
-    Returns
-    -------
-    The image.
     """
     import matplotlib as mpl
 
@@ -130,15 +121,7 @@ def draw_field(
 
 
 def draw_outputs(axes: "Axes", xy_km: NDArray[np.float64]) -> None:
-    """Draw outputs as white dots with an outline.
-
-    Parameters
-    ----------
-    axes
-        Where.
-    xy_km
-        Outputs, float64 of shape (K, 2), in km.
-    """
+    """Draw outputs, float64 of shape (K, 2) in km, as white dots with an outline."""
     axes.scatter(
         xy_km[:, 0], xy_km[:, 1],
         s=min(max(2000 / len(xy_km), 3.0), 14.0), color="white", edgecolors="black", linewidths=0.7,
@@ -147,12 +130,12 @@ def draw_outputs(axes: "Axes", xy_km: NDArray[np.float64]) -> None:
 
 
 def colour_bar(axes: "Axes", mappable: Any, label: str, **options: Any) -> "Colorbar":
-    """Draw beside a panel what its colours mean."""
+    """Draw a colour bar beside a panel."""
     return axes.figure.colorbar(mappable, ax=axes, label=label, pad=0.02, aspect=35, **options)
 
 
 def say_whose(axes: "Axes", attribution: str) -> None:
-    """Write whose data a map shows into its lower right corner."""
+    """Write the attribution of a map's data into its lower right corner."""
     if attribution:
         axes.text(
             0.995, 0.005, attribution, transform=axes.transAxes, ha="right", va="bottom", fontsize=6,

@@ -1,16 +1,16 @@
-"""What notebooks show of a value: a small table, and a map beside it. Everything that is text is escaped."""
+"""HTML of a value in a notebook: a small table, and a map beside it. All text is escaped."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.problem.grid import Box, Grid
+from mdpext_dask.problem.grid import Box, Grid, square_sums
 
 # Squares along the longer side in which the prior is shown, and that side, in pixels.
 _SQUARES, _SIDE_PIXELS = 40, 160.0
-# Records beyond which a prior is not read only to be shown this small.
+# Largest number of records for which the prior is read to draw it.
 MOST_READ = 4_000_000
 # Outputs that are shown, at most.
 MOST_DOTS = 1_000
@@ -19,14 +19,14 @@ _CELL = "text-align:left;padding:1px 8px 1px 0;vertical-align:top"
 
 
 def card(title: str, rows: Iterable[tuple[str, str]], picture: str = "") -> str:
-    """Return HTML that is whole by itself and takes its colours from the page.
+    """Return HTML that needs nothing else and takes its colours from the page.
 
     Parameters
     ----------
     title, rows
-        Plain texts: what it is; labels, and what is said under each.
+        Plain texts: the title; labels and values.
     picture
-        Markup that is put beside the table as it is, such as that of :func:`small_map`.
+        Markup beside the table, such as that of :func:`small_map`; it is not escaped.
     """
     lines = "".join(
         f'<tr><th style="{_CELL};font-weight:normal;opacity:.7">{_escaped(label)}</th>'
@@ -49,7 +49,7 @@ def small_map(box: Box, densities: NDArray[np.float64], side_km: float, outputs:
         The rectangle of the records.
     densities
         The prior's density in squares from the lower left corner of the box on, float64 of shape (n, m);
-        not-a-number where it is 0.
+        NaN where it is 0.
     side_km
         Side of a square, in km.
     outputs
@@ -60,7 +60,7 @@ def small_map(box: Box, densities: NDArray[np.float64], side_km: float, outputs:
     peak = float(np.nanmax(densities, initial=0.0)) or 1.0
     shapes = []
     for i, j in np.argwhere(np.isfinite(densities)).tolist():
-        # A square root: what is thin is seen as well.
+        # The square root keeps low densities visible.
         strength = 0.12 + 0.78 * float(np.sqrt(densities[i, j] / peak))
         shapes.append(
             f'<rect x="{scale * side_km * i:.1f}" y="{height - scale * side_km * (j + 1):.1f}" '
@@ -95,14 +95,13 @@ def prior_in_squares(
 
     Returns
     -------
-    float64 of shape (n, m), in 1/km²; not-a-number where the prior is 0.
+    float64 of shape (n, m), in 1/km²; NaN where the prior is 0.
     """
     step = -(-max(grid.shape) // most)
-    starts: Sequence[NDArray[np.intp]] = [np.arange(0, n, step) for n in prior.shape]
-    sums = np.add.reduceat(np.add.reduceat(prior, starts[0], axis=0), starts[1], axis=1)
+    sums = square_sums(prior, step)
     return np.where(sums > 0, sums / (step * grid.spacing_km) ** 2, np.nan), step
 
 
 def _escaped(text: str) -> str:
-    # Names of files may hold what is no text.
+    # Names of files may hold lone surrogates.
     return escape(text.encode("utf-8", "replace").decode())

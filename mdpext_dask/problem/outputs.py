@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Grid, square_sums
 from mdpext_dask.problem.kmeans import weighted_centres
 from mdpext_dask.problem.places import STREAM_OUTPUTS, generator_of, nearest_nodes, read_places
 
@@ -135,20 +135,14 @@ def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: 
     # At most four squares become one, so enough of them are left.
     while np.count_nonzero(mass) > max(_MOST_PLACES, 4 * count):
         side *= 2
-        mass = _of_squares(prior, side)
+        mass = square_sums(prior, side)
     there = mass > 0
     if side == 1:
         places = [np.broadcast_to(axis, mass.shape)[there] for axis in (x, y)]
     else:
-        places = [_of_squares(prior * axis, side)[there] / mass[there] for axis in (x, y)]
+        places = [square_sums(prior * axis, side)[there] / mass[there] for axis in (x, y)]
     generator = generator_of(random_seed, STREAM_OUTPUTS)
     return weighted_centres(np.stack(places, axis=-1), mass[there], count, generator)
-
-
-def _of_squares(values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
-    """Return the sums of values of shape (n_x, n_y) over squares of `side` by `side`."""
-    first = [np.arange(0, n, side) for n in values.shape]
-    return np.asarray(np.add.reduceat(np.add.reduceat(values, first[0], axis=0), first[1], axis=1))
 
 
 def _place(spec: JobSpec) -> str:

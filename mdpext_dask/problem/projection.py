@@ -19,16 +19,19 @@ from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, east_of
 
 # Beyond this, "planar distance" no longer says much about the ground.
 LARGEST_DISTORTION = 0.02
-# Where the distortion is evaluated; it grows with the distance from the centre.
+# Points at which the distortion is evaluated; it grows with the distance from the centre.
 _BEARINGS, _RADII = 64, 9
-# Nor is there a plane worth the name that reaches further from its centre.
+# A larger plane would always distort more than that.
 LARGEST_RADIUS_KM = 5_000.0
 # Below the distance of the first conjugate point of any place, π · 6356.75 km = 19,970 km; see PROOF.md.
 _ANTIPODE_KM = 19_900.0
 # EPSG codes of an affine map x' = A0 + A1 x + A2 y, y' = B0 + B1 x + B2 y.
 _AFFINE_METHOD = 9624
-_AFFINE_PARAMETERS = (("A0", 8623), ("A1", 8624), ("A2", 8625), ("B0", 8639), ("B1", 8640), ("B2", 8641))
 _KILOMETRE = {"type": "LinearUnit", "name": "kilometre", "conversion_factor": 1000}
+_AFFINE_PARAMETERS = (
+    ("A0", 8623, _KILOMETRE), ("A1", 8624, "unity"), ("A2", 8625, "unity"),
+    ("B0", 8639, _KILOMETRE), ("B1", 8640, "unity"), ("B2", 8641, "unity"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,7 @@ class Projection:
     def grid_mapping(self) -> dict[str, Any]:
         """Return CF grid mapping attributes, with the CRS of the plane as WKT.
 
-        CF has no name for a plane that is turned, so then there is the WKT, which says all, and how to turn
-        back.
+        CF has no name for a turned plane; there the WKT says it all, and a comment how to turn back.
         """
         from pyproj import CRS
 
@@ -179,29 +181,21 @@ class Projection:
     def _derived(self, plane: dict[str, Any]) -> dict[str, Any]:
         """Return the turned plane as PROJJSON: derived from `plane` by an affine map."""
         cosine, sine = (f(math.radians(self.rotation_deg)) for f in (math.cos, math.sin))
-        schema = plane.pop("$schema")
+        values = 0.0, cosine, sine, 0.0, -sine, cosine
+        parameters = [
+            {"name": name, "value": value, "unit": unit, "id": _epsg(code)}
+            for (name, code, unit), value in zip(_AFFINE_PARAMETERS, values, strict=True)
+        ]
+        method = {"name": "Affine parametric transformation", "id": _epsg(_AFFINE_METHOD)}
         return {
-            "$schema": schema,
+            "$schema": plane.pop("$schema"),
             "type": "DerivedProjectedCRS",
             "name": "azimuthal equidistant, turned",
             "base_crs": plane,
-            "conversion": {
-                "name": "rotation",
-                "method": {
-                    "name": "Affine parametric transformation",
-                    "id": {"authority": "EPSG", "code": _AFFINE_METHOD},
-                },
-                "parameters": [
-                    {
-                        "name": name,
-                        "value": value,
-                        "unit": _KILOMETRE if name.endswith("0") else "unity",
-                        "id": {"authority": "EPSG", "code": code},
-                    }
-                    for (name, code), value in zip(
-                        _AFFINE_PARAMETERS, (0.0, cosine, sine, 0.0, -sine, cosine), strict=True
-                    )
-                ],
-            },
+            "conversion": {"name": "rotation", "method": method, "parameters": parameters},
             "coordinate_system": plane["coordinate_system"],
         }
+
+
+def _epsg(code: int) -> dict[str, Any]:
+    return {"authority": "EPSG", "code": code}

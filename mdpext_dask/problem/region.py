@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.job.spec import BUILTIN_PREFIX, PLACE, PLACE_PREFIX
+from mdpext_dask.job.sections import PLACE, PLACE_PREFIX
+from mdpext_dask.job.spec import BUILTIN_PREFIX
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import LARGEST_RADIUS_KM, Projection
 from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of

@@ -44,9 +44,6 @@ def collection_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Ite
         raise DataError(f"{path}: GeoJSON is read from files only")
     number = 0
 
-    def items(stream: IO[bytes], prefix: str) -> Iterator[Any]:
-        return iter(ijson.items(stream, prefix, use_float=True))
-
     def counted(features: Iterator[Any]) -> Iterator[Any]:
         nonlocal number
         for feature in features:
@@ -57,15 +54,15 @@ def collection_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Ite
         names_crs = _look_through(path)
         try:
             with _opened(path) as stream:
-                kind = next(items(stream, "type"), None)
+                kind = next(ijson.items(stream, "type", use_float=True), None)
             if kind != "FeatureCollection":
                 raise DataError(f"{path}: must be a FeatureCollection, found the type {_shown(kind)}")
             if names_crs:
                 with _opened(path) as stream:
-                    for crs in items(stream, "crs"):
+                    for crs in ijson.items(stream, "crs", use_float=True):
                         _check_crs(crs, path)
             with _opened(path) as stream:
-                features = counted(items(stream, "features.item"))
+                features = counted(ijson.items(stream, "features.item", use_float=True))
                 yield from _pieces(features, path, weights=weights, extra=extra)
         except ijson.JSONError as error:
             where = f"{path}: not a readable {_KIND}: somewhere after feature {number}"

@@ -66,14 +66,7 @@ def read_layers(path: Path, key: str) -> list[Layer]:
                 columns = dict(zip(map(str, meta["fields"]), fields, strict=True))
                 crs = None if meta["crs"] is None else str(meta["crs"])
                 layers.append(Layer(str(name), shapes, crs, columns))
-    except (
-        pyogrio.errors.DataSourceError,
-        pyogrio.errors.DataLayerError,
-        shapely.errors.ShapelyError,
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except (RuntimeError, OSError, ValueError, shapely.errors.ShapelyError) as error:
         raise DataError(f"{key}: {path}: cannot be read: {first_line(error)}") from None
     return layers
 

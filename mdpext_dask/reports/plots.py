@@ -1,11 +1,10 @@
-"""Pictures for notebooks: each function draws into matplotlib axes and returns them.
+"""Plots for notebooks: each function draws into matplotlib axes and returns them.
 
-They take the axes to draw into as `ax`; without, new ones are made, and nothing else of matplotlib's state is
-touched. A mechanism may be given as :class:`mdpext_dask.sampling.mechanism.Mechanism`, or by the path or URL
-of its store. Whose data a map shows is written into its corner, and has to stay there.
+`ax` are the axes to draw into; by default new ones are made. No other state of matplotlib changes. A
+mechanism is given as :class:`mdpext_dask.sampling.mechanism.Mechanism`, or by the path or URL of its store.
+The attribution of the data is written into the corner of a map, and must stay there.
 
-What is drawn for people who are not the mechanism's operators must not show one person's place: see
-:func:`plot_row`.
+A plot that is shown to others must not reveal a person's place: see :func:`plot_row`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from mdpext_dask.auditors.subject import is_store, store_subject
 from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError, first_line
-from mdpext_dask.evaluation.evaluate import loss_map, measure_spread
+from mdpext_dask.evaluation.evaluate import measure_spread
 from mdpext_dask.evaluation.figure import draw_loss
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
@@ -47,25 +46,25 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What is drawn: a mechanism, or where it is stored.
+# A mechanism, or the path or URL of its store.
 Drawn = Mechanism | str | Path
-# Of new axes: a map is so high, and as wide as it needs to be, within limits; in inches.
+# New axes of a map: height, what is beside it, and limits of its width.
 _HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES = 5.6, 1.4, (3.6, 9.0)
 _PANEL_INCHES = 7.4, 4.4
-# Squares along the longer side in which a prior is counted, so that one can see where it is dense.
+# Squares along the longer side in which a prior is counted, large enough to be seen.
 _PRIOR_SQUARES = 60
-# Seeds along a side that are drawn as a grid; of more, only the border.
+# Seeds along a side that are drawn as a grid; above, only the border.
 _MOST_LINES = 120
-# Area, in points squared, of an output that would be reported for certain.
+# Area of an output with probability 1, in points squared.
 _LARGEST_BUBBLE = 1500.0
-# Pairs that are drawn by distance, if nobody says how many.
+# Pairs to draw by default.
 _PAIRS = 20_000
 
 
 def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
-    """Draw what a mechanism is made for: road nodes, source cells, prior and outputs.
+    """Draw a mechanism's domain: road nodes, source cells, prior and outputs.
 
-    Source cells that are not kept, since they do not meet the region, are hatched.
+    Source cells outside the region are hatched.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_nodes(axes, store)
     _draw_source_cells(axes, store)
     _draw_prior(axes, store, alpha=0.8)
-    draw_outputs(axes, store.read_output_xy_km())
+    draw_outputs(axes, store.output_xy_km())
     grid = store.grid
     title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
     return _finished(axes, store, title)
@@ -118,9 +117,9 @@ def plot_row(
     y_km: float | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Draw M(·|x): what a person at one place reports, larger dots being likelier.
+    """Draw M(·|x): the reports of a person at one place; larger dots are likelier.
 
-    The place itself is marked, so this is a picture for those who know the place anyway.
+    The place is marked, so this plot is only for those who know the place anyway.
 
     Parameters
     ----------
@@ -156,9 +155,9 @@ def plot_row(
 
 
 def plot_output(mechanism: Drawn, output: int, ax: "Axes | None" = None) -> "Axes":
-    """Draw M(y|·): how likely people at each place are to report one output, which is outlined.
+    """Draw M(y|·): the probability of one output, which is outlined, from each place.
 
-    Reads the whole store. Of more than 1,200 records along a side, every second, third, ... is shown.
+    Reads the whole store. With more than 1,200 records along a side, every second, third, ... is shown.
 
     Parameters
     ----------
@@ -188,7 +187,7 @@ def plot_output(mechanism: Drawn, output: int, ax: "Axes | None" = None) -> "Axe
 
 
 def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None = None) -> "Axes":
-    """Draw what each record can expect to lose: ℓ(x) = Σ_y M(y|x) c(x, y), where there is a prior.
+    """Draw the expected loss of each record with a prior: ℓ(x) = Σ_y M(y|x) c(x, y).
 
     Parameters
     ----------
@@ -197,7 +196,7 @@ def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None
     ax
         Where to draw; default: new axes.
     workers
-        Local processes to work it out with; default: none but this one.
+        Number of local processes; default: only this one.
 
     Returns
     -------
@@ -207,20 +206,18 @@ def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None
     cluster = ClusterSection(kind="inline" if workers is None else "local", workers=workers or 1)
     with open_executor(cluster) as executor:
         spread = measure_spread(store, executor, Stages(silent), keep_records=True)
-    shown = loss_map(store, spread)
     axes = _axes(store, ax)
-    draw_loss(axes, shown)
-    return _finished(axes, store, f"expected loss {shown.loss_km:.4g} km")
+    draw_loss(axes, store, spread)
+    return _finished(axes, store, f"expected loss {spread.loss_km:.4g} km")
 
 
 def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> "Axes":
-    """Draw the certified ε of every block over what is allowed, and the worst pairs.
+    """Draw the certified ε of every block as a share of the limit, and the worst pairs.
 
     Parameters
     ----------
     subject
-        The report of an audit of a store by the certificate; or a mechanism or its store, of which the last
-        certificate is taken that was left there.
+        The audit of a store by the certificate; or a mechanism or its store, whose last certificate is read.
     ax
         Where to draw; default: new axes.
 
@@ -231,7 +228,7 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
     Raises
     ------
     SpecError
-        If the report is not of a store, or there is no certificate.
+        If the audit is not of a store, or there is no certificate.
     """
     report = subject if isinstance(subject, AuditReport) else _certificate_of(_store_of(subject))
     store = _audited_store(report)
@@ -244,17 +241,17 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
 def plot_ratios(
     subject: AuditReport | Drawn, ax: "Axes | None" = None, *, pairs: int = _PAIRS, random_seed: int = 0
 ) -> "Axes":
-    """Draw |log ratio| / (ε d) of pairs drawn at random, by distance: what is above 1 breaks the promise.
+    """Draw |log ratio| / (ε d) of random pairs by distance; values above 1 violate ε.
 
     Parameters
     ----------
     subject
-        The report of a sampled audit of anything; or any report of a store, a mechanism or its store, of
-        which pairs are then drawn.
+        A sampled audit of anything; or any audit of a store, a mechanism or its store, from which pairs are
+        then drawn.
     ax
         Where to draw; default: new axes.
     pairs, random_seed
-        How pairs are drawn.
+        Number of pairs, and the seed that chooses them.
 
     Returns
     -------
@@ -263,7 +260,7 @@ def plot_ratios(
     Raises
     ------
     SpecError
-        If the report is neither sampled nor of a store.
+        If the audit is neither sampled nor of a store.
     """
     if isinstance(subject, AuditReport) and subject.method == SAMPLED:
         report = drawn = subject

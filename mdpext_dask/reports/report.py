@@ -1,7 +1,6 @@
-"""A report on a store: everything that is found out about it, in one HTML file."""
+"""The report page of a store: everything that is found out about it, in one HTML file."""
 
 import datetime
-import json
 import shlex
 import time
 from collections.abc import Mapping
@@ -16,18 +15,16 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError, first_line
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
-from mdpext_dask.evaluation.attackers.words import attack_rows
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.reports.evaluated import read_evaluation
 from mdpext_dask.reports.page.contents import contents_of, store_name
-from mdpext_dask.reports.page.costs import Findings
+from mdpext_dask.reports.page.costs import Findings, others
 from mdpext_dask.reports.page.html import page_of
-from mdpext_dask.reports.page.other_mechanisms import others
-from mdpext_dask.reports.page.words import bound_in_words
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
 from mdpext_dask.store.objects import WhereStored, address_of
@@ -35,19 +32,14 @@ from mdpext_dask.store.objects import WhereStored, address_of
 SUFFIXES = (".html", ".htm")
 BOUND_SECONDS = 2.0
 SECTIONS = ("promise", "reports", "maps", "loss", "budget", "making")
-# Numbers of a store below which starting processes takes longer than the work.
+# Below this many numbers in a store, starting processes takes longer than the work.
 _FEW_NUMBERS = 20_000_000
-# Numbers of a store beyond which measuring attackers takes longer than a report should.
+# Above this many numbers in a store, measuring attackers takes longer than a page should.
 _MOST_ATTACKED = 100_000_000
-# Pairs that are drawn to tell how much of ε is used; always the same, so that a report can be repeated. Of a
-# large store every one costs two chunks that nobody else needs.
+# Pairs drawn to estimate how much of ε is used; always the same, so that a page can be reproduced. In a large
+# store each pair costs two chunks.
 _PAIRS, _PAIRS_OF_LARGE, _RANDOM_SEED = 20_000, 4_000, 0
 _OPTION = "--output"
-# What a report shows of an evaluation that was made before.
-_EVALUATED = (
-    "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
-    "lower_bound_stride", "offsets_used", "offsets_total", "gap", "adversary",
-)  # fmt: skip
 
 
 def report(
@@ -59,40 +51,40 @@ def report(
     workers: int | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
-    """Write a report on a store: one HTML file that fetches nothing.
+    """Write the report page of a store: one HTML file that fetches nothing.
 
-    Certificate and losses are worked out anew, from the stored bytes; nothing is written to the store.
+    Certificate and losses are computed again from the stored bytes; nothing is written to the store.
 
     Parameters
     ----------
     url
-        The store, or a mechanism that is open.
+        The store, or an open mechanism.
     path
-        Where the report goes; default: the store's name with ``-report.html``, here.
+        The file; default: the store's name with ``-report.html``, here.
     evaluation
-        A file with what ``mdpext evaluate --json`` has said of the same bytes, whose bound and measures of
-        attackers are taken instead of being computed.
+        Output of ``mdpext evaluate --json`` for the same bytes; its bound and its measures of attackers are
+        used instead of being computed.
     bound_seconds
-        About how long to bound the loss of any mechanism, in s; 0 for no bound.
+        Time for a lower bound on the loss of any mechanism, in s; 0 for no bound.
     workers
-        Number of local processes; default: this one for small stores, what the job says for others.
+        Number of local processes; default: none for small stores, the job's for others.
     observer
         Is told of progress.
 
     Returns
     -------
-    `file`, `bytes` and `sections` of the report; `state`, `holds`, `verdict` and `epsilon_certified` of the
-    store, as found now; and `seconds`. A store that is refused or does not hold gets a report that says so on
-    top, and `holds` is False.
+    `file`, `bytes` and `sections` of the page; `state`, `holds`, `verdict` and `epsilon_certified` of the
+    store, as found now; and `seconds`. The page of a store that is refused or does not hold says so on top,
+    and `holds` is False.
 
     Raises
     ------
     SpecError
-        If the file cannot be written, or the evaluation is none, or one of other bytes.
+        If the file cannot be written, or the evaluation is damaged, or about other bytes.
     IncompleteStoreError
-        If the store is not finished: there is nothing to report on.
+        If the store is not finished.
     StoreError
-        If it cannot be read, or the report cannot be written.
+        If it cannot be read, or the page cannot be written.
     """
     started, url = time.perf_counter(), address_of(url)
     if not bound_seconds >= 0:
@@ -104,7 +96,7 @@ def report(
     _require_libraries()
     store = MechanismStore.open(url)
     _require_finished(store)
-    before = None if evaluation is None else _evaluation_of(store, Path(evaluation))
+    before = None if evaluation is None else read_evaluation(store, Path(evaluation))
     stages = Stages(observer)
     with open_executor(_cluster_of(store, workers), workers) as executor:
         certificate = certify(store_subject(store), executor, stages)
@@ -112,7 +104,8 @@ def report(
     now = datetime.datetime.now(datetime.UTC)
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
-        content = page_of({**contents, "store_argument": _argument(store)}).encode("utf-8", "replace")
+        contents["store_argument"] = shlex.quote(store_name(store))
+        content = page_of(contents).encode("utf-8", "replace")
         with whole_file(target, _OPTION) as file:
             file.write(content)
     return {
@@ -129,12 +122,12 @@ def report(
 
 
 def _require_libraries() -> None:
-    """Refuse before any work what could not be drawn in the end.
+    """Refuse, before any work, if a library is not installed.
 
     Raises
     ------
     SpecError
-        If a library is not installed.
+        If one is not.
     """
     try:
         import jinja2  # noqa: F401
@@ -148,7 +141,7 @@ def _require_libraries() -> None:
 
 
 def _require_finished(store: MechanismStore) -> None:
-    """Refuse a store that nobody has finished; a refused one has been, though blocks at fault lost receipts.
+    """Refuse an unfinished store. A refused one is finished, though its faulty blocks have lost receipts.
 
     Raises
     ------
@@ -166,7 +159,7 @@ def _require_finished(store: MechanismStore) -> None:
 
 
 def _cluster_of(store: MechanismStore, workers: int | None) -> ClusterSection:
-    """Return where to work: here, if that is quickest, or else as the job says, but never far away."""
+    """Return where to work: in this process if that is quickest, else in the job's local processes."""
     if workers is None and store.grid.records * store.outputs <= _FEW_NUMBERS:
         return ClusterSection(kind="inline")
     cluster = job_of(store).cluster
@@ -199,7 +192,7 @@ def _find_out(
         if store.grid.records <= MOST_SORTED:
             compared = others(Problem.of_store(store))
     except (StoreError, GuaranteeViolation) as error:
-        # Of a store that is refused anyway, what can be told is told.
+        # The page of a store that does not hold shows whatever can be computed.
         if certificate.verdict == HOLDS and store.state == COMPLETE:
             raise
         reason, result, expected = first_line(error), None, None
@@ -213,40 +206,3 @@ def _sampled(store: MechanismStore, executor: Executor, stages: Stages) -> Audit
         return sample_pairs(store_subject(store), sampling, executor, stages)
     except StoreError:
         return None
-
-
-def _evaluation_of(store: MechanismStore, path: Path) -> dict[str, Any]:
-    """Return what an evaluation has found, if it is about the bytes of this store.
-
-    Raises
-    ------
-    SpecError
-        If it is not.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"--evaluation: {path}: cannot be read: {first_line(error)}") from None
-    if not isinstance(document, dict) or "content_sha256" not in document:
-        raise SpecError(f"--evaluation: {path}: is not what `mdpext evaluate --json` prints")
-    hashes = store.attributes.get("chunk_hashes") or {}
-    digest = hashes.get("digest")
-    if digest is None or document["content_sha256"] != digest:
-        raise SpecError(
-            f"--evaluation: {path}: is about other bytes than those of {store_name(store)}; evaluate it again"
-        )
-    missing = [key for key in _EVALUATED if key not in document]
-    if missing:
-        raise SpecError(f"--evaluation: {path}: {', '.join(missing)} missing; evaluate the store again")
-    found = {key: document[key] for key in _EVALUATED}
-    try:
-        attack_rows(found["adversary"])
-        bound_in_words(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SpecError(f"--evaluation: {path}: is damaged ({first_line(error)})") from None
-    return found
-
-
-def _argument(store: MechanismStore) -> str:
-    """Return the store's name as an argument of a command in a shell."""
-    return shlex.quote(store_name(store))

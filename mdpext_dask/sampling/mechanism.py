@@ -104,7 +104,7 @@ class Mechanism(Reporter):
         super().__init__(
             Places(store.url, store.grid, store.kept, store.projection, store.metric_p),
             np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1),
-            store.read_output_xy_km(),
+            store.output_xy_km(),
             remap,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.compute.stages import at_work
 from mdpext_dask.errors import StoreError
-from mdpext_dask.evaluation.remap_costs import remap_costs_block
+from mdpext_dask.evaluation.loss import remap_costs_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.sampling.mechanism import check_finished
 from mdpext_dask.store.integrity import require_all_blocks

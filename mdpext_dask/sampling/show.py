@@ -62,7 +62,7 @@ def card_of(store: MechanismStore) -> str:
     ]
     picture = ""
     if grid.records <= MOST_READ:
-        outputs = store.read_output_xy_km()
+        outputs = store.output_xy_km()
         densities, step = prior_in_squares(np.asarray(store.read("prior"), dtype=np.float64), grid)
         picture = small_map(grid.box, densities, step * grid.spacing_km, outputs[:MOST_DOTS])
     return card("Location mechanism", rows, picture)

@@ -43,6 +43,12 @@ class GridProgram:
     start: Array
     total: float
 
+    @classmethod
+    def over_mechanisms(cls, cost: Array, rows: GridRows, lower: float) -> "GridProgram":
+        """Return a program whose columns are scaled by K, so that the uniform mechanism is z = 1."""
+        outputs, start = float(len(cost)), np.ones_like(cost)
+        return cls(cost, rows, np.array(lower), np.array(outputs), capped=False, start=start, total=outputs)
+
     def part(self, outputs: slice) -> "GridProgram":
         """Return the program of a range of outputs; only the row sums miss the others."""
 

@@ -116,16 +116,8 @@ def solve_interior_point(
     largest = -np.log(problem.min_probability)
     growth = [np.exp(np.minimum(by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
     between, within = reversed(growth) if flip else growth
-    program = GridProgram(
-        cost=cost,
-        rows=PairRows((cost.shape[1], 1, cost.shape[2]), {(1, 0): between, (0, 1): within}),
-        lower=np.array(problem.min_probability * outputs),
-        upper=np.array(float(outputs)),
-        capped=False,
-        # Columns are scaled by K, so that the uniform mechanism is z = 1.
-        start=np.ones_like(cost),
-        total=float(outputs),
-    )
+    edges = PairRows((cost.shape[1], 1, cost.shape[2]), {(1, 0): between, (0, 1): within})
+    program = GridProgram.over_mechanisms(cost, edges, problem.min_probability * outputs)
     solution = solve_program(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
     rows = problem.repair(by_seed(solution.z, flip).reshape(problem.cost.shape) / outputs)
     dual = scale / outputs * solution.dual

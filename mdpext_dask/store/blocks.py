@@ -72,6 +72,15 @@ class Block:
         """Rows to the east and to the north that the task computes."""
         return _length(self.closed_x), _length(self.closed_y)
 
+    def records(self, side: str) -> list[tuple[int, int]]:
+        """Return the records on one side of the closed block, corners included, in lattice order."""
+        x, y = self.closed_x, self.closed_y
+        if side in ("west", "east"):
+            i = x.start if side == "west" else x.stop - 1
+            return [(i, j) for j in range(y.start, y.stop)]
+        j = y.start if side == "south" else y.stop - 1
+        return [(i, j) for i in range(x.start, x.stop)]
+
     def shards(self, shard: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int]]:
         """Return the positions of the shards that the rows which the task writes fill.
 
@@ -231,9 +240,6 @@ class Plan:
     def first_stored(self) -> int:
         """Index of the first block that is stored."""
         return next(index for index in range(self.blocks) if index not in self.skipped)
-
-    def __len__(self) -> int:
-        return self.blocks
 
     def __iter__(self) -> Iterator[Block]:
         return (self[index] for index in range(self.blocks))

@@ -160,7 +160,7 @@ def _outputs_fit_projection(store: MechanismStore) -> bool:
     if store.projection is None:
         # Without a centre no distortion is charged, so there must not have been one.
         return not np.isfinite(lonlat).any()
-    # Versions of PROJ differ by less than this, and nobody gains by a metre.
+    # Versions of PROJ differ by less than this, and a metre is no gain.
     return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
 
 

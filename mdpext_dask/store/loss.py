@@ -1,7 +1,8 @@
 """The loss of a store's problem, as tasks read it."""
 
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ def read_loss(store: MechanismStore) -> Loss:
     if kind == "table":
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":
-        return EuclideanLoss(store.read_output_xy_km())
+        return EuclideanLoss(store.output_xy_km())
     return TravelLoss(
         node_xy_km=store.read("problem/node_xy"),
         task_distance_km=store.read("problem/task_distance"),
@@ -85,7 +86,7 @@ def is_problem_of(store: MechanismStore) -> bool:
     try:
         loss = read_loss(store)
         tables = (store.array(_TABLE),) if isinstance(loss, TableLoss) else schema.loss_tables(loss)
-        outputs = store.read_output_xy_km()
+        outputs = store.output_xy_km()
         first, place = (outputs, store.array("prior")), (store.grid, store.projection)
         found = {schema.problem_sha256(place, (*first, store.kept, *tables))}
         if store.kept.all():  # stores of before regions have neither the plane nor the cells in their digest
@@ -99,3 +100,53 @@ def is_problem_of(store: MechanismStore) -> bool:
 def cached_loss(url: str, problem_sha256: str) -> Loss:  # noqa: ARG001 part of the cache's key
     """Return the loss of a store's problem, read once per process for as long as it is that problem."""
     return read_loss(MechanismStore.open(url))
+
+
+class LossColumn(NamedTuple):
+    """Losses of the records of one lattice column that have a prior.
+
+    Parameters
+    ----------
+    i
+        Which column, from the first of the rectangle.
+    used
+        Which of its n records, of shape (n,).
+    records_km
+        Where they are, float64 of shape (n, 2), in km.
+    loss_km
+        c of every output, float64 of shape (n, K), in km.
+    """
+
+    i: int
+    used: NDArray[np.intp]
+    records_km: NDArray[np.float64]
+    loss_km: NDArray[np.float64]
+
+
+def loss_columns(
+    store: MechanismStore, east: slice, north: slice, prior: NDArray[np.float64]
+) -> Iterator[LossColumn]:
+    """Yield the losses of the records with a prior, column by column.
+
+    Parameters
+    ----------
+    store
+        The store.
+    east, north
+        Which records of the lattice.
+    prior
+        Their π, float64 of shape (records east, records north).
+
+    Raises
+    ------
+    StoreError
+        If the tables of the loss are missing or damaged.
+    """
+    if not prior.any():
+        return
+    loss = cached_loss(store.url, store.problem_sha256)
+    x, y = store.grid.x_km()[east], store.grid.y_km()[north]
+    for i in np.flatnonzero(prior.any(axis=1)).tolist():
+        used = np.flatnonzero(prior[i])
+        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
+        yield LossColumn(i, used, records, loss.rows(records))

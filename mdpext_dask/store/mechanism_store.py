@@ -196,7 +196,7 @@ class MechanismStore:
         document = objects.get_json(self.objects, ROOT_KEY)
         if not isinstance(document, dict) or not isinstance(document.get("attributes"), dict):
             raise StoreError(
-                f"{self.url}: {ROOT_KEY} is gone or damaged; has somebody deleted or replaced this store?"
+                f"{self.url}: {ROOT_KEY} is gone or damaged; was this store deleted or replaced?"
             )
         document["attributes"].update(attributes)
         objects.put_json(self.objects, ROOT_KEY, document)
@@ -281,6 +281,10 @@ class MechanismStore:
         """Number K of outputs."""
         return int(self._probability.shape[2])
 
+    def output_xy_km(self) -> NDArray[np.float64]:
+        """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
+        return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
+
     @property
     def problem_attributes(self) -> dict[str, Any]:
         """Attributes of the group with the problem's tables; empty where that is missing."""
@@ -338,10 +342,6 @@ class MechanismStore:
     def _probability(self) -> "zarr.Array[Any]":
         # Described once, when the store is created; behind a URL, every look at the description is a request.
         return self._array(schema.PROBABILITY)
-
-    def read_output_xy_km(self) -> NDArray[np.float64]:
-        """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
-        return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
 
     def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
         """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.

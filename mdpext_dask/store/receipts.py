@@ -197,8 +197,8 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class BoundaryReport:
-    """Outcome of the cross-check.
+class BoundaryCheck:
+    """Result of the cross-check.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class BoundaryReport:
     mismatches: tuple[Mismatch, ...]
 
 
-def check_boundaries(plan: Plan, receipts: Mapping[int, Receipt]) -> BoundaryReport:
+def check_boundaries(plan: Plan, receipts: Mapping[int, Receipt]) -> BoundaryCheck:
     """Compare the digests of all shared rows.
 
     Parameters
@@ -222,21 +222,15 @@ def check_boundaries(plan: Plan, receipts: Mapping[int, Receipt]) -> BoundaryRep
     receipts
         One receipt for every block.
     """
-    checked = 0
-    mismatches = []
+    checked, mismatches = 0, []
     for block in plan:
         for side, neighbour in block.neighbours.items():
             mine = receipts[block.index].row_digests(side)
             theirs = receipts[neighbour].row_digests(OPPOSITE[side])
-            expected = block.closed_shape[1 if side == "east" else 0]
-            checked += expected
-            for position in range(expected):
+            records = block.records(side)
+            checked += len(records)
+            for position, record in enumerate(records):
                 pair = mine[position : position + 1], theirs[position : position + 1]
                 if pair[0] != pair[1] or not pair[0]:
-                    record = (
-                        (block.closed_x.stop - 1, block.closed_y.start + position)
-                        if side == "east"
-                        else (block.closed_x.start + position, block.closed_y.stop - 1)
-                    )
-                    mismatches.append(Mismatch(record=record, blocks=(block.index, neighbour)))
-    return BoundaryReport(rows_checked=checked, mismatches=tuple(mismatches))
+                    mismatches.append(Mismatch(record, (block.index, neighbour)))
+    return BoundaryCheck(checked, tuple(mismatches))

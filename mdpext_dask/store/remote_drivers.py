@@ -166,23 +166,31 @@ def is_transient(error: BaseException) -> bool:
     if codes_of(error) & _PASSING_CODES:
         return True
     status = status_of(error)
-    if status is not None:
-        return status in _PASSING_STATUSES or (status >= 500 and status not in _LASTING_STATUSES)
-    return any(map(_is_of_connection, _causes(error)))
+    if status is None:
+        return any(map(_is_of_connection, _causes(error)))
+    return status in _PASSING_STATUSES or (status >= 500 and status not in _LASTING_STATUSES)
 
 
 def said_by(error: BaseException) -> str:
     """Return the message of a server, or else of the driver, in one line; empty if there is none."""
-    if status_of(error) is None:
+    answer = _answer_in(error)
+    if answer is None:
         return first_line(error) if str(error) else ""
-    for cause in _causes(error):
-        status = _own_status(cause)
-        if status is not None:
-            details = _response_of(cause).get("Error", {})
-            said = details.get("Code"), details.get("Message") or getattr(cause, "message", None)
-            words = ": ".join(str(word) for word in said if word and str(word) != str(status))
-            return f"{status} {words}".strip().splitlines()[0]
-    return ""
+    status, details = _own_status(answer), _response_of(answer).get("Error", {})
+    said = details.get("Code"), details.get("Message") or getattr(answer, "message", None)
+    words = ": ".join(str(word) for word in said if word and str(word) != str(status))
+    return f"{status} {words}".strip().splitlines()[0]
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status of an error or its causes, if there is one."""
+    answer = _answer_in(error)
+    return None if answer is None else _own_status(answer)
+
+
+def codes_of(error: BaseException) -> set[str]:
+    """Return the S3 error codes of an error and its causes."""
+    return {str(_response_of(cause).get("Error", {}).get("Code")) for cause in _causes(error)}
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -212,13 +220,8 @@ def _own_status(error: BaseException) -> int | None:
     return status if isinstance(status, int) and 300 <= status < 600 else None
 
 
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of an error or its causes, if there is one."""
+def _answer_in(error: BaseException) -> BaseException | None:
+    """Return the error or cause with a server's answer, if there is one."""
     # A broken connection has none, though aiohttp numbers faults of a body like one.
     causes = itertools.takewhile(lambda cause: not _is_of_connection(cause), _causes(error))
-    return next((s for s in map(_own_status, causes) if s is not None), None)
-
-
-def codes_of(error: BaseException) -> set[str]:
-    """Return the S3 error codes of an error and its causes."""
-    return {str(_response_of(cause).get("Error", {}).get("Code")) for cause in _causes(error)}
+    return next((cause for cause in causes if _own_status(cause) is not None), None)

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from mdpext_dask.auditors.pairs import designs, point_designs
+from mdpext_dask.auditors.pairs import designs
 from mdpext_dask.auditors.pairs.designs import (
     Design,
     LatticeDesign,
+    PointsDesign,
     Stratum,
     allocate,
     offset_at,
     uniform_below,
 )
-from mdpext_dask.auditors.pairs.point_designs import PointsDesign
 from mdpext_dask.errors import SpecError
 from tests.support.reference import distance
 
@@ -127,10 +127,7 @@ def test_the_first_stratum_of_a_lattice_holds_its_neighbours(p: float, h: float)
     [
         ((5, 4), (0.1, 0.1)),
         ((4, 7), (1, 0.3)),
-        ((1, 9), (2, 2)),
-        ((9, 1), (2, 2)),
-        ((1, 2), (1, 1)),
-        ((2, 1), (1, 1)),
+        *((shape, (2, 2)) for shape in [(1, 9), (9, 1), (1, 2), (2, 1)]),
     ],
 )
 def test_draws_from_a_lattice_are_uniform(
@@ -170,7 +167,7 @@ def test_points_may_be_cut_anywhere(data: st.DataObject) -> None:
 
 def test_points_with_far_strata_and_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with many records: only some near pairs are listed."""
-    monkeypatch.setattr(point_designs, "_LISTED_PAIRS", 300)
+    monkeypatch.setattr(designs, "_LISTED_PAIRS", 300)
     rng = np.random.default_rng(9)
     places = np.concatenate([rng.random((60, 2)), rng.random((10, 2)).repeat(4, axis=0)])
     several = PointsDesign.stratified(places, 2)
@@ -178,7 +175,7 @@ def test_points_with_far_strata_and_near_ones(monkeypatch: pytest.MonkeyPatch) -
     total = sum(stratum.pairs for stratum in several.strata)
     assert len(several.strata) >= 4
     assert several.strata[-1].pairs >= total / 50
-    monkeypatch.setattr(point_designs, "_COUNTED_RECORDS", 50)
+    monkeypatch.setattr(designs, "_COUNTED_RECORDS", 50)
     one = PointsDesign.stratified(places, 2)
     check_points(one, places, 2, rng)
     assert len(one.strata) < len(several.strata)

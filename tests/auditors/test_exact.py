@@ -20,6 +20,7 @@ from mdpext_dask.auditors.exact import (
     probability_ratio,
 )
 from mdpext_dask.seed.budget import dual_exponent, vector_norm
+from tests.support.known_answers import float_above, float_below
 
 EXPONENTS = (1.0, 1.1, 1.5, 2.0, 3.0, math.inf)
 
@@ -30,25 +31,21 @@ def at(x: float, y: float) -> tuple[Fraction, Fraction]:
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_the_two_floats_around_a_logarithm_are_told_apart(p: float) -> None:
-    """Ln 3/2 lies strictly between two neighbouring float64; as ε at distance 1 one breaks and one keeps."""
-    rounded = math.log(1.5)
-    with localcontext(prec=60):
-        below, above = rounded, math.nextafter(rounded, 1)
-        if Decimal(rounded) > Decimal("1.5").ln():
-            below, above = math.nextafter(rounded, 0), rounded
-    for ratio in (Fraction(3, 2), Fraction(2, 3)):
-        assert pair_exceeds(ratio, at(1, 0), p, below)
-        assert not pair_exceeds(ratio, at(0, -1), p, above)
+    """Whatever the ratio, as ε at distance 1 the float above its logarithm keeps and the one below breaks."""
+    for numerator, denominator in ((3, 2), (2, 3), *itertools.product((3, 7, 2**20 + 1), (1, 5, 2**20))):
+        ratio = Fraction(numerator, denominator)
+        with localcontext(prec=60):
+            exactly = abs((Decimal(numerator) / Decimal(denominator)).ln())
+        assert not pair_exceeds(ratio, at(0, -1), p, float_above(exactly))
+        assert pair_exceeds(ratio, at(1, 0), p, float_below(exactly))
 
 
 def test_a_distance_that_is_no_float_is_not_rounded() -> None:
     """√2 km: ε = ln 2 / √2 to the last bit, on both sides."""
     with localcontext(prec=60):
         exactly = Decimal(2).ln() / Decimal(2).sqrt()
-    near = float(exactly)
-    above = near if Decimal(near) > exactly else math.nextafter(near, 1)
-    assert not pair_exceeds(Fraction(2), at(1, 1), 2.0, above)
-    assert pair_exceeds(Fraction(2), at(1, 1), 2.0, math.nextafter(above, 0))
+    assert not pair_exceeds(Fraction(2), at(1, 1), 2.0, float_above(exactly))
+    assert pair_exceeds(Fraction(2), at(1, 1), 2.0, float_below(exactly))
 
 
 def test_equal_probabilities_keep_anything_and_unequal_ones_nothing_at_one_place() -> None:
@@ -128,15 +125,3 @@ def test_what_no_digits_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_MOST_DIGITS", 12)
     with pytest.raises(Undecided):
         pair_exceeds(Fraction(3, 2), at(1, 0), 2.0, math.log(1.5))
-
-
-def test_many_ties_of_either_kind() -> None:
-    """Whatever the ratio, the float above its logarithm keeps and the one below breaks."""
-    for numerator, denominator in itertools.product((3, 7, 2**20 + 1), (1, 5, 2**20)):
-        ratio = Fraction(numerator, denominator)
-        with localcontext(prec=60):
-            exactly = abs((Decimal(numerator) / Decimal(denominator)).ln())
-        near = float(exactly)
-        above = near if Decimal(near) > exactly else math.nextafter(near, math.inf)
-        assert not pair_exceeds(ratio, at(1, 0), 2.0, above)
-        assert pair_exceeds(ratio, at(1, 0), 2.0, math.nextafter(above, 0))

@@ -17,6 +17,7 @@ import pytest
 import zarr
 
 from mdpext_dask.cli.main import main
+from mdpext_dask.cli.options import app
 from mdpext_dask.files import scratch_in
 
 JOB = """
@@ -67,8 +68,24 @@ class Outcome(NamedTuple):
     stderr: str
 
 
+Inside = Callable[..., Outcome]
+
+
+def assert_refused(outcome: Outcome, complaint: str) -> None:
+    """Assert exit code 2, no output, and one line of error with a complaint in it."""
+    assert (outcome.returncode, outcome.stdout) == (2, ""), outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+    assert complaint in outcome.stderr
+
+
+def shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command of the package with a shell's redirections."""
+    words = f"{sys.executable} -W error -m mdpext_dask.cli {command}"
+    return subprocess.run(["sh", "-c", words], cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture
-def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Inside:
     """Run a command in this process: ten times as fast, for the many that only fail."""
 
     def call(*arguments: object, folder: Path) -> Outcome:
@@ -109,10 +126,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_job_from_beginning_to_end(folder: Path, inside: Callable[..., Outcome]) -> None:
+def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
     planned = answered(inside("plan", "job.toml", "--json", folder=folder))
     assert list(folder.iterdir()) == [folder / "job.toml"]
-    summary = answer("run", "job.toml", folder=folder)
+    finished = mdpext("run", "job.toml", "--json", "--progress", "json", folder=folder)
+    summary = json.loads(finished.stdout)
+    events = [json.loads(line) for line in finished.stderr.splitlines()]
+    stages = [event["stage"] for event in events if event["event"] == "StageFinished"]
+    assert stages == ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
     for key in ("records", "outputs", "seeds", "blocks"):
         assert planned[key] == summary[key]
     assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
@@ -121,7 +142,7 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Callable[..., Outcome
     assert answered(inside("status", "tiny.zarr", "--json", folder=folder)) == summary
     assert answered(inside("run", "job.toml", "--json", folder=folder)) == summary
 
-    audited = answer("audit", "tiny.zarr", "--method", "certificate", folder=folder)
+    audited = answered(inside("audit", "tiny.zarr", "--method", "certificate", "--json", folder=folder))
     assert audited["holds"] is True
     assert audited["epsilon_certified"] == summary["epsilon_certified"]
     assert audited["violations"] == 0
@@ -138,15 +159,15 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Callable[..., Outcome
     assert len((folder / "o.csv").read_text().splitlines()) == 3
 
 
-def test_in_pieces(folder: Path, inside: Callable[..., Outcome]) -> None:
+def test_in_pieces(folder: Path, inside: Inside) -> None:
     store = "elsewhere.zarr"
-    planned = answer("init", "job.toml", "--store", store, folder=folder)
+    planned = answered(inside("init", "job.toml", "--store", store, "--json", folder=folder))
     assert planned["state"] == "planned"
     early = answered(inside("finalise", store, "--json", folder=folder), code=3)
     assert early["error"] == "IncompleteStoreError"
     assert answered(inside("audit", store, "--json", folder=folder), code=3)["exit_code"] == 3
     for index in range(planned["blocks"] - 1):
-        answer("partition", store, index, folder=folder)
+        answered(inside("partition", store, index, "--json", folder=folder))
     last = planned["blocks"]
     answer("partition", store, "--range", f"{last - 1}:{last}", folder=folder)
     assert answer("finalise", store, folder=folder)["state"] == "complete"
@@ -155,15 +176,15 @@ def test_in_pieces(folder: Path, inside: Callable[..., Outcome]) -> None:
 def test_overrides_and_workers(folder: Path) -> None:
     summary = answer(
         "run", "job.toml", "--set", "privacy.epsilon_per_km=0.5", "--set", "cluster.kind=local",
-        "--set", "domain.metric_p=inf", "--set", "privacy.budget=certified", "--set", "seed.refine_rounds=1",
+        "--set", "domain.metric_p=inf", "--set", "privacy.budget=half",
         "--workers", 1, "--store", "s.zarr", folder=folder,
     )  # fmt: skip
     assert summary["epsilon_per_km"] == 0.5
     assert summary["metric_p"] == "inf"
-    assert summary["budget"] == "certified"
+    assert summary["budget"] == "half"
 
 
-def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Callable[..., Outcome]) -> None:
+def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Inside) -> None:
     shutil.copytree(done / "tiny.zarr", folder / "tiny.zarr")
     array = zarr.open_array(str(folder / "tiny.zarr" / "probability"), mode="r+")
     array[3, 4, 2] *= np.float32(1.05)
@@ -180,56 +201,35 @@ def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Call
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
+# One of each kind; every key and every fault of a file is tested where it is read.
 BAD = {
-    "privacy.epsilon_per_km=0": "epsilon_per_km",
-    "privacy.epsilon_per_km=-1": "epsilon_per_km",
     "privacy.epsilon_per_km=nan": "epsilon_per_km",
-    'privacy.epsilon_per_km="1"': "epsilon_per_km",
-    "privacy.epsilon=1": "did you mean epsilon_per_km",
     "domain.cel_km=1": "did you mean cell_km",
-    "domain.refine=[0]": "refine",
     "domain.refine=[1.5]": "refine",
-    "domain.metric_p=0.9": "metric_p",
-    "domain.cell_km=50": "larger than the box",
     "domain.cell_km=1e-9": "at most 1e+08",
     "domain.cell_km=1e-300": "at most 1e+08",
     "domain.bbox=[12.0, 41.0, 12.5, 41.5]": "no road within reach",
-    "domain.roads=nowhere": "does not exist",
     "domain.roads=builtin:atlantis": "not built in",
-    "outputs.count=100000": "only 4197 road",
     "loss.tasks=100000": "only 4197 road",
-    "privacy.min_probability=0.5": "min_probability",
-    "prior.kind=gauss": "kind",
-    "nonsense": "section.key=value",
     "loss.directed=true": "lost the directions",
-    "outputs.file=x.csv": "file goes with",
+    "nonsense": "section.key=value",
     "cluster.address=nonsense": "address",
 }
 
 
 @pytest.mark.parametrize("override", BAD)
 def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
-    folder: Path, override: str, inside: Callable[..., Outcome]
+    folder: Path, override: str, inside: Inside
 ) -> None:
     before = sorted(folder.iterdir())
     for command in ("run", "init"):
-        failed = inside(command, "job.toml", "--set", override, folder=folder)
-        assert failed.returncode == 2, failed.stderr
-        assert failed.stdout == ""
-        lines = failed.stderr.splitlines()
-        assert len(lines) == 1
-        assert BAD[override] in lines[0]
+        assert_refused(inside(command, "job.toml", "--set", override, folder=folder), BAD[override])
         assert sorted(folder.iterdir()) == before
 
 
 NODES = "id,lon,lat\n1,-73.98,40.75\n2,-73.94,40.79\n3,-73.96,40.80\n4,-73.99,40.72\n"
 EDGES = "u,v,length_m,oneway\n1,2,900,0\n2,3,900,0\n3,4,900,0\n"
 BAD_FILES = {
-    "missing column": (NODES.replace("lat", "latitude"), EDGES, "column lat is missing"),
-    "duplicate id": (NODES.replace("4,-73.99", "1,-73.99"), EDGES, "more than once"),
-    "length is NaN": (NODES, EDGES.replace("900,0\n2", "nan,0\n2"), "line 2: length_m"),
-    "negative length": (NODES, EDGES.replace("900,0\n2", "-9,0\n2"), "is negative"),
-    "out of range": (NODES.replace("40.75", "140.75"), EDGES, "out of range"),
     "text in a number column": (NODES.replace("40.75", "north"), EDGES, "line 2: lat 'north'"),
     "too few nodes": (NODES, EDGES, "holds only 4 road nodes"),
     "disconnected": (NODES, "u,v,length_m,oneway\n1,1,5,0\n", "falls apart"),
@@ -239,7 +239,7 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("fault", BAD_FILES)
 def test_a_bad_network_is_one_line_exit_2_and_nothing_left_behind(
-    folder: Path, fault: str, inside: Callable[..., Outcome]
+    folder: Path, fault: str, inside: Inside
 ) -> None:
     nodes, edges, complaint = BAD_FILES[fault]
     roads = folder / "roads"
@@ -248,38 +248,22 @@ def test_a_bad_network_is_one_line_exit_2_and_nothing_left_behind(
     if edges is not None:
         (roads / "edges.csv.gz").write_bytes(gzip.compress(edges.encode()))
     before = sorted(folder.rglob("*"))
-    failed = inside(
-        "run", "job.toml", "--set", "domain.roads=roads", "--set", "domain.cell_km=1", folder=folder
-    )
-    assert failed.returncode == 2, failed.stderr
-    assert len(failed.stderr.splitlines()) == 1
-    assert complaint in failed.stderr
+    sets = ("--set", "domain.roads=roads", "--set", "domain.cell_km=1")
+    assert_refused(inside("run", "job.toml", *sets, folder=folder), complaint)
     assert sorted(folder.rglob("*")) == before
-
-
-def test_a_points_file_with_text_among_its_numbers(done: Path, inside: Callable[..., Outcome]) -> None:
-    (done / "bad.csv").write_text("lon,lat\n-73.98,40.7\n-73.98,here\n")
-    failed = inside("sample", "tiny.zarr", "bad.csv", "-o", "out.csv", folder=done)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.splitlines() == ["error: bad.csv: line 3: lat 'here' is not a finite number"]
-    assert not (done / "out.csv").exists()
 
 
 @pytest.mark.parametrize(
     "place", ["/proc/nothing/here.zarr", "job.toml", "job.toml/inside.zarr", "/dev/null/x.zarr"]
 )
-def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Callable[..., Outcome]) -> None:
-    failed = inside("run", "job.toml", "--store", place, folder=folder)
-    assert failed.returncode == 2, failed.stderr
-    assert len(failed.stderr.splitlines()) == 1
-    assert place in failed.stderr
+def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Inside) -> None:
+    assert_refused(inside("run", "job.toml", "--store", place, folder=folder), place)
     assert list(folder.iterdir()) == [folder / "job.toml"]
 
 
-def test_another_job_s_store_is_left_alone(done: Path, inside: Callable[..., Outcome]) -> None:
+def test_another_job_s_store_is_left_alone(done: Path, inside: Inside) -> None:
     failed = inside("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
-    assert failed.returncode == 2
-    assert "privacy.epsilon_per_km" in failed.stderr
+    assert_refused(failed, "privacy.epsilon_per_km")
     assert answered(inside("status", "tiny.zarr", "--json", folder=done))["epsilon_per_km"] == 1.0
 
 
@@ -287,23 +271,30 @@ def test_another_job_s_store_is_left_alone(done: Path, inside: Callable[..., Out
     ("arguments", "complaint"),
     [
         (["status", "missing.zarr"], "no such store"),
+        (["status", "null.zarr"], "null.zarr"),
         (["audit", "tiny.zarr", "--method", "guess"], "--method"),
         (["sample", "tiny.zarr", "none.csv", "-o", "o.csv"], "no such file"),
         (["sample", "tiny.zarr", "job.toml", "-o", "o.csv"], "job.toml"),
+        (["sample", "tiny.zarr", "bad.csv", "-o", "o.csv"],
+         "error: bad.csv: line 3: lat 'here' is not a finite number\n"),
+        (["sample", "tiny.zarr", "degrees.csv", "-o", "o.csv"], "look like degrees"),
+        (["sample", "tiny.zarr", "degrees.csv", "-o", "tiny.zarr/zarr.json"], "inside the store"),
         (["partition", "tiny.zarr"], "either a block or --range"),
         (["partition", "tiny.zarr", "--range", "x"], "A:B"),
         (["partition", "tiny.zarr", "999"], "not in the plan"),
         (["run", "missing.toml"], "no such job file"),
         (["run", "job.toml", "--progress", "loud"], "--progress"),
+        (["run", "job.toml", "--store", "memory://a.zarr"], "would be gone with this command"),
+        (["run", "job.toml", "--store", ""], "error: --store: the path is empty\n"),
     ],
-)
-def test_careless_commands(
-    done: Path, arguments: list[str], complaint: str, inside: Callable[..., Outcome]
-) -> None:
-    failed = inside(*arguments, folder=done)
-    assert failed.returncode == 2
-    assert len(failed.stderr.splitlines()) == 1
-    assert complaint in failed.stderr
+)  # fmt: skip
+def test_careless_commands(done: Path, arguments: list[str], complaint: str, inside: Inside) -> None:
+    (done / "bad.csv").write_text("lon,lat\n-73.98,40.7\n-73.98,here\n")
+    (done / "degrees.csv").write_text("x_km,y_km\n-73.98,40.75\n")
+    (done / "null.zarr").mkdir(exist_ok=True)
+    (done / "null.zarr" / "zarr.json").write_text("null")
+    assert_refused(inside(*arguments, folder=done), complaint)
+    assert not (done / "o.csv").exists()
 
 
 def test_no_scheduler_at_the_address(folder: Path) -> None:
@@ -322,7 +313,7 @@ def test_no_scheduler_at_the_address(folder: Path) -> None:
      ["partition", "x.zarr", "--range", "²:3"], ["sample", "x.zarr", "p.csv"]],
 )  # fmt: skip
 def test_usage_errors_are_one_line_and_one_document(
-    folder: Path, arguments: list[str], inside: Callable[..., Outcome]
+    folder: Path, arguments: list[str], inside: Inside
 ) -> None:
     failed = inside(*arguments, "--json", folder=folder)
     assert failed.returncode == 2
@@ -331,7 +322,7 @@ def test_usage_errors_are_one_line_and_one_document(
 
 
 def test_a_crash_is_told_from_a_failed_guarantee(
-    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    folder: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda _: 1 / 0)
     failed = inside("plan", "job.toml", "--json", folder=folder)
@@ -344,7 +335,7 @@ def test_a_crash_is_told_from_a_failed_guarantee(
 def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
     """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
     # A seed in a moment, and then some seconds of blocks.
-    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    job = JOB.replace("refine = [2, 2]", "refine = [100]").replace("inline", kind)
     (folder / "job.toml").write_text(job)
     command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
     process = subprocess.Popen(
@@ -362,14 +353,12 @@ def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kin
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
-def test_a_job_from_windows(folder: Path, inside: Callable[..., Outcome]) -> None:
+def test_a_job_from_windows(folder: Path, inside: Inside) -> None:
     (folder / "job.toml").write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
     assert inside("plan", "job.toml", "--json", folder=folder).returncode == 0
 
 
-def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(
-    folder: Path, inside: Callable[..., Outcome]
-) -> None:
+def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(folder: Path, inside: Inside) -> None:
     for command in ("plan", "run"):
         failed = inside(command, "job.toml", "--set", "domain.refine=[100, 100, 100]", folder=folder)
         assert failed.returncode == 2
@@ -377,13 +366,8 @@ def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(
         assert list(folder.iterdir()) == [folder / "job.toml"]
 
 
-def test_reports_go_through_pipes_and_never_into_the_store(
-    done: Path, inside: Callable[..., Outcome]
-) -> None:
+def test_reports_go_through_devices_and_links(done: Path, inside: Inside) -> None:
     (done / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
-    failed = inside("sample", "tiny.zarr", "p.csv", "-o", "tiny.zarr/zarr.json", folder=done)
-    assert failed.returncode == 2
-    assert "inside the store" in failed.stderr
     assert inside("sample", "tiny.zarr", "p.csv", "-o", "/dev/null", folder=done).returncode == 0
     assert Path("/dev/null").is_char_device()
     (done / "real.csv").touch()
@@ -393,89 +377,32 @@ def test_reports_go_through_pipes_and_never_into_the_store(
     assert len((done / "real.csv").read_text().splitlines()) == 2
 
 
-def test_degrees_under_the_names_of_kilometres_are_noticed(
-    done: Path, inside: Callable[..., Outcome]
-) -> None:
-    (done / "d.csv").write_text("x_km,y_km\n-73.98,40.75\n")
-    failed = inside("sample", "tiny.zarr", "d.csv", "-o", "o.csv", folder=done)
-    assert failed.returncode == 2
-    assert "look like degrees" in failed.stderr
-
-
-def test_progress_as_json_lines(folder: Path) -> None:
-    finished = mdpext("run", "job.toml", "--json", "--progress", "json", folder=folder)
-    events = [json.loads(line) for line in finished.stderr.splitlines()]
-    stages = [e["stage"] for e in events if e["event"] == "StageFinished"]
-    assert stages == ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
-    json.loads(finished.stdout)
-
-
-def test_help_names_every_command(folder: Path) -> None:
-    started = time.perf_counter()
-    shown = mdpext("--help", folder=folder)
-    assert time.perf_counter() - started < 5  # a hang, not a benchmark
-    for command in [
-        "run",
-        "plan",
-        "init",
-        "partition",
-        "finalise",
-        "status",
-        "audit",
-        "evaluate",
-        "remap",
-        "sample",
-    ]:
-        assert command in shown.stdout
+def test_help_names_every_command(folder: Path, inside: Inside) -> None:
+    shown = inside("--help", folder=folder).stdout
+    for command in app.registered_commands:
+        assert (command.name or getattr(command.callback, "__name__", "?")) in shown
 
 
 @pytest.mark.parametrize(
-    ("streams", "code"),
-    [
-        ("2>/dev/full", 2),
-        (">/dev/full", 2),
-        (">/dev/full 2>&1", 2),
-        (">&-", 2),
-        ("2>&-", 2),
-        (">&- 2>&- <&-", 2),
-    ],
+    "streams", ["2>/dev/full", ">/dev/full", ">/dev/full 2>&1", ">&-", "2>&-", ">&- 2>&- <&-"]
 )
-def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(
-    folder: Path, streams: str, code: int
-) -> None:
-    command = f"{sys.executable} -W error -m mdpext_dask.cli status nothing.zarr --json {streams}"
-    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
-    assert ended.returncode == code
+def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(folder: Path, streams: str) -> None:
+    ended = shell(f"status nothing.zarr --json {streams}", folder)
+    assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
 
 
-def test_an_answer_that_cannot_be_written_is_told(folder: Path) -> None:
-    command = f"{sys.executable} -W error -m mdpext_dask.cli plan job.toml --json >/dev/full"
-    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines() == [
-        "error: the answer cannot be written: [Errno 28] No space left on device"
-    ]
-
-
-def test_a_log_that_is_full_does_not_stop_a_run(folder: Path) -> None:
-    command = f"{sys.executable} -W error -m mdpext_dask.cli run job.toml --progress plain --json 2>/dev/full"
-    ended = subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+def test_an_answer_that_cannot_be_written_is_told_and_a_full_log_stops_nothing(folder: Path) -> None:
+    full = shell("plan job.toml --json >/dev/full", folder)
+    assert full.returncode == 2
+    assert full.stderr == "error: the answer cannot be written: [Errno 28] No space left on device\n"
+    ended = shell("run job.toml --progress plain --json 2>/dev/full", folder)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["state"] == "complete"
 
 
-def test_a_store_that_would_be_gone_with_the_command_is_refused(
-    folder: Path, inside: Callable[..., Outcome]
-) -> None:
-    refused = inside("run", "job.toml", "--store", "memory://a.zarr", folder=folder)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-    empty = inside("run", "job.toml", "--store", "", folder=folder)
-    assert (empty.returncode, empty.stderr) == (2, "error: --store: the path is empty\n")
-
-
 def test_a_home_folder_is_one_also_in_quotes(
-    folder: Path, inside: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    folder: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder / "home"))
     (folder / "home").mkdir()
@@ -484,21 +411,10 @@ def test_a_home_folder_is_one_also_in_quotes(
     assert not (folder / "~").exists()
 
 
-def test_a_root_document_that_is_none_is_one_line(folder: Path, inside: Callable[..., Outcome]) -> None:
-    (folder / "a.zarr").mkdir()
-    (folder / "a.zarr" / "zarr.json").write_text("null")
-    refused = inside("status", "a.zarr", folder=folder)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-
-
-def test_submitting_into_a_folder_of_one_s_own_overwrites_nothing(
-    folder: Path, inside: Callable[..., Outcome]
-) -> None:
+def test_submitting_into_a_folder_of_one_s_own_overwrites_nothing(folder: Path, inside: Inside) -> None:
     before = (folder / "job.toml").read_text()
     submit = ("submit", "job.toml", "--to", "slurm", "--dry-run", "--folder")
-    refused = inside(*submit, ".", folder=folder)
-    assert refused.returncode == 2
-    assert "has job.toml already" in refused.stderr
+    assert_refused(inside(*submit, ".", folder=folder), "has job.toml already")
     assert (folder / "job.toml").read_text() == before
     for _ in range(2):  # what it has written itself it may write again
         assert inside(*submit, "new", folder=folder).returncode == 0
@@ -522,9 +438,7 @@ def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
     script = (
         "import sys; sys.modules['typer'] = None; from mdpext_dask.cli.main import main; main(['--help'])"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert "pip install mdpext-dask" in run.stderr
     assert run.stderr.count("\n") == 1

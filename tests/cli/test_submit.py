@@ -18,8 +18,7 @@ from mdpext_dask.cli.main import main
 from mdpext_dask.cli.submit import follow
 from mdpext_dask.cli.submit.files import job_text
 from mdpext_dask.cli.submit.follow import JobState
-from mdpext_dask.cli.submit.slurm import SlurmJobs
-from mdpext_dask.cli.submit.slurm_scripts import Setting, array_scripts, run_cluster, run_scripts
+from mdpext_dask.cli.submit.slurm import ONE_JOB, SlurmJobs, array_scripts, run_scripts
 from mdpext_dask.compute.dask_settings import nested
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
@@ -29,13 +28,13 @@ from mdpext_dask.errors import (
     SolverError,
     SpecError,
 )
-from mdpext_dask.events import Event, Note, StageFinished
-from mdpext_dask.job.sections import ClusterSection
-from mdpext_dask.job.spec import JobSpec, load_job, parse_job
+from mdpext_dask.events import Event, StageFinished
+from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.processes import write_toml
+from tests.support.submissions import notes_of, program
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHIPPED = PROJECT / "deploy" / "slurm"
@@ -69,8 +68,8 @@ def directives(script: str) -> list[str]:
 
 def test_shipped_scripts_are_those_of_the_demo() -> None:
     spec = load_job(PROJECT / "workflows" / "manhattan.toml")
-    setting = Setting(spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
-    written = {**run_scripts(setting), **array_scripts(setting, plan_job(spec)["blocks"], 1001)}
+    setting = (spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
+    written = {**run_scripts(*setting), **array_scripts(*setting, plan_job(spec)["blocks"], 1001)}
     assert {name: (SHIPPED / name).read_text() for name in written} == written
     assert {path.name for path in SHIPPED.iterdir()} == {*written, "jobqueue.yaml"}
     for name in written:
@@ -98,49 +97,43 @@ def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path)
     )
     spec = parse_job(job)
     path = tmp_path / "written.toml"
-    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
+    path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
     again = load_job(path)
     assert again.fingerprint() == spec.fingerprint()
-    assert again == spec.model_copy(update={"cluster": run_cluster()})
+    assert again == spec.model_copy(update={"cluster": ONE_JOB})
     assert tomllib.loads(path.read_text())["cluster"] == {"kind": "address", "address": "scheduler.json"}
 
 
-@pytest.mark.parametrize("workflow", sorted((PROJECT / "workflows").rglob("*.toml")), ids=lambda p: p.stem)
-def test_every_shipped_job_can_be_written(workflow: Path, tmp_path: Path) -> None:
-    spec = load_job(workflow)
+def test_every_shipped_job_can_be_written(fixed_problem: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "written.toml"
-    path.write_text(job_text(spec, ClusterSection(kind="inline")), encoding="utf-8")
-    assert load_job(path) == spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
+    for workflow in (PROJECT / "workflows").rglob("*.toml"):
+        spec = load_job(workflow)
+        path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
+        assert load_job(path) == spec.model_copy(update={"cluster": ONE_JOB})
+    # With a loss file, it is its content that counts.
+    loss = f"loss.file={fixed_problem('rome-20km')}"
+    spec = load_job(PROJECT / "workflows" / "rome-20km-fixed.toml", [loss])
+    path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
+    assert load_job(path).fingerprint() == spec.fingerprint()
 
 
 def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
-    job = small_job(
-        cluster={
-            "workers": 12,
-            "memory_gib": 1.5,
-            "queue": "long",
-            "account": "city",
-            "walltime_hours": 36.01,
-            "options": ["--exclusive", "--qos=low"],
-        }
-    )
-    setting = Setting(parse_job(job), "s3://bucket/it's.zarr", Path("/with space/python"))
-    (run,) = run_scripts(setting).values()
+    section = {"workers": 12, "memory_gib": 1.5, "queue": "long", "account": "city", "walltime_hours": 36.01}
+    job = small_job(cluster={**section, "options": ["--exclusive", "--qos=low"]})
+    setting = (parse_job(job), "s3://bucket/it's.zarr", Path("/with space/python"))
+    (run,) = run_scripts(*setting).values()
     common = ["--mem-per-cpu=1536M", "--time=36:01:00", "--partition=long", "--account=city"]
     assert {*common, "--ntasks=13", "--cpus-per-task=1", "--job-name=small-run"} < {*directives(run)}
     # What the user says goes last, so that it counts.
     assert directives(run)[-2:] == ["--exclusive", "--qos=low"]
-    assert "srun --ntasks=12 " in run
-    assert "--memory-limit 1.5GiB" in run
+    assert {"count=12", "limit=1.5GiB"} < {*run.splitlines()}
     given = [line for line in run.splitlines() if line.startswith(("python=", "store="))]
-    echo = subprocess.run(
-        ["bash", "-c", "\n".join([*given, 'printf "%s\\n" "$python" "$store"'])],
-        capture_output=True,
-        text=True,
-        check=True,
+    echo = "\n".join([*given, 'printf "%s\\n" "$python" "$store"'])
+    assert (
+        subprocess.check_output(["bash", "-c", echo], text=True)
+        == "/with space/python\ns3://bucket/it's.zarr\n"
     )
-    assert echo.stdout.splitlines() == ["/with space/python", "s3://bucket/it's.zarr"]
-    scripts = array_scripts(setting, 1000, 1001)
+    scripts = array_scripts(*setting, 1000, 1001)
     assert list(scripts) == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert all({*common} < {*directives(script)} for script in scripts.values())
     # One node has so many processors.
@@ -152,8 +145,8 @@ def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
     ("blocks", "workers", "most"), [(1, 4, 1001), (21, 2, 1001), (21, 3, 5), (900, 4096, 101), (7, 4, 1)]
 )
 def test_tasks_of_an_array_share_all_blocks(small_job: Job, blocks: int, workers: int, most: int) -> None:
-    setting = Setting(parse_job(small_job(cluster={"workers": workers})), "/a.zarr", Path("/bin/echo"))
-    script = array_scripts(setting, blocks, most)["partition.sbatch"]
+    spec = parse_job(small_job(cluster={"workers": workers}))
+    script = array_scripts(spec, "/a.zarr", Path("/bin/echo"), blocks, most)["partition.sbatch"]
     (array,) = [line for line in directives(script) if line.startswith("--array=")]
     last = int(array.removeprefix("--array=0-").partition("%")[0])
     assert last < most
@@ -175,12 +168,8 @@ def test_a_dry_run_writes_all_and_submits_nothing(submit: Submit, tmp_path: Path
     code, out, err = submit("--to", "slurm", "--dry-run", "--set", "cluster.workers=3")
     assert (code, err) == (0, "")
     place = tmp_path / "small-slurm"
-    assert {path.name for path in place.iterdir()} == {
-        "job.toml",
-        "dask.yaml",
-        "run.sbatch",
-        ".mdpext-submit",
-    }
+    written = {path.name for path in place.iterdir()}
+    assert written == {"job.toml", "dask.yaml", "run.sbatch", ".mdpext-submit"}
     assert shlex.split(out) == ["sbatch", "--parsable", f"--chdir={place}", str(place / "run.sbatch")]
     assert yaml.safe_load((place / "dask.yaml").read_text()) == nested()
     script = (place / "run.sbatch").read_text()
@@ -194,15 +183,11 @@ def test_a_dry_run_of_an_array_prints_lines_for_a_shell(submit: Submit, tmp_path
     code, out, _ = submit("--to", "slurm", "--dry-run", "--array", "--folder", place)
     assert code == 0
     # A shell with a program in place of sbatch, which notes how it was called.
-    (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\necho 4$#\n')
-    (tmp_path / "sbatch").chmod(0o755)
+    program(tmp_path, "sbatch", f'echo "$@" >> "{tmp_path}/calls"\necho 4$#')
     subprocess.run(["/bin/bash", "-ec", out], env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, check=True)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split()[-1].rpartition("/")[2] for call in calls] == [
-        "init.sbatch",
-        "partition.sbatch",
-        "finalise.sbatch",
-    ]
+    names = [call.split()[-1].rpartition("/")[2] for call in calls]
+    assert names == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert ["afterok" in call for call in calls] == [False, True, True]
     assert "--dependency=afterok:43 " in calls[1]
     cluster = tomllib.loads((place / "job.toml").read_text())["cluster"]
@@ -249,12 +234,10 @@ def test_another_job_s_store_is_not_submitted_to(submit: Submit, tmp_path: Path,
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Return a function that sets what ``scontrol show job N`` says."""
-    (tmp_path / "scontrol").write_text(
-        "#!/bin/bash\n"
-        f'cat "{tmp_path}/said-$3" 2>/dev/null && exit 0\n'
-        'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1\n'
+    said = f'cat "{tmp_path}/said-$3" 2>/dev/null && exit 0'
+    program(
+        tmp_path, "scontrol", f'{said}\necho "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
     )
-    (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return lambda job, text: (tmp_path / f"said-{job}").write_text(text) and None
 
@@ -280,36 +263,17 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
         ({"1": part("1", "TIMEOUT")}, "failed", "its time was up (cluster.walltime_hours)"),
         ({"1": part("1", "OUT_OF_MEMORY")}, "failed", "its memory was not enough (cluster.memory_gib)"),
         # A chain of three.
-        (
-            {
-                "1": part("1", "COMPLETED"),
-                "2": part("2", "PENDING", "Resources", array="2_3-7%2"),
-                "3": part("3", "PENDING", "Dependency"),
-            },
-            "running",
-            "Resources",
-        ),
-        (
-            {
-                "1": part("1", "COMPLETED"),
-                "2": part("4", "RUNNING", array="2_0") + part("5", "FAILED", code="1:0", array="2_1"),
-                "3": part("3", "PENDING", "Dependency"),
-            },
-            "running",
-            "",
-        ),
-        (
-            {
-                "2": part("4", "COMPLETED", array="2_0") + part("5", "FAILED", code="2:0", array="2_1"),
-                "3": part("3", "CANCELLED"),
-            },
-            "failed",
-            "exit code 2 (and 1 more): what its output says",
-        ),
+        ({"1": part("1", "COMPLETED"), "2": part("2", "PENDING", "Resources", array="2_3-7%2"),
+          "3": part("3", "PENDING", "Dependency")}, "running", "Resources"),
+        ({"1": part("1", "COMPLETED"),
+          "2": part("4", "RUNNING", array="2_0") + part("5", "FAILED", code="1:0", array="2_1"),
+          "3": part("3", "PENDING", "Dependency")}, "running", ""),
+        ({"2": part("4", "COMPLETED", array="2_0") + part("5", "FAILED", code="2:0", array="2_1"),
+          "3": part("3", "CANCELLED")}, "failed", "exit code 2 (and 1 more): what its output says"),
         ({"3": part("3", "COMPLETED")}, "done", ""),
         ({"1": part("1", "COMPLETED")}, "gone", "Slurm does not know it any more"),
     ],
-)
+)  # fmt: skip
 def test_states_of_jobs(
     answers: dict[str, str], state: str, message: str, says: Callable[[str, str], None], tmp_path: Path
 ) -> None:
@@ -325,8 +289,7 @@ def test_states_of_jobs(
 
 
 def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'scontrol: error: Unable to contact' >&2; exit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
+    program(tmp_path, "scontrol", "echo 'scontrol: error: Unable to contact' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(ClusterError, match=r"^Slurm does not answer: Unable to contact$"):
         SlurmJobs(("1",), tmp_path).state()
@@ -335,19 +298,18 @@ def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- following --------------------------------------------------------------------------------------
 
 
-class Told:
-    """A job that goes through states as it is told; a step may also be something to do."""
+def followed(url: str, *steps: JobState | Exception | Callable[[], JobState]) -> list[Event]:
+    """Follow a job that is in these states one after the other; a step may also be something to do."""
+    left, events = list(steps), list[Event]()
 
-    name = "Test job 7"
-
-    def __init__(self, *steps: JobState | Exception | Callable[[], JobState]) -> None:
-        self._steps = list(steps)
-
-    def state(self) -> JobState:
-        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
-        if isinstance(step, BaseException):
+    def ask() -> JobState:
+        step = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(step, Exception):
             raise step
         return step if isinstance(step, JobState) else step()
+
+    follow.follow("Test job 7", ask, url, events.append)
+    return events
 
 
 @pytest.fixture
@@ -372,13 +334,11 @@ def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) ->
         build(spec, url)
         return DONE
 
-    events: list[Event] = []
     lost = ClusterError("no answer")
-    follow.follow(Told(PENDING, PENDING, RUNNING, lost, lost, begin, RUNNING, end), url, events.append)
+    events = followed(url, PENDING, PENDING, RUNNING, lost, lost, begin, RUNNING, end)
     stages = [event.stage for event in events if isinstance(event, StageFinished)]
     assert stages == ["queue", "seed", "extend", "audit"]
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == ["Test job 7 waits: Priority", "no answer"]
+    assert notes_of(events) == ["Test job 7 waits: Priority", "no answer"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -396,7 +356,7 @@ def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) ->
 )
 def test_an_end_that_is_none(final: JobState, error: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(error, match=f"Test job 7 (has failed|is gone): {final.message}") as raised:
-        follow.follow(Told(RUNNING, final), str(tmp_path / "none.zarr"), lambda _: None)
+        followed(str(tmp_path / "none.zarr"), RUNNING, final)
     assert ("submit again" in str(raised.value)) == (error is IncompleteStoreError)
 
 
@@ -410,34 +370,31 @@ def complete(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> str:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("final", [DONE, JobState("gone"), JobState("failed", "cancelled")])
 def test_a_complete_store_is_the_end_whatever_is_said(final: JobState, complete: str) -> None:
-    follow.follow(Told(final), complete, lambda _: None)
+    followed(complete, final)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_complete_store_of_another_job_is_no_success(complete: str) -> None:
     final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
     with pytest.raises(SpecError, match="belongs to another job"):
-        follow.follow(Told(RUNNING, final), complete, lambda _: None)
+        followed(complete, RUNNING, final)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_store_that_is_refused(complete: str, tmp_path: Path, small_job: Job) -> None:
+def test_a_store_that_is_refused(tmp_path: Path, small_job: Job) -> None:
     url = str(tmp_path / "small.zarr")
     init(parse_job(small_job()), url)
     MechanismStore.open(url, mode="r+").update(state="refused")
     with pytest.raises(GuaranteeViolation, match="does not hold"):
-        follow.follow(Told(JobState("gone")), url, lambda _: None)
-    # Who ends a job says nothing about its guarantee.
+        followed(url, JobState("gone"))
+    # A cancelled job says nothing about its guarantee.
     with pytest.raises(IncompleteStoreError):
-        follow.follow(Told(JobState("failed", "cancelled")), url, lambda _: None)
-    assert complete
+        followed(url, JobState("failed", "cancelled"))
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:
-    events: list[Event] = []
-    follow.follow(Told(DONE), str(tmp_path / "elsewhere.zarr"), events.append)
-    (note,) = [event.text for event in events if isinstance(event, Note)]
+    (note,) = notes_of(followed(str(tmp_path / "elsewhere.zarr"), DONE))
     assert "has ended well, but its store cannot be read from here" in note
 
 
@@ -447,13 +404,4 @@ def test_an_interrupt_ends_following(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(IncompleteStoreError, match="no longer followed; Test job 7 goes on"):
-        follow.follow(Told(RUNNING, interrupt), str(tmp_path / "none.zarr"), lambda _: None)
-
-
-def test_a_job_of_a_loss_file_can_be_written(fixed_problem: Callable[[str], Path], tmp_path: Path) -> None:
-    spec: JobSpec = load_job(
-        PROJECT / "workflows" / "rome-20km-fixed.toml", [f"loss.file={fixed_problem('rome-20km')}"]
-    )
-    path = tmp_path / "written.toml"
-    path.write_text(job_text(spec, run_cluster()), encoding="utf-8")
-    assert load_job(path).fingerprint() == spec.fingerprint()
+        followed(str(tmp_path / "none.zarr"), RUNNING, interrupt)

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ import pytest
 from mdpext_dask import build
 from mdpext_dask.cli.submit import follow as following
 from mdpext_dask.cli.submit.files import job_text
-from mdpext_dask.cli.submit.kubernetes import submit
 from mdpext_dask.errors import IncompleteStoreError, SpecError
-from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import JobSpec, parse_job
+from tests.support.processes import wait_until
+from tests.support.submissions import program, to_kubernetes
 from tests.support.toy_kubernetes import KINDS, ToyKubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -34,11 +33,8 @@ HERE = Path(__file__).parents[1] / "support"
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyKubernetes]:
     """Return a toy cluster that the operator watches."""
     if shutil.which("kubectl") is None:
-        programs = tmp_path / "bin"
-        programs.mkdir()
-        text = f'#!/bin/sh\nexec {sys.executable} {HERE / "toy_kubectl.py"} "$@"\n'
-        (programs / "kubectl").write_text(text)
-        (programs / "kubectl").chmod(0o755)
+        text = f'exec {sys.executable} {HERE / "toy_kubectl.py"} "$@"'
+        programs = program(tmp_path / "bin", "kubectl", text)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setattr(following, "_LONGEST_WAIT", 1.0)
     monkeypatch.setattr(following, "_REST", 1.0)
@@ -64,16 +60,7 @@ def spec(small_job: Callable[..., dict[str, dict[str, Any]]]) -> JobSpec:
 
 
 def hand_over(spec: JobSpec, folder: Path, *, detach: bool = False) -> tuple[dict[str, Any], list[str]]:
-    notes: list[str] = []
-
-    def observer(event: Event) -> None:
-        if isinstance(event, Note):
-            notes.append(event.text)
-
-    document = submit(
-        spec, STORE, folder / "written", dry_run=False, array=False, detach=detach, observer=observer
-    )
-    return document, notes
+    return to_kubernetes(spec, folder / "written", STORE, detach=detach)
 
 
 def rows_of(store: Path) -> dict[str, bytes]:
@@ -85,13 +72,6 @@ def names(toy: ToyKubernetes, *plurals: str) -> list[str]:
     return [
         thing["metadata"]["name"] for kind in KINDS if kind[1] in plurals for thing in toy.objects.all(*kind)
     ]
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:
@@ -108,7 +88,9 @@ def test_a_job_runs_ends_and_may_be_submitted_again(
     assert any(note.startswith("extend: ") for note in notes)
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
     # The operator has taken the cluster down; what the job has said is kept.
-    wait_until(lambda: names(cluster, "deployments", "daskclusters", "services") == [], 30)
+    wait_until(
+        lambda: names(cluster, "deployments", "daskclusters", "services") == [], "the operator to tidy up", 30
+    )
     assert names(cluster, "daskjobs", "pods") == ["mdpext-small-runner", "mdpext-small"]
     (before,) = [job["metadata"]["uid"] for job in cluster.objects.all("kubernetes.dask.org/v1", "daskjobs")]
     document, _ = hand_over(spec, tmp_path)
@@ -127,7 +109,7 @@ def test_the_client_may_leave(tmp_path: Path, spec: JobSpec) -> None:
 
 def _when_running(toy: ToyKubernetes) -> None:
     """Wait until the runner is at work."""
-    wait_until(lambda: "domain: " in (toy.node.log_of("mdpext-small-runner") or ""))
+    wait_until(lambda: "domain: " in (toy.node.log_of("mdpext-small-runner") or ""), "the runner")
 
 
 @pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
@@ -175,12 +157,17 @@ def test_a_run_here_has_its_workers_there(tmp_path: Path, cluster: ToyKubernetes
         "mdpext_dask.cli",
         "run",
         job,
+        "--json",
         "--store",
         tmp_path / "direct.zarr",
-        "--json",
     ]
+    command += ["--store", tmp_path / "direct.zarr"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["state"] == "complete"
     assert rows_of(tmp_path / "direct.zarr") == expected(spec, tmp_path)
-    wait_until(lambda: names(cluster, "deployments", "daskclusters", "services", "pods") == [], 30)
+    wait_until(
+        lambda: names(cluster, "deployments", "daskclusters", "services", "pods") == [],
+        "the operator to tidy up",
+        30,
+    )

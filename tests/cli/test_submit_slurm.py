@@ -88,6 +88,13 @@ def submission(*arguments: object) -> "subprocess.Popen[str]":
     )
 
 
+def held(store: Path, *arguments: object) -> "subprocess.Popen[str]":
+    """Start a submit of a job that stops after its first blocks, and wait until it has."""
+    process = submission("--set", f"extension.method={HELD}", *arguments)
+    wait_until(lambda: len(receipts(store)) >= FREE, "blocks", 120)
+    return process
+
+
 def submitted(*arguments: object, code: int = 0) -> tuple[dict[str, Any], str]:
     """Submit, wait for the end, and return the document and what was said on standard error."""
     process = submission("--json", *arguments)
@@ -211,8 +218,7 @@ def test_a_job_goes_on_when_its_client_is_killed(folder: Path, undisturbed: dict
 
 @pytest.mark.slow
 def test_an_interrupt_lets_go_of_a_job(folder: Path, slurm: Slurm) -> None:
-    process = submission("--set", f"extension.method={HELD}")
-    wait_until(lambda: len(receipts(folder / "small.zarr")) >= FREE, "blocks", 120)
+    process = held(folder / "small.zarr")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_INCOMPLETE
@@ -225,10 +231,8 @@ def test_an_interrupt_lets_go_of_a_job(folder: Path, slurm: Slurm) -> None:
 def test_a_job_that_is_cancelled_goes_on_when_submitted_again(
     kind: str, folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]
 ) -> None:
-    arguments = ["--set", f"extension.method={HELD}", *(["--array"] if kind == "array" else [])]
-    process = submission(*arguments)
-    store = folder / "small.zarr"
-    wait_until(lambda: len(receipts(store)) >= FREE, "blocks", 120)
+    array, store = ["--array"] if kind == "array" else [], folder / "small.zarr"
+    process = held(store, *array)
     slurm.call("scancel", "--user=root")
     _, err = process.communicate(timeout=120)
     assert process.returncode == EXIT_INCOMPLETE, err
@@ -237,7 +241,7 @@ def test_a_job_that_is_cancelled_goes_on_when_submitted_again(
     done = receipts(store)
     assert FREE <= len(done) < BLOCKS
     (folder / OPEN).touch()
-    document, _ = submitted(*arguments)
+    document, _ = submitted("--set", f"extension.method={HELD}", *array)
     assert document["state"] == "done"
     assert shards(store) == undisturbed
     # What had been done was not done again.
@@ -247,8 +251,7 @@ def test_a_job_that_is_cancelled_goes_on_when_submitted_again(
 @pytest.mark.slow
 def test_a_job_that_slurm_queues_again(folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]) -> None:
     """As it does when a node fails; whoever follows it still does."""
-    process = submission("--json", "--set", f"extension.method={HELD}")
-    wait_until(lambda: len(receipts(folder / "small.zarr")) >= FREE, "blocks", 120)
+    process = held(folder / "small.zarr", "--json")
     done = receipts(folder / "small.zarr")
     (job,) = json.loads((folder / "small-slurm" / "submitted.json").read_text())["jobs"]
     slurm.call("scontrol", "requeue", job)
@@ -262,8 +265,7 @@ def test_a_job_that_slurm_queues_again(folder: Path, slurm: Slurm, undisturbed: 
 
 @pytest.mark.slow
 def test_slurm_may_be_away_for_a_while(folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]) -> None:
-    process = submission("--set", f"extension.method={HELD}", "--progress", "json")
-    wait_until(lambda: len(receipts(folder / "small.zarr")) >= FREE, "blocks", 120)
+    process = held(folder / "small.zarr", "--progress", "json")
     slurm.stop_controller()
     try:
         said = ""
@@ -332,8 +334,7 @@ def test_a_guarantee_that_does_not_hold_is_told(kind: str, folder: Path) -> None
 @pytest.mark.slow
 def test_all_workers_die(folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]) -> None:
     """A job without workers does not wait for its time to be up."""
-    process = submission("--set", f"extension.method={HELD}")
-    wait_until(lambda: len(receipts(folder / "small.zarr")) >= FREE, "blocks", 120)
+    process = held(folder / "small.zarr")
     (job,) = json.loads((folder / "small-slurm" / "submitted.json").read_text())["jobs"]
     slurm.call("scancel", "--signal=KILL", f"{job}.0")
     _, err = process.communicate(timeout=120)

@@ -31,6 +31,9 @@ from mdpext_dask.job.spec import JobSpec, files_of, parse_job
 from tests.support.commands import parse
 from tests.support.manifest_checks import complaints
 
+Job = Callable[..., dict[str, dict[str, Any]]]
+Documents = list[dict[str, Any]]
+Made = dict[str, dict[str, Any]]
 PROJECT = Path(__file__).resolve().parents[2]
 DEPLOY = PROJECT / "deploy" / "kubernetes"
 IMAGE = "registry.example.org/mdpext-dask:0.1.0"
@@ -45,12 +48,12 @@ def demo() -> JobSpec:
 
 
 @pytest.fixture(scope="module")
-def documents(demo: JobSpec) -> list[dict[str, Any]]:
+def documents(demo: JobSpec) -> Documents:
     return list(yaml.safe_load_all(manifest_text(demo, STORE)))
 
 
 @pytest.fixture(scope="module")
-def made(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def made(documents: Documents) -> Made:
     """Return what the operator makes of the job, by its own functions."""
     job = documents[-1]
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -71,13 +74,19 @@ def made(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_a_job_is_valid(documents: list[dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def pods(made: Made) -> Made:
+    """Return the pods of the runner, the scheduler and a worker."""
+    return {"runner": made["runner"], **{n: made[n]["spec"]["template"] for n in ("scheduler", "worker")}}
+
+
+def test_a_job_is_valid(documents: Documents) -> None:
     assert [one["kind"] for one in documents] == ["ConfigMap", "NetworkPolicy", "DaskJob"]
     assert [complaints(one) for one in documents] == [[], [], []]
 
 
 @pytest.mark.parametrize("part", ["runner", "cluster", "scheduler", "service", "group", "worker"])
-def test_what_the_operator_makes_of_it_is_valid(part: str, made: dict[str, dict[str, Any]]) -> None:
+def test_what_the_operator_makes_of_it_is_valid(part: str, made: Made) -> None:
     assert complaints(made[part]) == []
 
 
@@ -130,7 +139,7 @@ WORKER = ("spec", "cluster", "spec", "worker", "spec")
     ],
 )
 def test_a_misspelt_key_is_found(
-    documents: list[dict[str, Any]], document: int, path: tuple[Any, ...], name: str
+    documents: Documents, document: int, path: tuple[Any, ...], name: str
 ) -> None:
     manifest = copy.deepcopy(documents[document])
     _misspell(manifest, path, name)
@@ -146,7 +155,7 @@ def test_a_misspelt_key_is_found(
         (("spec", "cluster", "spec", "worker", "replicas"), "4"),
     ],
 )
-def test_a_wrong_type_is_found(documents: list[dict[str, Any]], path: tuple[Any, ...], value: Any) -> None:
+def test_a_wrong_type_is_found(documents: Documents, path: tuple[Any, ...], value: Any) -> None:
     tree = manifest = copy.deepcopy(documents[-1])
     for key in path[:-1]:
         tree = tree[key]
@@ -154,9 +163,7 @@ def test_a_wrong_type_is_found(documents: list[dict[str, Any]], path: tuple[Any,
     assert complaints(manifest)
 
 
-def test_pods_are_checked_more_strictly_once_the_operator_has_made_them(
-    made: dict[str, dict[str, Any]],
-) -> None:
+def test_pods_are_checked_more_strictly_once_the_operator_has_made_them(made: Made) -> None:
     runner = copy.deepcopy(made["runner"])
     _misspell(runner, ("spec", "containers", 0, "volumeMounts"), "volumeMount")
     assert any("volumeMount" in said for said in complaints(runner))
@@ -165,7 +172,7 @@ def test_pods_are_checked_more_strictly_once_the_operator_has_made_them(
 # --- what is in it --------------------------------------------------------------------------------
 
 
-def test_the_runner_gets_the_same_job(demo: JobSpec, documents: list[dict[str, Any]]) -> None:
+def test_the_runner_gets_the_same_job(demo: JobSpec, documents: Documents) -> None:
     job = parse_job(tomllib.loads(documents[0]["data"]["job.toml"]))
     assert job.fingerprint() == demo.fingerprint()
     assert job.job == demo.job
@@ -173,22 +180,18 @@ def test_the_runner_gets_the_same_job(demo: JobSpec, documents: list[dict[str, A
 
 
 def test_the_runner_goes_where_the_operator_puts_the_scheduler(
-    documents: list[dict[str, Any]], made: dict[str, dict[str, Any]]
+    documents: Documents, made: Made, pods: Made
 ) -> None:
     address = parse_job(tomllib.loads(documents[0]["data"]["job.toml"])).cluster.address
-    for pod in (made["runner"]["spec"], made["worker"]["spec"]["template"]["spec"]):
-        (container,) = pod["containers"]
+    for name in ("runner", "worker"):
+        (container,) = pods[name]["spec"]["containers"]
         assert {"name": "DASK_SCHEDULER_ADDRESS", "value": address} in container["env"]
     assert made["runner"]["spec"]["initContainers"][0]["command"][-1] == address
     host = f"{made['service']['metadata']['name']}.{documents[-1]['metadata']['namespace']}"
     assert address == f"tcp://{host}.svc.cluster.local:8786"
 
 
-def test_labels_select_the_pods_that_they_are_meant_to(
-    documents: list[dict[str, Any]], made: dict[str, dict[str, Any]]
-) -> None:
-    pods = {name: made[name]["spec"]["template"] for name in ("scheduler", "worker")}
-    pods["runner"] = made["runner"]
+def test_labels_select_the_pods_that_they_are_meant_to(documents: Documents, made: Made, pods: Made) -> None:
     labels = {name: pod["metadata"]["labels"] for name, pod in pods.items()}
 
     def selected(selector: dict[str, str]) -> set[str]:
@@ -209,28 +212,27 @@ def test_labels_select_the_pods_that_they_are_meant_to(
     assert {name: str(number) for name, number in numbers.items()} == listened
 
 
-def test_commands_are_those_of_the_programs(made: dict[str, dict[str, Any]]) -> None:
-    (worker,) = made["worker"]["spec"]["template"]["spec"]["containers"]
+def test_commands_are_those_of_the_programs(pods: Made) -> None:
+    (worker,) = pods["worker"]["spec"]["containers"]
     options = parse(worker["command"] + worker["args"])
     assert options["nthreads"] == 1
     assert options["memory_limit"] == "2048MiB"
     assert not options["dashboard"]
     assert f":{worker['ports'][0]['containerPort']}" == options["dashboard_address"]
     assert worker["resources"]["limits"] == {"memory": "2048Mi"}
-    (runner,) = made["runner"]["spec"]["containers"]
+    (runner,) = pods["runner"]["spec"]["containers"]
     script = runner["command"][-1]
     line = next(line for line in script.splitlines() if "mdpext" in line)
     options = parse(line.removeprefix("until ").removesuffix("; do"))
     assert str(options["job"]) == "/job/job.toml"
     assert options["store"] == "$MDPEXT_STORE"
     assert {"name": "MDPEXT_STORE", "value": STORE} in runner["env"]
-    code = made["runner"]["spec"]["initContainers"][0]["command"][2]
+    code = pods["runner"]["spec"]["initContainers"][0]["command"][2]
     compile(code, "wait", "exec")
 
 
-def test_nobody_is_root_and_nothing_can_be_written_but_what_must_be(made: dict[str, dict[str, Any]]) -> None:
-    pods = [made["runner"]["spec"], *(made[n]["spec"]["template"]["spec"] for n in ("scheduler", "worker"))]
-    for pod in pods:
+def test_nobody_is_root_and_nothing_can_be_written_but_what_must_be(pods: Made) -> None:
+    for pod in (pod["spec"] for pod in pods.values()):
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["automountServiceAccountToken"] is False
         volumes = {volume["name"] for volume in pod["volumes"]}
@@ -277,7 +279,7 @@ def test_dask_reads_its_settings_from_the_environment() -> None:
     [([0], 0, 1), ([3, 3, 0], 0, 3), ([2], 2, 1), ([3, 1], 1, 2), ([3] * 20, 3, 10), ([137], 137, 1)],
 )
 def test_the_runner_goes_on_after_interruptions_only(
-    tmp_path: Path, made: dict[str, dict[str, Any]], codes: list[int], exit_code: int, calls: int
+    tmp_path: Path, made: Made, codes: list[int], exit_code: int, calls: int
 ) -> None:
     """In a real shell, with stubs for ``mdpext`` and ``sleep``."""
     (tmp_path / "codes").write_text("\n".join(map(str, codes)) + "\n")
@@ -320,7 +322,7 @@ def _refusal(spec: JobSpec, store: str = STORE) -> str:
     return message
 
 
-def test_an_image_is_needed(small_job: Callable[..., dict[str, dict[str, Any]]]) -> None:
+def test_an_image_is_needed(small_job: Job) -> None:
     spec = parse_job(small_job(cluster={"kind": "kubernetes"}))
     assert "cluster.image" in _refusal(spec, "s3://bucket/small.zarr")
     with pytest.raises(SpecError, match=r"cluster\.image"):
@@ -344,9 +346,7 @@ def test_an_image_is_needed(small_job: Callable[..., dict[str, dict[str, Any]]])
         ("memory://a.zarr", "disk", False),
     ],
 )
-def test_a_store_must_be_where_pods_see_it(
-    small_job: Callable[..., dict[str, dict[str, Any]]], store: str, claim: str | None, fine: bool
-) -> None:
+def test_a_store_must_be_where_pods_see_it(small_job: Job, store: str, claim: str | None, fine: bool) -> None:
     cluster = {"kind": "kubernetes", "image": IMAGE, **({"volume_claim": claim} if claim else {})}
     spec = parse_job(small_job(cluster=cluster))
     if fine:
@@ -362,9 +362,7 @@ def test_a_manifest_has_no_password(demo: JobSpec) -> None:
         manifest_text(demo, "s3://me:secret@bucket/a.zarr")
 
 
-def test_files_of_the_job_must_be_where_pods_see_them(
-    small_job: Callable[..., dict[str, dict[str, Any]]],
-) -> None:
+def test_files_of_the_job_must_be_where_pods_see_them(small_job: Job) -> None:
     cluster = {"kind": "kubernetes", "image": IMAGE, "volume_claim": "disk"}
     there = parse_job(small_job(cluster=cluster, domain={"roads": "/data/rome"}))
     assert files_of(there) == {"domain.roads": "/data/rome"}
@@ -377,7 +375,7 @@ def test_files_of_the_job_must_be_where_pods_see_them(
     assert "cluster.volume_claim" in message
 
 
-def test_without_a_memory_limit_there_is_none(small_job: Callable[..., dict[str, dict[str, Any]]]) -> None:
+def test_without_a_memory_limit_there_is_none(small_job: Job) -> None:
     spec = parse_job(small_job(cluster={"kind": "kubernetes", "image": IMAGE}))
     worker = cluster_manifest(spec.cluster, "name")["spec"]["worker"]["spec"]["containers"][0]
     assert worker["resources"] == {"requests": {"cpu": "1"}}

@@ -1,8 +1,11 @@
 """The exponential mechanism and planar Laplace: by hand, against other integrators, and strictly audited."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,11 +16,16 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import sectors
-from mdpext_dask.evaluation.baselines.em import exponential_mechanism
-from mdpext_dask.evaluation.baselines.laplace import continuous_laplace, euclidean_epsilon, planar_laplace
+from mdpext_dask.evaluation.baselines.noise import (
+    continuous_laplace,
+    em_remap,
+    epsilon_within,
+    euclidean_epsilon,
+    exponential_mechanism,
+    laplace_remap,
+    planar_laplace,
+)
 from mdpext_dask.evaluation.baselines.problem import Guarantee, Method, Problem
-from mdpext_dask.evaluation.baselines.remap import em_remap, laplace_remap
-from mdpext_dask.evaluation.baselines.rounding import epsilon_within
 from mdpext_dask.evaluation.baselines.sectors import EDGE_ERROR, edge_integrals, masses, voronoi_cells
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import TravelLoss
@@ -29,45 +37,38 @@ METHODS: tuple[Method, ...] = (exponential_mechanism, planar_laplace, em_remap, 
 # --- the exponential mechanism --------------------------------------------------------------------
 
 
-def test_the_exponential_mechanism_by_hand() -> None:
-    """Records (0, 0), (0, 3), (4, 0), (4, 3); outputs on the first and 5 km from it."""
-    grid = Grid(0.0, 0.0, 1, 1, 4.0, (1,))
-    problem = problem_of(np.array([[0.0, 0.0], [4.0, 3.0]]), 0.5, grid=grid)
-    rows = rows_of(exponential_mechanism, problem)
-    near, far = 1.0, math.exp(-0.5 * 5 / 2)
-    assert np.allclose(rows[0, 0], [near / (near + far), far / (near + far)], rtol=1e-9, atol=0)
-    corner = np.exp(-0.25 * np.array([4.0, 1.0]))  # (0, 4): 4 km from one, 4 and 1 km away from the other
-    corner[1] = math.exp(-0.25 * math.hypot(4, 1))
-    assert np.allclose(rows[0, 1], corner / corner.sum(), rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
-    records = problem.records_xy_km(slice(0, 5))
+    records = problem.records_xy_km(slice(None))
     distance = np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2)
     weights = np.exp(-0.4 * distance)
     expected = (weights / weights.sum(axis=1, keepdims=True)).reshape(5, 5, 3)
     assert np.allclose(rows_of(exponential_mechanism, problem), expected, rtol=1e-9, atol=0)
 
 
-def test_the_bound_is_all_but_reached_and_an_audit_notices_less() -> None:
-    """An unlikely output on one side of all records, likely ones on the other: the whole of ε is used."""
-    outputs = np.array([[-30.0, 0.0], [2.0, 0.0], [2.5, 0.0]])
-    problem = problem_of(outputs, 2.0)
-    rows = rows_of(exponential_mechanism, problem)
-    assert rows[..., 0].max() < 1e-12
+@pytest.mark.parametrize(
+    ("method", "outputs", "less"),
+    [
+        # An unlikely output on one side of all records, likely ones on the other.
+        (exponential_mechanism, [[-30.0, 0.0], [2.0, 0.0], [2.5, 0.0]], 2.0 * (1 - 1e-6)),
+        # Between records in line with a far cell, log ratios are all but ε d.
+        (planar_laplace, [[0.0, 0.0], [1.0, 1.0], [90.0, 0.5]], 1.9),
+    ],
+)
+def test_all_of_epsilon_is_used_and_no_more(method: Method, outputs: list[list[float]], less: float) -> None:
+    problem = problem_of(np.array(outputs), 2.0)
+    rows = rows_of(method, problem)
     assert holds(rows, problem)
-    assert not holds(rows, problem, epsilon=2.0 * (1 - 1e-6))
+    assert not holds(rows, problem, epsilon=less)
 
 
 def test_small_probabilities_are_kept_or_refused() -> None:
     rows = rows_of(exponential_mechanism, problem_of(np.array([[0.0, 0.0], [900.0, 0.0]]), 1.5))
     assert rows.min() > 1e-300
-    with pytest.raises(SolverError, match="below what float64 holds"):
-        exponential_mechanism(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
-    with pytest.raises(SolverError, match="below what float64 holds"):
-        planar_laplace(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
+    for method in (exponential_mechanism, planar_laplace):
+        with pytest.raises(SolverError, match="below what float64 holds"):
+            method(problem_of(np.array([[0.0, 0.0], [960.0, 0.0]]), 1.5), LONG)
 
 
 def test_an_epsilon_that_rounding_swallows_is_refused() -> None:
@@ -105,21 +106,12 @@ def test_every_triple_of_every_method_holds(
         return  # cells that are too small for float64; see below
     assert mechanism.guarantee is Guarantee.EPSILON
     assert mechanism.rows is not None
-    rows = mechanism.rows(slice(0, grid.shape[0]))
+    rows = mechanism.rows(slice(None))
     assert rows.shape == (*grid.shape, len(outputs))
     assert np.abs(rows.sum(axis=-1) - 1).max() < 1e-14
     assert holds(rows, problem)
     # A strip at a time: the same but for rounding.
     assert np.allclose(mechanism.rows(slice(2, 4)), rows[2:4], rtol=1e-10, atol=0)
-
-
-def test_laplace_uses_all_of_epsilon_and_no_more() -> None:
-    """Between records in line with a far cell, log ratios are all but ε d."""
-    outputs = np.array([[0.0, 0.0], [1.0, 1.0], [90.0, 0.5]])
-    problem = problem_of(outputs, 2.0)
-    rows = rows_of(planar_laplace, problem)
-    assert holds(rows, problem)
-    assert not holds(rows, problem, epsilon=1.9)
 
 
 @pytest.mark.parametrize(("p", "factor"), [(1, 1), (2, 1), (4, 2**-0.25), (math.inf, 2**-0.5)])
@@ -154,9 +146,7 @@ def test_edge_integrals_over_all_distances_and_ends(monkeypatch: pytest.MonkeyPa
 
 def test_edge_integrals_against_another_integrator() -> None:
     for a, low, high in ((0.7, -1.0, 2.0), (0.01, 0.2, 5.0), (30.0, -4.0, 3.0), (3.0, -9.0, -0.5)):
-        beyond, within, angle = (
-            float(v[0]) for v in edge_integrals(np.array([a]), np.array([low]), np.array([high]))
-        )
+        beyond, within, angle = (v.item() for v in edge_integrals(*np.array([[a], [low], [high]])))
 
         def tail(theta: float, a: float = a) -> float:
             distance = a / math.cos(theta)
@@ -176,16 +166,13 @@ def test_one_output_takes_all_and_two_share_by_a_line() -> None:
     for s in (0.0, 1e-14, 0.25, 3.0, 300.0):
         # The share beyond a line at distance s: 1/π ∫ T(ε s / cos θ) dθ over a quarter turn.
         shift = 2 * s
+
+        def tail(t: float, shift: float = shift) -> float:
+            return (1 + shift / math.cos(t)) * math.exp(shift - shift / math.cos(t))
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IntegrationWarning)
-            scaled = quad(
-                lambda t: (1 + shift / math.cos(t)) * math.exp(shift - shift / math.cos(t)),  # noqa: B023
-                0,
-                math.pi / 2,
-                epsabs=0,
-                epsrel=1e-12,
-                limit=400,
-            )[0]
+            scaled = quad(tail, 0, math.pi / 2, epsabs=0, epsrel=1e-12, limit=400)[0]
         expected = scaled / math.pi * math.exp(-shift)
         mass, error = masses(cells, 2.0, np.array([[-s, 0.3]]))
         assert mass[0, 1] == pytest.approx(expected, rel=1e-10)
@@ -205,12 +192,9 @@ def test_bounded_and_unbounded_cells_against_two_dimensional_integrals() -> None
             return 1.3**2 / (2 * math.pi) * math.exp(-1.3 * math.hypot(x - place[0], y - place[1]))
 
         # Split where the density has its tip.
-        cuts = [sorted({0.5, 1.5, *(c for c in (v,) if 0.5 < c < 1.5)}) for v in place.tolist()]
-        expected = sum(
-            dblquad(density, a, b, c, d, epsabs=1e-10, epsrel=1e-9)[0]
-            for a, b in zip(cuts[0][:-1], cuts[0][1:], strict=True)
-            for c, d in zip(cuts[1][:-1], cuts[1][1:], strict=True)
-        )
+        cuts = (pairwise(sorted({0.5, 1.5, min(max(v, 0.5), 1.5)})) for v in place.tolist())
+        squares = ((*x, *y) for x, y in itertools.product(*cuts))
+        expected = sum(dblquad(density, *square, epsabs=1e-10, epsrel=1e-9)[0] for square in squares)
         assert row[4] == pytest.approx(expected, rel=1e-7)
         quarter = dblquad(density, -25.0, 0.5, -25.0, 0.5, epsabs=1e-9, epsrel=1e-7)[0]
         assert row[0] == pytest.approx(quarter, rel=1e-5)
@@ -245,7 +229,7 @@ def test_outputs_in_line_and_on_a_circle(outputs: list[list[float]]) -> None:
     problem = problem_of(np.array(outputs), 0.9)
     rows = rows_of(planar_laplace, problem)
     assert holds(rows, problem)
-    mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(0, 5)))
+    mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(None)))
     assert np.abs(mass.sum(axis=1) - 1).max() < 1e-12
     middle = mass.reshape(5, 5, -1)[2, 2]
     if len(outputs) == 4 and outputs[1] == [2.0, 0.0]:
@@ -275,15 +259,13 @@ def test_what_takes_too_long_is_refused() -> None:
 def travel_problem(nodes: Floats, outputs: Floats, random_seed: int = 0) -> Problem:
     rng = np.random.default_rng(5)
     weight = rng.random(3)
-    plain = problem_of(outputs, 0.8)
     loss = TravelLoss(
         node_xy_km=nodes,
         task_distance_km=rng.uniform(0, 6, (len(nodes), 3)).astype(np.float32),
         task_weight=weight / weight.sum(),
         output_node=np.asarray(KDTree(nodes).query(outputs)[1], dtype=np.intp),
     )
-    fields: dict[str, object] = {**vars(plain), "loss": loss, "random_seed": random_seed}
-    return Problem(**fields)  # type: ignore[arg-type]
+    return replace(problem_of(outputs, 0.8), loss=loss, random_seed=random_seed)
 
 
 def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> None:
@@ -292,8 +274,6 @@ def test_with_all_nodes_as_outputs_the_continuous_mechanism_is_the_other() -> No
     drawn = continuous_laplace(problem, LONG)
     assert drawn.rows is None
     assert drawn.guarantee is Guarantee.EPSILON
-    assert drawn.sampled_loss_km is not None
-    assert drawn.sampled_standard_error is not None
     exact = expected_loss(problem, rows_of(planar_laplace, problem))
     assert abs(drawn.sampled_loss_km - exact) < 5 * drawn.sampled_standard_error
     assert drawn.sampled_standard_error < 0.01 * exact

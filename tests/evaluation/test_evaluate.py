@@ -20,53 +20,27 @@ from mdpext_dask.auditors.audit import audit
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
+from mdpext_dask.evaluation.attackers import passes
+from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, Tally, exact_sum, weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES, band_edges_km
+from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, SHARES, Tally, exact_sum, weighted_quantiles
+from mdpext_dask.evaluation.spread import band_edges_km
 from mdpext_dask.evaluation.words import table
 from mdpext_dask.job.sections import ClusterSection
-from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition
-from tests.support.loss_files import job as file_job
-from tests.support.loss_files import write as write_problem
-from tests.support.regions import u_job
 
-Job = Callable[..., dict[str, dict[str, Any]]]
+Stores = Callable[[str], Path]
 # What this is about needs no bound and no attackers; other tests are about those.
 evaluate = functools.partial(evaluation.evaluate, bound=BoundRequest(seconds=0), attacks=None)
-KINDS = ("travel", "euclidean", "file", "region")
-
-
-@pytest.fixture
-def stores(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Callable[[str], Path]:
-    """Return a function from a kind of problem to a finished store of several blocks, built once."""
-
-    def find(kind: str) -> Path:
-        folder = tmp_path_factory.getbasetemp() / "evaluate"
-        store = folder / f"{kind}.zarr"
-        if not store.exists():
-            folder.mkdir(exist_ok=True)
-            blocks: dict[str, Any] = {"block_cells": [2, 2]}
-            if kind == "file":
-                prior = np.random.default_rng(1).integers(0, 4, (9, 7)).astype(np.float64)
-                write_problem(folder / "loss.npz", (9, 7), prior=prior)
-                document = file_job(folder / "loss.npz", store=blocks)
-            elif kind == "region":
-                document = u_job(folder)
-            else:
-                document = small_job(loss={"kind": kind}, store=blocks)
-            build(parse_job(document), str(store))
-        return store
-
-    return find
+PART = BoundRequest(stride=3, offsets=4)
+KINDS = ("travel", "euclidean", "planar", "region")
 
 
 @pytest.fixture(params=KINDS)
-def finished(request: pytest.FixtureRequest, stores: Callable[[str], Path]) -> Path:
+def finished(request: pytest.FixtureRequest, stores: Stores) -> Path:
     return stores(request.param)
 
 
@@ -76,14 +50,20 @@ def finished(request: pytest.FixtureRequest, stores: Callable[[str], Path]) -> P
 def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
     prior, rows, losses, apart = by_definition(finished)
     joint = prior[:, None] * rows
-    found = evaluate(str(finished), records=tmp_path / "r.npz")
-    attributes = MechanismStore.open(str(finished)).attributes
-    assert found["loss_km"] == attributes["loss_km"]
+    found = evaluate(str(finished), records=tmp_path / "R.NPZ")
+    store = MechanismStore.open(str(finished))
+    assert found["loss_km"] == store.attributes["loss_km"]
     assert found["loss_km"] == pytest.approx((joint * losses).sum(), rel=1e-12)
     assert found["distance_km"] == pytest.approx((joint * apart).sum(), rel=1e-12)
     assert found["records_with_prior"] == len(prior)
 
-    with np.load(tmp_path / "r.npz") as file:
+    assert [path.name for path in tmp_path.iterdir()] == ["R.NPZ"]
+    with np.load(tmp_path / "R.NPZ") as file:
+        assert set(file) == {"x_km", "y_km", "loss_km", "prior"}
+        assert np.array_equal(file["x_km"], store.grid.x_km())
+        assert np.array_equal(file["y_km"], store.grid.y_km())
+        assert np.array_equal(file["prior"], store.read("prior"))
+        assert file["loss_km"].shape == store.grid.shape
         of_records = file["loss_km"][file["prior"] > 0]
         assert np.isnan(file["loss_km"][file["prior"] == 0]).all()
     assert of_records == pytest.approx((rows * losses).sum(axis=1), rel=1e-12)
@@ -98,11 +78,7 @@ def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
         assert 0 <= value - exact[share] <= found["report_loss_resolution_km"]
     assert found["report_loss_resolution_km"] <= values.max() / BINS_PER_OCTAVE
 
-
-def test_bands_add_up_to_the_loss(finished: Path) -> None:
-    prior, rows, losses, apart = by_definition(finished)
-    joint = prior[:, None] * rows
-    found = evaluate(str(finished))
+    # Bands add up to the loss.
     bands = found["by_distance"]
     assert sum(band["probability"] for band in bands) == pytest.approx(1, rel=1e-12)
     parts = [band["probability"] * (band["loss_km"] or 0) for band in bands]
@@ -121,23 +97,27 @@ def test_bands_add_up_to_the_loss(finished: Path) -> None:
             assert band["loss_km"] == pytest.approx((joint * losses)[within].sum() / probability, rel=1e-9)
 
 
+@functools.cache
+def evaluated_inline(store: str) -> dict[str, Any]:
+    return evaluation.evaluate(store, bound=PART, attacks=AttackRequest(releases=3, victims=20))
+
+
 def test_all_executors_find_the_same_bits(
-    stores: Callable[[str], Path], tmp_path: Path, any_cluster: ClusterSection
+    stores: Stores, tmp_path: Path, any_cluster: ClusterSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = stores("region")
-    expected = evaluate(str(original))
-    store = shutil.copytree(original, tmp_path / "m.zarr")
+    """Of the loss, of a part of the lattices and of what attackers learn."""
+    # Five blocks a task, so that there are several.
+    monkeypatch.setattr(passes, "NUMBERS_OF_TASK", 100)
+    expected = evaluated_inline(str(stores("region")))
+    assert expected["offsets_used"] == 4 < expected["offsets_total"]
+    store = shutil.copytree(stores("region"), tmp_path / "m.zarr")
     document = json.loads((store / "zarr.json").read_text())
     document["attributes"]["job"]["cluster"] = any_cluster.model_dump()
     (store / "zarr.json").write_text(json.dumps(document))
-    found = evaluate(str(store), records=tmp_path / "r.npz")
+    found = evaluation.evaluate(
+        store, bound=PART, attacks=AttackRequest(releases=3, victims=20), records=tmp_path / "r.npz"
+    )
     assert json.dumps(found) == json.dumps(expected)
-
-
-def test_records_without_a_prior_are_nobodys(stores: Callable[[str], Path]) -> None:
-    store = MechanismStore.open(str(stores("file")))
-    prior = store.read("prior")
-    assert evaluate(store.url)["records_with_prior"] == int((prior > 0).sum()) < prior.size
 
 
 def test_more_records_than_can_be_sorted(
@@ -230,28 +210,9 @@ def test_bands_cover_every_distance(cell: float, east: int, north: int, output: 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_a_file_of_all_records_comes_back(stores: Callable[[str], Path], tmp_path: Path) -> None:
-    store = MechanismStore.open(str(stores("travel")))
-    evaluate(store.url, records=tmp_path / "r.npz")
-    with np.load(tmp_path / "r.npz") as file:
-        assert set(file) == {"x_km", "y_km", "loss_km", "prior"}
-        assert np.array_equal(file["x_km"], store.grid.x_km())
-        assert np.array_equal(file["y_km"], store.grid.y_km())
-        assert np.array_equal(file["prior"], store.read("prior"))
-        assert file["loss_km"].shape == store.grid.shape
-        mean = np.nansum(file["loss_km"] * file["prior"])
-    assert mean == pytest.approx(store.attributes["loss_km"], rel=1e-12)
-    assert [p.name for p in tmp_path.iterdir()] == ["r.npz"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "start"), [("travel", "m.png", b"\x89PNG"), ("region", "m.svg", b"<?xml")]
-)
-def test_a_map_is_drawn(
-    stores: Callable[[str], Path], tmp_path: Path, kind: str, name: str, start: bytes
-) -> None:
-    evaluate(str(stores(kind)), picture=tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
+def test_a_map_is_drawn(stores: Stores, tmp_path: Path) -> None:
+    evaluate(str(stores("region")), picture=tmp_path / "m.svg")
+    assert (tmp_path / "m.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_large_map_shows_means() -> None:
@@ -268,12 +229,8 @@ def test_a_large_map_shows_means() -> None:
 @pytest.mark.parametrize(
     ("option", "name"),
     [
-        ("--map", "a.npz"),
-        ("--map", "no/where.png"),
-        ("--records", "a.csv"),
-        ("--records", "a"),
-        ("--records", "folder.npz"),
-        ("--records", "file/a.npz"),
+        *(("--map", name) for name in ("a.npz", "no/where.png")),
+        *(("--records", name) for name in ("a.csv", "a", "folder.npz", "file/a.npz")),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
@@ -290,41 +247,32 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
 
 
 def test_what_cannot_be_written_in_the_end_is_one_error(
-    stores: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez_compressed", fail)
     with pytest.raises(StoreError, match=r"^--records: .*No space left"):
-        evaluate(str(stores("file")), records=tmp_path / "r.npz")
+        evaluate(str(stores("planar")), records=tmp_path / "r.npz")
     assert list(tmp_path.iterdir()) == []
 
 
 # --- the command line, and damage -----------------------------------------------------------------
 
 
-def test_the_command_line(
-    stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = str(stores("travel"))
-    files = [
-        "--bound-seconds",
-        "0",
-        "--no-attacks",
-        "--map",
-        str(tmp_path / "m.png"),
-        "--records",
-        str(tmp_path / "r.npz"),
-    ]
+    command = ["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"]
     with pytest.raises(SystemExit):
-        main(["evaluate", store, "--json", "--progress", "none", *files])
+        main([*command, "--json", "--map", str(tmp_path / "m.png"), "--records", str(tmp_path / "r.npz")])
     answer = json.loads(capfd.readouterr().out)
     assert answer == evaluate(store)
     assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit) as caught:
-        main(["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"])
+        main(command)
     assert caught.value.code == 0
     text = capfd.readouterr().out
     assert f"{answer['loss_km']:.6g} km" in text
@@ -332,8 +280,8 @@ def test_the_command_line(
     assert "no mechanism" not in text
 
 
-def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
-    found = evaluation.evaluate(str(stores("file")), bound=BoundRequest(stride=2), attacks=None)
+def test_a_bound_is_told_in_words(stores: Stores) -> None:
+    found = evaluation.evaluate(str(stores("planar")), bound=BoundRequest(stride=2), attacks=None)
     text = dict(table(found))["no mechanism"]
     assert text == f"loses less than {found['lower_bound_km']:.6g} km; this one loses {found['gap']:.1%} more"
     assert found["gap"] > 0
@@ -343,27 +291,19 @@ def test_a_bound_is_told_in_words(stores: Callable[[str], Path]) -> None:
     assert text.endswith(" km (± 0.98, estimated from 3 of 4 lattices; certified: 0.25 km)")
 
 
-def test_seconds_of_the_bound_must_be_a_number(stores: Callable[[str], Path]) -> None:
-    with pytest.raises(SpecError, match="--bound-seconds: must be at least 0, got nan"):
-        evaluation.evaluate(str(stores("file")), bound=BoundRequest(seconds=math.nan))
-
-
-def test_files_do_not_go_into_the_store(stores: Callable[[str], Path]) -> None:
-    store = stores("file")
-    for files in ({"records": store / "r.npz"}, {"picture": store / "m.png"}):
-        with pytest.raises(SpecError, match="lies inside the store"):
-            evaluation.evaluate(str(store), **files)
-
-
-def test_a_suffix_in_capitals_is_kept(stores: Callable[[str], Path], tmp_path: Path) -> None:
-    evaluate(str(stores("file")), records=tmp_path / "R.NPZ")
-    assert [path.name for path in tmp_path.iterdir()] == ["R.NPZ"]
-    with np.load(tmp_path / "R.NPZ") as file:
-        assert "loss_km" in file
+def test_what_cannot_be_asked_for_is_refused(stores: Stores) -> None:
+    store, inside = stores("planar"), "lies inside the store"
+    for what, why in (
+        ({"bound": BoundRequest(seconds=math.nan)}, "--bound-seconds: must be at least 0, got nan"),
+        ({"records": store / "r.npz"}, inside),
+        ({"picture": store / "m.png"}, inside),
+    ):
+        with pytest.raises(SpecError, match=why):
+            evaluate(str(store), **what)
 
 
 @pytest.mark.parametrize("what", ["prior", "rows", "chunk"])
-def test_damage_is_one_error(stores: Callable[[str], Path], tmp_path: Path, what: str) -> None:
+def test_damage_is_one_error(stores: Stores, tmp_path: Path, what: str) -> None:
     path = shutil.copytree(stores("travel"), tmp_path / "m.zarr")
     store = MechanismStore.open(str(path), mode="r+")
     if what == "prior":
@@ -383,13 +323,11 @@ def test_damage_is_one_error(stores: Callable[[str], Path], tmp_path: Path, what
 def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such store"):
         evaluate(str(tmp_path / "nothing.zarr"))
-    with pytest.raises(SpecError, match="--records"):
-        evaluate(str(tmp_path / "nothing.zarr"), records=tmp_path / "a.txt")
 
 
-def test_an_evaluation_says_that_a_store_is_refused(stores: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Path) -> None:
     path = tmp_path / "refused.zarr"
-    shutil.copytree(stores("file"), path)
+    shutil.copytree(stores("planar"), path)
     store = MechanismStore.open(str(path))
     with (path / store.shard_keys(store.plan[0])[0]).open("r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -397,7 +335,7 @@ def test_an_evaluation_says_that_a_store_is_refused(stores: Callable[[str], Path
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
     assert not audit(str(path)).holds
-    found = evaluate(str(stores("file")), bound=BoundRequest(0), attacks=None)
+    found = evaluate(str(stores("planar")), bound=BoundRequest(0), attacks=None)
     assert found["state"] == "complete"
     assert table(found)[0][0] == "expected loss"
     assert table({**found, "state": MechanismStore.open(str(path)).state})[0][0] == "refused"

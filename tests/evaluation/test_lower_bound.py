@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from pathlib import Path
@@ -17,10 +18,9 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from mdpext_dask.cli.main import main
-from mdpext_dask.compute.executor import InlineExecutor, open_executor
+from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
-from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound import lower_bound as driver
 from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePromise, lattice_bound, reach_of
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
@@ -28,13 +28,13 @@ from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, LowerBound, e
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions
+from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -64,38 +64,22 @@ def optimum(lattice: Lattice, epsilon: float, p: float, near: int | None = None)
     if not cost.any():
         return 0.0
     records, outputs = cost.shape
-    rows, columns, values = [], [], []
     moves = None if near is None else {(a * s, b * s) for a, b in directions(near) for s in (1, -1)}
-    count = 0
+    every = sparse.eye_array(outputs)
+    rows = []
     for i, j in itertools.permutations(range(records), 2):
-        if moves is not None and tuple(at[i] - at[j]) not in moves:
-            continue
         exponent = epsilon * np.linalg.norm(places[i] - places[j], p)
-        if exponent > _LARGEST_EXPONENT:
-            continue
-        growth = np.exp(exponent)
-        for k in range(outputs):
-            rows += [count, count]
-            columns += [i * outputs + k, j * outputs + k]
-            values += [1.0, -growth]
-            count += 1
-    sums = sparse.kron(sparse.eye_array(records), np.ones((1, outputs)))
+        if (moves is None or tuple(at[i] - at[j]) in moves) and exponent <= _LARGEST_EXPONENT:
+            pair = sparse.csr_array(([1.0, -np.exp(exponent)], ([0, 0], [i, j])), shape=(1, records))
+            rows.append(sparse.kron(pair, every))
     scale = cost.max()
-    less = (
-        {
-            "A_ub": sparse.csr_array((values, (rows, columns)), shape=(count, cost.size)),
-            "b_ub": np.zeros(count),
-        }
-        if count
-        else {}
-    )
     solved = linprog(
         cost.ravel() / scale,
-        **less,
-        A_eq=sums,
+        A_ub=sparse.vstack(rows) if rows else None,
+        b_ub=np.zeros(outputs * len(rows)) if rows else None,
+        A_eq=sparse.kron(sparse.eye_array(records), np.ones((1, outputs))),
         b_eq=np.ones(records),
         bounds=(0, 1),
-        method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     # Of a program in a thousand with such coefficients the oracle says that it is unbounded, which none is.
@@ -103,16 +87,13 @@ def optimum(lattice: Lattice, epsilon: float, p: float, near: int | None = None)
     return float(solved.fun * scale)
 
 
-def cut(lattice: Lattice, stride: int, offset: tuple[int, int]) -> Lattice:
-    x, y = (slice(first, None, stride) for first in offset)
-    return Lattice(lattice.x_km[x], lattice.y_km[y], lattice.cost[x, y], lattice.kept[x, y])
-
-
 def over_offsets(lattice: Lattice, promise: LatticePromise, stride: int) -> float:
-    return sum(
-        lattice_bound(cut(lattice, stride, offset), promise)
-        for offset in offsets_of(stride, lattice.kept.shape)
-    )
+    total = 0.0
+    for a, b in offsets_of(stride, lattice.kept.shape):
+        x, y = slice(a, None, stride), slice(b, None, stride)
+        part = Lattice(lattice.x_km[x], lattice.y_km[y], lattice.cost[x, y], lattice.kept[x, y])
+        total += lattice_bound(part, promise)
+    return total
 
 
 # --- one lattice ----------------------------------------------------------------------------------
@@ -177,12 +158,11 @@ def test_two_records_two_outputs_are_randomised_response(epsilon: float, p: floa
 
 def test_an_allowance_only_lowers_it() -> None:
     lattice = random_lattice(np.random.default_rng(1), (4, 4), 4)
-    exact = lattice_bound(lattice, LatticePromise(1.0, 2.0), gap=1e-8)
-    allowed = lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance_km=0.1), gap=1e-8)
-    assert allowed < exact
-    assert lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance_km=1e-6), gap=1e-8) == pytest.approx(
-        exact, rel=1e-5
+    exact, little, much = (
+        lattice_bound(lattice, LatticePromise(1.0, 2.0, allowance), gap=1e-8) for allowance in (0, 1e-6, 0.1)
     )
+    assert much < exact
+    assert little == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.3, 1.0, 17.0, 135.0])
@@ -269,9 +249,9 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             found = unit.off_diagonal(i)[k] + np.diag(main[k, i] * scale[k, i] ** 2)
             assert np.allclose(found, whole[here, here])
             if i + 1 < blocks:
-                after = slice((i + 1) * size, (i + 2) * size)
-                assert np.allclose(unit.times(i, z[:, i + 1])[k], whole[here, after] @ z[k, i + 1])
-                assert np.allclose(unit.transposed_times(i, z[:, i])[k], whole[here, after].T @ z[k, i])
+                between = whole[here, (i + 1) * size : (i + 2) * size]
+                assert np.allclose(unit.times(i, z[:, i + 1])[k], between @ z[k, i + 1])
+                assert np.allclose(unit.transposed_times(i, z[:, i])[k], between.T @ z[k, i])
 
 
 # --- parts of the lattices ------------------------------------------------------------------------
@@ -317,28 +297,26 @@ def problem(job: dict[str, dict[str, Any]], path: Path) -> MechanismStore:
 
 
 def bound_of(store: MechanismStore, **options: Any) -> LowerBound:
-    return lower_bound(store, InlineExecutor(), Stages(silent), **options)
+    return lower_bound(store, InlineExecutor(), Stages(silent), BoundRequest(**options))
+
+
+def chosen(store: MechanismStore, **options: Any) -> tuple[int, int]:
+    return driver._choose(store, InlineExecutor(), BoundRequest(**options))
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> MechanismStore:
-    from tests.conftest import _SMALL_JOB
-
-    job = {**_SMALL_JOB, "domain": {**_SMALL_JOB["domain"], "refine": [2]}}
-    return problem(job, tmp_path_factory.mktemp("bound") / "tiny.zarr")
+def tiny(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> MechanismStore:
+    return problem(small_job(domain={"refine": [2]}), tmp_path_factory.mktemp("bound") / "tiny.zarr")
 
 
-SQUARE = {
-    "type": "Polygon",
-    "coordinates": [[[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]]],
-}
+TRIANGLE = [[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]]
 
 
 @pytest.mark.parametrize(("p", "region"), [(1, False), (1.5, True), (2, False), (2, True), ("inf", True)])
 def test_no_audited_mechanism_is_below_it(tmp_path: Path, small_job: Job, p: Any, region: bool) -> None:
     domain: dict[str, Any] = {"metric_p": p, "refine": [2]}
     if region:
-        (tmp_path / "region.json").write_text(json.dumps(SQUARE))
+        (tmp_path / "region.json").write_text(json.dumps({"type": "Polygon", "coordinates": [TRIANGLE]}))
         domain["region"] = str(tmp_path / "region.json")
     path = str(tmp_path / "s.zarr")
     summary = build(parse_job(small_job(domain=domain)), path)
@@ -357,7 +335,7 @@ def test_a_lattice_of_a_store_is_its_prior_times_its_loss(tiny: MechanismStore) 
     lattice = lattice_of(tiny, 3, (1, 2))
     prior = tiny.read("prior")[1::3, 2::3]
     x, y = tiny.grid.x_km()[1::3], tiny.grid.y_km()[2::3]
-    loss = lattices.cached_loss(tiny.url, tiny.problem_sha256)
+    loss = cached_loss(tiny.url, tiny.problem_sha256)
     places = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
     assert np.array_equal(lattice.cost, prior[..., None] * loss.rows(places).reshape(*prior.shape, -1))
     assert lattice.kept.all()
@@ -368,13 +346,6 @@ def test_a_damaged_prior_is_no_problem_to_bound(tmp_path: Path, small_job: Job) 
     store.array("prior")[0, 0] = np.nan
     with pytest.raises(StoreError, match="the prior is damaged"):
         bound_of(store, stride=1)
-
-
-def test_the_executor_changes_no_bit(tiny: MechanismStore, any_cluster: ClusterSection) -> None:
-    expected = bound_of(tiny, stride=5, offsets=4)
-    with open_executor(any_cluster) as executor:
-        found = lower_bound(tiny, executor, Stages(silent), stride=5, offsets=4)
-    assert dataclasses.replace(found, seconds=0.0) == dataclasses.replace(expected, seconds=0.0)
 
 
 def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
@@ -389,22 +360,19 @@ def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     assert part.certified_km == pytest.approx(sum(each[o] for o in part.offsets) + free, rel=1e-12)
     assert part.certified_km < whole.lower_bound_km
     assert bound_of(tiny, stride=3, offsets=4, random_seed=2).offsets != part.offsets
-    assert driver._choose(tiny, InlineExecutor(), 3, 60.0, 90) == (3, 9)
+    assert chosen(tiny, stride=3, offsets=90) == (3, 9)
 
 
 def test_the_time_decides_the_stride(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
-    executor = InlineExecutor()
     records = tiny.grid.records
-    strides = [
-        driver._choose(tiny, executor, None, seconds, None)[0] for seconds in (2 * records, records / 2, 40)
-    ]
+    strides = [chosen(tiny, seconds=seconds)[0] for seconds in (2 * records, records / 2, 40)]
     assert strides == sorted(strides)
     assert strides[0] == 1
     # A part, where no stride's lattices all fit; then as many as do.
-    stride, count = driver._choose(tiny, executor, None, 20, None)
+    stride, count = chosen(tiny, seconds=20)
     assert 16 <= count < stride**2
-    assert driver._choose(tiny, executor, None, 0.001, None)[1] == driver.LEAST_PART
+    assert chosen(tiny, seconds=0.001)[1] == driver.LEAST_PART
 
 
 @pytest.mark.parametrize(
@@ -427,14 +395,13 @@ def test_programs_that_do_not_fit_into_memory_are_refused(
     monkeypatch.setattr(driver, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
     with pytest.raises(SpecError, match=r"need .* GiB of memory"):
         bound_of(tiny, stride=1)
-    assert driver._choose(tiny, InlineExecutor(), None, 1e6, None)[0] > 1
+    assert chosen(tiny, seconds=1e6)[0] > 1
 
 
 def test_evaluate_says_how_far_from_the_bound(
-    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str]
+    stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "s.zarr")
-    build(parse_job(small_job(domain={"refine": [2]})), path)
+    path = str(shutil.copytree(stores("travel"), tmp_path / "s.zarr"))
     found = evaluate(path, attacks=None)
     assert found["gap"] == pytest.approx(found["loss_km"] / found["lower_bound_km"] - 1)
     assert found["gap"] > 0
@@ -444,20 +411,7 @@ def test_evaluate_says_how_far_from_the_bound(
     assert evaluate(path, bound=BoundRequest(seconds=0), attacks=None)["lower_bound_km"] is None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "evaluate",
-                path,
-                "--no-attacks",
-                "--stride",
-                "3",
-                "--offsets",
-                "4",
-                "--random-seed",
-                "7",
-                "--json",
-            ]
-        )
+        main(["evaluate", path, "--no-attacks", "--json", "--stride=3", "--offsets=4", "--random-seed=7"])
     assert ended.value.code == 0
     answer = json.loads(capfd.readouterr().out)
     assert not answer["lower_bound_certified"]
@@ -465,12 +419,10 @@ def test_evaluate_says_how_far_from_the_bound(
 
     # Rows that report the best output whatever it gives away.
     store = MechanismStore.open(path, mode="r+")
-    x, y = store.read("x"), store.read("y")
-    points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    best = lattices.cached_loss(store.url, store.problem_sha256).rows(points).argmin(axis=1)
-    store.array("probability")[...] = np.eye(store.outputs, dtype=np.float32)[best].reshape(
-        *store.grid.shape, -1
-    )
+    points = np.stack(np.meshgrid(store.read("x"), store.read("y"), indexing="ij"), axis=-1)
+    best = cached_loss(store.url, store.problem_sha256).rows(points.reshape(-1, 2)).argmin(axis=1)
+    rows = np.eye(store.outputs, dtype=np.float32)[best]
+    store.array("probability")[...] = rows.reshape(*store.grid.shape, -1)
     with pytest.raises(GuaranteeViolation, match=r"is less than the .* that every mechanism"):
         evaluate(path, attacks=None)
 
@@ -478,10 +430,9 @@ def test_evaluate_says_how_far_from_the_bound(
 def test_the_dual_of_the_seed_where_it_is_a_bound(tmp_path: Path, small_job: Job) -> None:
     domain = {"refine": [1], "metric_p": 1}
     path = str(tmp_path / "s.zarr")
-    build(
-        parse_job(small_job(domain=domain, privacy={"budget": "certified"}, seed={"refine_rounds": 0})), path
-    )
-    store = MechanismStore.open(path, mode="r+")
+    job = small_job(domain=domain, privacy={"budget": "certified"}, seed={"refine_rounds": 0})
+    build(parse_job(job), path)
+    store = MechanismStore.open(path)
     dual = seed_dual_bound(store)
     best = bound_of(store, stride=1)
     assert dual is not None
@@ -501,7 +452,7 @@ def test_the_dual_of_a_seed_with_tighter_budgets_is_none(
 def test_an_estimate_above_the_loss_is_not_told(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    too_high = LowerBound(9.0, False, 2.0, 1.0, 2, ((0, 0),), 4, "lattices", 0.0)
+    too_high = LowerBound(9.0, 2.0, 1.0, 2, ((0, 0),), 4, "lattices", 0.0)
     monkeypatch.setattr(driver, "lower_bound", lambda *_, **__: too_high)
     facts = driver.bound_facts(tiny, InlineExecutor(), Stages(silent), 1.5, BoundRequest())
     assert (facts["lower_bound_km"], facts["lower_bound_certified"]) == (1.0, True)

@@ -67,10 +67,7 @@ def pairs_by_shift(shape: tuple[int, int]) -> Iterator[tuple[tuple[slice, slice]
     for east in range(nx):
         for north in range(1 if east == 0 else 1 - ny, ny):
             up, down = max(north, 0), max(-north, 0)
-            yield (
-                (slice(0, nx - east), slice(down, ny - up)),
-                (slice(east, nx), slice(up, ny - down)),
-            )
+            yield ((slice(0, nx - east), slice(down, ny - up)), (slice(east, nx), slice(up, ny - down)))
 
 
 def apart(x: Array, y: Array, first: tuple[slice, slice], second: tuple[slice, slice], p: float) -> Array:
@@ -125,7 +122,7 @@ def triples_beyond(probability: Array, x: Array, y: Array, p: float, epsilon: fl
 
 
 def seen_with_tolerance(
-    probability: Array, x: Array, y: Array, p: float, epsilon: float, tolerance: float
+    probability: Array, x: Array, y: Array, p: float, epsilon: float, tolerance: float = TOLERANCE
 ) -> int:
     """Return in how many pairs some M(y|x) > exp(ε d) M(y|x') + tolerance, either way."""
     rows = outputs_first(probability)
@@ -164,18 +161,18 @@ RECIPES: list[Recipe] = [parent_envelopes, own_envelopes, cell_programs]
 
 
 @cache
-def refined(
-    recipe: Recipe,
-    cells: tuple[int, int],
-    split: Split,
-    refine: tuple[int, ...] = REFINE,
-) -> FineMechanism:
-    return recipe(seed_of(cells, split), refine)
+def refined(recipe: Recipe, cells: tuple[int, int], split: Split) -> FineMechanism:
+    return recipe(seed_of(cells, split), REFINE)
+
+
+def placed(fine: FineMechanism, epsilon: float) -> tuple[Array, Array, Array, float, float]:
+    """Return what auditors take, for the Euclidean metric."""
+    return fine.probability, fine.x_km, fine.y_km, 2.0, epsilon
 
 
 def audited(auditor: Auditor, fine: FineMechanism, epsilon: float) -> tuple[float, int]:
-    """Return what an auditor finds in the Euclidean metric, as a multiple of ε, and the violations."""
-    found, violations = auditor(fine.probability, fine.x_km, fine.y_km, 2.0, epsilon)
+    """Return what an auditor finds, as a multiple of ε, and the violations."""
+    found, violations = auditor(*placed(fine, epsilon))
     return found / epsilon, violations
 
 
@@ -206,8 +203,7 @@ def test_every_auditor_sees_that_the_recipes_break_epsilon(
 @recipes
 def test_the_exhaustive_audit_counts_what_brute_force_counts(recipe: Recipe) -> None:
     epsilon = 1.5
-    fine = refined(recipe, FEW, even_split(epsilon, 2.0))
-    places = fine.probability, fine.x_km, fine.y_km, 2.0, epsilon
+    places = placed(refined(recipe, FEW, even_split(epsilon, 2.0)), epsilon)
     found, violations = exhaustive(*places)
     assert violations == triples_beyond(*places)
     assert found == pytest.approx(brute_force(*places)[0], rel=1e-9)
@@ -223,7 +219,7 @@ def test_every_auditor_passes_what_the_package_makes_of_the_same_seed(
     scores = np.log(seed_of(FEW, split).rows)
     budget = half_budgets(split).beta[0] * CELL_KM
     corners = Corners(scores, np.full((2, 2, 3, 1), budget), np.full((2, 3, 2, 1), budget), REFINE)
-    fine = FineMechanism.of(operator.rows(corners), math.prod(REFINE))
+    fine = FineMechanism.of(operator.rows(corners), seed_of(FEW, split).grid(REFINE))
     factor, violations = audited(auditor, fine, epsilon)
     assert 0.5 < factor <= 1
     assert violations == 0
@@ -266,10 +262,7 @@ def test_the_seed_keeps_half_of_epsilon(epsilon: float) -> None:
     ],
 )
 def test_at_high_epsilon_a_tolerance_hides_what_all_pairs_show(
-    recipe: Recipe,
-    factors: tuple[float, float],
-    beyond: tuple[int, int],
-    most_seen: int,
+    recipe: Recipe, factors: tuple[float, float], beyond: tuple[int, int], most_seen: int
 ) -> None:
     """Budgets of 0.53/km on both axes are already more than the 0.5/km that both recipes take for granted.
 
@@ -280,7 +273,7 @@ def test_at_high_epsilon_a_tolerance_hides_what_all_pairs_show(
     factor, violations = audited(brute_force, fine, epsilon)
     assert factors[0] < factor < factors[1]
     assert beyond[0] < violations < beyond[1]
-    seen = seen_with_tolerance(fine.probability, fine.x_km, fine.y_km, 2.0, epsilon, TOLERANCE)
+    seen = seen_with_tolerance(*placed(fine, epsilon))
     assert seen < most_seen
     records = len(fine.x_km) * len(fine.y_km)
     assert seen / (records * (records - 1) / 2) < 1 / 3000
@@ -290,9 +283,8 @@ def test_at_high_epsilon_a_tolerance_hides_what_all_pairs_show(
 def test_a_tolerance_can_pass_a_mechanism_that_breaks_epsilon_by_half() -> None:
     """Not one pair in 2.9 million is seen of envelopes on four cells, at 1.6 times ε."""
     epsilon = 1.5
-    fine = refined(own_envelopes, FEW, even_split(epsilon, 2.0))
-    places = fine.probability, fine.x_km, fine.y_km, 2.0, epsilon
-    assert seen_with_tolerance(*places, TOLERANCE) == 0
+    places = placed(refined(own_envelopes, FEW, even_split(epsilon, 2.0)), epsilon)
+    assert seen_with_tolerance(*places) == 0
     # It is the tolerance that does it: without, the same checker counts what brute force counts.
     assert seen_with_tolerance(*places, 0.0) == pytest.approx(brute_force(*places)[1], abs=2)
 
@@ -301,7 +293,7 @@ def test_at_low_epsilon_a_tolerance_does_not_hide_cell_programs() -> None:
     """There ε is broken over longer ways, by larger changes: who looks at all pairs sees it all the same."""
     epsilon = 0.5
     fine = refined(cell_programs, FEW, even_split(epsilon, 2.0))
-    seen = seen_with_tolerance(fine.probability, fine.x_km, fine.y_km, 2.0, epsilon, TOLERANCE)
+    seen = seen_with_tolerance(*placed(fine, epsilon))
     assert seen > 0.1 * audited(brute_force, fine, epsilon)[1]
 
 
@@ -372,16 +364,15 @@ def test_envelopes_by_their_definition(sides: Sides) -> None:
     seed, parts = random_seed(1, 2), 3
     fine, _ = by_envelopes(seed, (parts,), sides)
     assert fine.probability[::parts, ::parts] == pytest.approx(seed.rows, rel=1e-14)
-    corners = [(i, j) for i in (0, 1) for j in (0, 1, 2)]
+    west, east = [(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 1), (0, 2), (1, 1), (1, 2)]
     # Inside either cell, on their common side, and on one of the western cell's own.
     for (i, j), parents, on_side in (
-        ((1, 2), [(0, 0), (0, 1), (1, 0), (1, 1)], None),
-        ((2, 4), [(0, 1), (0, 2), (1, 1), (1, 2)], None),
-        ((2, 3), [(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 1), (1, 1)]),
-        ((0, 1), [(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 0), (0, 1)]),
+        ((1, 2), west, None),
+        ((2, 4), east, None),
+        ((2, 3), west, [(0, 1), (1, 1)]),
+        ((0, 1), west, [(0, 0), (0, 1)]),
     ):
         anchors = on_side if sides == "own" and on_side else parents
-        assert set(anchors) <= set(corners)
         scores = np.empty(4)
         for output in range(4):
             reach = {a: SLOPE * CELL_KM * math.dist((i / parts, j / parts), a) for a in anchors}

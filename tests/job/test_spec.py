@@ -2,7 +2,7 @@
 
 import math
 import tomllib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, load_job, parse_job, with_overrides
-
-JobMaker = Callable[..., dict[str, dict[str, Any]]]
+from mdpext_dask.job.spec import differing_keys, fingerprint_of, load_job, parse_job, with_overrides
+from tests.support.problems import JobMaker, point_file, refusal
 
 _JOB_TEXT = """
 [domain]
@@ -66,10 +65,7 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
     "store.block_cells": (["store.block_cells=[1, 2]"], (1, 2)),
     "cluster.kind": (["cluster.kind=inline"], "inline"),
     "cluster.workers": (["cluster.workers=3"], 3),
-    "cluster.address": (
-        ["cluster.kind=address", "cluster.address=tcp://10.0.0.1:8786"],
-        "tcp://10.0.0.1:8786",
-    ),
+    "cluster.address": (["cluster.kind=address", "cluster.address=tcp://a.b:86"], "tcp://a.b:86"),
     "cluster.memory_gib": (["cluster.memory_gib=4"], 4.0),
     "cluster.queue": (["cluster.queue=long"], "long"),
     "cluster.account": (["cluster.account=mobility"], "mobility"),
@@ -82,10 +78,7 @@ _OTHER: dict[str, tuple[list[str], Any]] = {
     "compare.repeats": (["compare.repeats=3"], 3),
     "compare.limit_seconds": (["compare.limit_seconds=60"], 60.0),
     "compare.bound_seconds": (["compare.bound_seconds=0"], 0.0),
-    "compare.cases": (
-        ['compare.cases={finer = ["domain.refine=[4]"]}'],
-        {"finer": ("domain.refine=[4]",)},
-    ),
+    "compare.cases": (['compare.cases={finer = ["a=[4]"]}'], {"finer": ("a=[4]",)}),
 }
 # Names, places of work and what else is compared do not decide the bytes.
 _WITHOUT_EFFECT = {name for name in _OTHER if name.startswith(("job.", "cluster.", "compare."))}
@@ -108,14 +101,6 @@ def _road_folder(folder: Path) -> Path:
     (folder / "nodes.csv.gz").write_bytes(b"nodes")
     (folder / "edges.csv.gz").write_bytes(b"edges")
     return folder
-
-
-def _refusal(action: Callable[[], object]) -> str:
-    with pytest.raises(SpecError) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 # --- what is refused -------------------------------------------------------------------------------
@@ -183,17 +168,16 @@ def _refusal(action: Callable[[], object]) -> str:
 def test_bad_value_is_one_line_that_names_the_key(
     small_job: JobMaker, section: str, key: str, value: Any, named: list[str]
 ) -> None:
-    message = _refusal(lambda: parse_job(small_job(**{section: {key: value}}), source="my.toml"))
+    job = small_job(**{section: {key: value}})
+    message = refusal(lambda: parse_job(job, source="my.toml"), *named, kind=SpecError)
     assert message.startswith("my.toml: ")
-    for part in named:
-        assert part in message
 
 
 @pytest.mark.parametrize("section", ["domain", "privacy", "outputs"])
 def test_missing_section_is_named(small_job: JobMaker, section: str) -> None:
     job = small_job()
     del job[section]
-    assert f"{section}: is required" in _refusal(lambda: parse_job(job))
+    refusal(lambda: parse_job(job), f"{section}: is required", kind=SpecError)
 
 
 @pytest.mark.parametrize(
@@ -203,37 +187,26 @@ def test_missing_key_is_named(small_job: JobMaker, name: str) -> None:
     section, key = name.split(".")
     job = small_job()
     del job[section][key]
-    message = _refusal(lambda: parse_job(job))
-    assert section in message
-    assert key in message
+    refusal(lambda: parse_job(job), section, key, kind=SpecError)
 
 
-def test_section_that_is_no_table_is_named(small_job: JobMaker) -> None:
-    assert "loss:" in _refusal(lambda: parse_job({**small_job(), "loss": 3}))  # type: ignore[dict-item]
-
-
-def test_misspelt_key_is_reported_rather_than_the_key_it_leaves_missing(small_job: JobMaker) -> None:
-    job = small_job()
-    job["privacy"] = {"epsilon": 1.0}
-    message = _refusal(lambda: parse_job(job))
-    assert "privacy.epsilon:" in message
-    assert "epsilon_per_km" in message
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "none.toml"
-    assert str(path) in _refusal(lambda: load_job(path))
+def test_section_that_is_no_table_and_misspelt_key_are_named(small_job: JobMaker) -> None:
+    refusal(lambda: parse_job({**small_job(), "loss": 3}), "loss:", kind=SpecError)
+    # Rather than the key that it leaves missing.
+    job = {**small_job(), "privacy": {"epsilon": 1.0}}
+    refusal(lambda: parse_job(job), "privacy.epsilon:", "epsilon_per_km", kind=SpecError)
 
 
 @pytest.mark.parametrize("content", [b"[domain\nroads = 3", b"a = 1\na = 2", b"\xff\xfe[domain]"])
 def test_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "job.toml"
     path.write_bytes(content)
-    assert _refusal(lambda: load_job(path)).startswith(f"{path}: ")
+    assert refusal(lambda: load_job(path), kind=SpecError).startswith(f"{path}: ")
 
 
-def test_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
-    assert str(tmp_path) in _refusal(lambda: load_job(tmp_path))
+def test_file_that_is_missing_or_a_folder_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        refusal(partial(load_job, path), str(path), kind=SpecError)
 
 
 # --- what is accepted ------------------------------------------------------------------------------
@@ -247,13 +220,9 @@ def test_metric_exponent_is_any_number_from_one_to_infinity(
     assert spec.domain.metric_p == p
 
 
-def test_one_output_may_have_any_floor(small_job: JobMaker) -> None:
-    spec = parse_job(small_job(outputs={"count": 1}, privacy={"min_probability": 0.9}))
-    assert spec.privacy.min_probability == 0.9
-
-
-def test_floor_just_below_an_equal_share_is_accepted(small_job: JobMaker) -> None:
+def test_floor_may_be_just_below_an_equal_share_and_anything_for_one_output(small_job: JobMaker) -> None:
     parse_job(small_job(outputs={"count": 8}, privacy={"min_probability": math.nextafter(0.125, 0)}))
+    parse_job(small_job(outputs={"count": 1}, privacy={"min_probability": 0.9}))
 
 
 def test_a_job_cannot_be_changed(small_job: JobMaker) -> None:
@@ -270,25 +239,16 @@ def test_canonical_form_describes_the_same_job(small_job: JobMaker) -> None:
 # --- paths and overrides ---------------------------------------------------------------------------
 
 
-def test_paths_in_the_file_start_at_its_folder(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_file.write_text(_JOB_TEXT.replace("builtin:manhattan", "roads"))
-    elsewhere = job_file.parent / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    assert load_job(job_file).domain.roads == str(job_file.parent / "roads")
-
-
-def test_paths_in_overrides_start_at_the_working_folder(
+def test_paths_start_at_the_files_folder_and_in_overrides_at_the_working_one(
     job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = job_file.parent / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
+    assert load_job(job_file).domain.roads == "builtin:manhattan"  # no path
     assert load_job(job_file, ["domain.roads=roads"]).domain.roads == str(elsewhere / "roads")
-
-
-def test_builtin_names_are_not_paths(job_file: Path) -> None:
-    assert load_job(job_file).domain.roads == "builtin:manhattan"
+    job_file.write_text(_JOB_TEXT.replace("builtin:manhattan", "roads"))
+    assert load_job(job_file).domain.roads == str(job_file.parent / "roads")
 
 
 def test_every_key_is_tried(job_file: Path) -> None:
@@ -305,16 +265,13 @@ def test_override_sets_any_key(job_file: Path, name: str) -> None:
     assert getattr(getattr(load_job(job_file, overrides), section), key) == expected
 
 
-def test_last_override_wins(job_file: Path) -> None:
-    assert load_job(job_file, ["domain.cell_km=2", "domain.cell_km=1.5"]).domain.cell_km == 1.5
-
-
 @pytest.mark.parametrize("text", ['"half"', "half", " half ", "'half'"])
 def test_strings_need_no_quotes_in_overrides(job_file: Path, text: str) -> None:
     assert load_job(job_file, [f"privacy.budget={text}"]).privacy.budget == "half"
 
 
-def test_value_may_hold_equals_signs(job_file: Path) -> None:
+def test_last_override_wins_and_its_value_may_hold_equals_signs(job_file: Path) -> None:
+    assert load_job(job_file, ["domain.cell_km=2", "domain.cell_km=1.5"]).domain.cell_km == 1.5
     assert load_job(job_file, ["domain.place=a=b"]).domain.place == "a=b"
 
 
@@ -328,10 +285,8 @@ def test_place_and_roads_replace_each_other(job_file: Path) -> None:
 
 def test_another_choice_drops_the_keys_of_the_old_one(job_file: Path) -> None:
     assert load_job(job_file, ["outputs.choose=seeds"]).outputs.count is None
-    with job_file.open("a") as file:
-        file.write(
-            '[prior]\nkind = "file"\nfile = "points.csv"\n[cluster]\nkind = "address"\naddress = "tcp://x:1"\n'
-        )
+    prior, cluster = 'kind = "file"\nfile = "points.csv"', 'kind = "address"\naddress = "tcp://x:1"'
+    job_file.write_text(f"{_JOB_TEXT}[prior]\n{prior}\n[cluster]\n{cluster}\n")
     spec = load_job(job_file, ["prior.kind=uniform", "cluster.kind=inline"])
     assert spec.prior.file is None
     assert spec.cluster.address is None
@@ -342,9 +297,8 @@ def test_another_choice_drops_the_keys_of_the_old_one(job_file: Path) -> None:
     ["cell_km=2", "domain.cell_km", "domain.cell_km 2", "=2", ".cell_km=2", "domain.=2", "", "domain=2"],
 )
 def test_override_of_the_wrong_form_is_quoted_back(job_file: Path, override: str) -> None:
-    message = _refusal(lambda: load_job(job_file, [override]))
-    assert f"--set {override}:" in message
-    assert "section.key=value" in message
+    parts = f"--set {override}:", "section.key=value"
+    refusal(lambda: load_job(job_file, [override]), *parts, kind=SpecError)
 
 
 @pytest.mark.parametrize(
@@ -359,12 +313,12 @@ def test_override_of_the_wrong_form_is_quoted_back(job_file: Path, override: str
     ],
 )
 def test_bad_override_is_refused_like_a_bad_file(job_file: Path, override: str, named: str) -> None:
-    assert named in _refusal(lambda: load_job(job_file, [override]))
+    refusal(lambda: load_job(job_file, [override]), named, kind=SpecError)
 
 
 def test_override_into_something_that_is_no_section_is_refused(job_file: Path) -> None:
     job_file.write_text("loss = 3\n" + _JOB_TEXT)
-    assert "loss" in _refusal(lambda: load_job(job_file, ["loss.tasks=5"]))
+    refusal(lambda: load_job(job_file, ["loss.tasks=5"]), "loss", kind=SpecError)
 
 
 @given(
@@ -383,12 +337,8 @@ def test_override_and_document_say_the_same(
     document["domain"].update(cell_km=cell, refine=refine)
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(_JOB_TEXT)
-    overrides = [
-        f'job.name="{name}"',
-        f"privacy.epsilon_per_km={epsilon!r}",
-        f"domain.cell_km={cell!r}",
-        f"domain.refine={refine}",
-    ]
+    overrides = [f'job.name="{name}"', f"privacy.epsilon_per_km={epsilon!r}"]
+    overrides += [f"domain.cell_km={cell!r}", f"domain.refine={refine}"]
     assert load_job(path, overrides) == parse_job(document)
 
 
@@ -436,9 +386,7 @@ def test_a_loss_file_brings_outputs_and_prior_and_the_job_says_so() -> None:
     ],
 )
 def test_what_does_not_go_with_a_loss_file_is_named(sections: dict[str, Any], named: list[str]) -> None:
-    message = _refusal(lambda: parse_job(_with(**sections)))
-    for part in named:
-        assert part in message
+    refusal(lambda: parse_job(_with(**sections)), *named, kind=SpecError)
 
 
 def test_turning_to_a_loss_file_drops_what_the_file_takes_the_place_of(job_file: Path) -> None:
@@ -456,13 +404,10 @@ def test_turning_away_from_a_loss_file_drops_it(job_file: Path) -> None:
     text = _JOB_TEXT.replace("[outputs]\ncount = 8", "").replace('roads = "builtin:manhattan"', "")
     job_file.write_text(text + '[loss]\nkind = "file"\nfile = "loss.npz"\n')
     assert load_job(job_file).domain.cell_km == 3.0
-    spec = load_job(
-        job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan", "outputs.choose=seeds"]
-    )
+    overrides = ["loss.kind=euclidean", "domain.roads=builtin:manhattan"]
+    spec = load_job(job_file, [*overrides, "outputs.choose=seeds"])
     assert (spec.loss.kind, spec.loss.file, spec.prior.kind) == ("euclidean", None, "road-nodes")
-    assert "outputs: is required" in _refusal(
-        lambda: load_job(job_file, ["loss.kind=euclidean", "domain.roads=builtin:manhattan"])
-    )
+    refusal(lambda: load_job(job_file, overrides), "outputs: is required", kind=SpecError)
 
 
 # --- the fingerprint -------------------------------------------------------------------------------
@@ -480,44 +425,28 @@ def test_fingerprint_ignores_names_and_places_of_work(job_file: Path, name: str)
     assert load_job(job_file, _OTHER[name][0]).fingerprint() == load_job(job_file).fingerprint()
 
 
-def test_fingerprint_does_not_depend_on_spelling(small_job: JobMaker) -> None:
+def test_fingerprint_does_not_depend_on_spelling_or_the_order_of_keys(small_job: JobMaker) -> None:
     plain = parse_job(small_job(domain={"cell_km": 3.0, "metric_p": math.inf}))
-    other = parse_job(
-        small_job(
-            domain={"metric_p": "inf", "cell_km": 3}, seed={"solver": "auto"}, prior={"kind": "road-nodes"}
-        )
-    )
-    assert other.fingerprint() == plain.fingerprint()
-
-
-def test_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
-    assert fingerprint_of({"a": {"x": 1, "y": 2}, "b": {}}) == fingerprint_of(
-        {"b": {}, "a": {"y": 2, "x": 1}}
-    )
-
-
-def test_fingerprint_is_the_hash_of_the_identity(small_job: JobMaker) -> None:
-    spec = parse_job(small_job())
-    assert spec.fingerprint() == fingerprint_of(spec.identity())
+    spelt = {"domain": {"metric_p": "inf", "cell_km": 3}, "seed": {"solver": "auto"}}
+    other = parse_job(small_job(**spelt, prior={"kind": "road-nodes"}))
+    assert other.fingerprint() == plain.fingerprint() == fingerprint_of(plain.identity())
+    one, two = {"a": {"x": 1, "y": 2}, "b": {}}, {"b": {}, "a": {"y": 2, "x": 1}}
+    assert fingerprint_of(one) == fingerprint_of(two)
     assert fingerprint_of({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # of "{}"
 
 
 def test_moving_input_files_keeps_the_fingerprint(tmp_path: Path, small_job: JobMaker) -> None:
-    first, second = _road_folder(tmp_path / "a"), _road_folder(tmp_path / "deep" / "b")
-    for folder, name in ((first, "points.csv"), (second, "places.csv")):
-        (folder / name).write_text("lon,lat\n12,42\n")
-
-    def job(folder: Path, points: str) -> JobSpec:
-        file = str(folder / points)
-        return parse_job(
-            small_job(
-                domain={"roads": str(folder)},
-                prior={"kind": "file", "file": file},
-                loss={"tasks_file": file},
-            )
-        )
-
-    assert job(first, "points.csv").fingerprint() == job(second, "places.csv").fingerprint()
+    prints = set()
+    for folder, name in ((tmp_path / "a", "points.csv"), (tmp_path / "deep" / "b", "places.csv")):
+        _road_folder(folder)
+        file = point_file(folder / name, "lon,lat", [(12, 42)])
+        prior, loss = {"kind": "file", "file": file}, {"tasks_file": file}
+        spec = parse_job(small_job(domain={"roads": str(folder)}, prior=prior, loss=loss))
+        prints.add(spec.fingerprint())
+        # A stray file beside a network changes nothing.
+        (folder / "other.csv.gz").write_bytes(b"x")
+        prints.add(spec.fingerprint())
+    assert len(prints) == 1
 
 
 @pytest.mark.parametrize(
@@ -525,6 +454,7 @@ def test_moving_input_files_keeps_the_fingerprint(tmp_path: Path, small_job: Job
     [
         ("roads/nodes.csv.gz", "domain.roads"),
         ("roads/edges.csv.gz", "domain.roads"),
+        ("city.graphml", "domain.roads"),
         ("outputs.csv", "outputs.file"),
         ("prior.csv", "prior.file"),
         ("tasks.csv", "loss.tasks_file"),
@@ -533,16 +463,13 @@ def test_moving_input_files_keeps_the_fingerprint(tmp_path: Path, small_job: Job
 )
 def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, changed: str, key: str) -> None:
     folder = job_file.parent
-    for name in ("outputs.csv", "prior.csv", "tasks.csv", "loss.npz"):
+    for name in ("outputs.csv", "prior.csv", "tasks.csv", "loss.npz", "city.graphml"):
         (folder / name).write_text("lon,lat\n12,42\n")
+    roads = "city.graphml" if changed == "city.graphml" else "roads"
     overrides = [
-        "domain.roads=roads",
-        "outputs.choose=file",
-        "outputs.file=outputs.csv",
-        "prior.kind=file",
-        "prior.file=prior.csv",
-        "loss.tasks_file=tasks.csv",
-    ]
+        "outputs.choose=file", "outputs.file=outputs.csv", "prior.kind=file", "prior.file=prior.csv",
+        "loss.tasks_file=tasks.csv", f"domain.roads={roads}",
+    ]  # fmt: skip
     if key == "loss.file":
         overrides = ["loss.kind=file", "loss.file=loss.npz"]
     spec = load_job(job_file, overrides)
@@ -554,21 +481,10 @@ def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, chang
     assert differing_keys(old, spec.identity()) == [key]
 
 
-def test_one_byte_of_a_graphml_file_changes_the_fingerprint(tmp_path: Path, small_job: JobMaker) -> None:
-    path = tmp_path / "city.graphml"
-    path.write_bytes(b"<graphml/>")
-    spec = parse_job(small_job(domain={"roads": str(path)}))
-    before = spec.fingerprint()
-    path.write_bytes(b"<graphmm/>")
-    assert spec.fingerprint() != before
-
-
 def test_missing_input_file_is_named_with_its_key(tmp_path: Path, small_job: JobMaker) -> None:
     path = tmp_path / "none.csv"
     spec = parse_job(small_job(loss={"tasks_file": str(path)}))
-    message = _refusal(spec.fingerprint)
-    assert "loss.tasks_file" in message
-    assert str(path) in message
+    refusal(spec.fingerprint, "loss.tasks_file", str(path), kind=SpecError)
 
 
 def test_differing_keys_are_named_in_order() -> None:
@@ -576,9 +492,6 @@ def test_differing_keys_are_named_in_order() -> None:
     new = {"domain": {"cell_km": 2.0, "refine": [2]}, "privacy": {"epsilon_per_km": 2.0}}
     assert differing_keys(old, new) == ["domain.cell_km", "privacy.epsilon_per_km"]
     assert differing_keys(old, old) == []
-
-
-def test_keys_of_one_side_only_differ() -> None:
     assert differing_keys({"a": {"x": 1}}, {"a": {"x": 1, "y": 2}, "b": {"z": 3}}) == ["a.y", "b.z"]
 
 
@@ -588,19 +501,6 @@ def test_a_path_that_is_none_is_one_error(tmp_path: Path, roads: str) -> None:
     job.write_text("[privacy]\nepsilon_per_km = 1\n")
     with pytest.raises(SpecError, match="not a path"):
         load_job(job, [f"domain.roads={roads}"])
-
-
-def test_a_stray_file_beside_a_network_changes_nothing(tmp_path: Path) -> None:
-    for name in ("nodes.csv.gz", "edges.csv.gz"):
-        (tmp_path / name).write_bytes(name.encode())
-    document = {
-        "domain": {"roads": str(tmp_path), "cell_km": 1.0, "refine": [2]},
-        "privacy": {"epsilon_per_km": 1.0},
-        "outputs": {"count": 2},
-    }
-    before = parse_job(document).fingerprint()
-    (tmp_path / "other.csv.gz").write_bytes(b"x")
-    assert parse_job(document).fingerprint() == before
 
 
 @pytest.mark.parametrize(
@@ -638,6 +538,5 @@ def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -
     assert with_overrides(named, ["privacy.epsilon_per_km=0.5"]).extension.method == "cell-lp"
 
 
-def test_a_region_of_a_place_without_a_name_is_refused(small_job: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(SpecError, match="must name a place"):
-        parse_job(small_job(domain={"region": "place: "}))
+def test_a_region_of_a_place_without_a_name_is_refused(small_job: JobMaker) -> None:
+    refusal(lambda: parse_job(small_job(domain={"region": "place: "})), "must name a place", kind=SpecError)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdpext_dask.evaluation.baselines.laplace import planar_laplace
-from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.evaluation.baselines.noise import planar_laplace
+from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cells import noise
 from mdpext_dask.pipeline.cells.noise import noise_within, steepest
 from mdpext_dask.pipeline.run import build
-from mdpext_dask.reports.compare.attempt import expected_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Made = Callable[..., tuple[dict[str, Any], MechanismStore]]
@@ -77,7 +76,7 @@ def test_programs_that_begin_from_noise_end_below_it(made: Made) -> None:
     problem = Problem.of_store(store)
     rows = noise_within(problem, problem.epsilon_per_km, 1e-6)
     assert rows is not None
-    noisy = expected_loss(problem, rows(slice(None)).reshape(-1, problem.outputs))
+    noisy = expected_loss(problem, rows)
     assert summary["loss_km"] <= noisy * (1 + 1e-9)
     tried = store.seed_attributes["cells"]["tried"]
     assert [one["candidate"] for one in tried].count("planar noise") == 1

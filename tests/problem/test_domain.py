@@ -76,18 +76,23 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
     assert found.grid.cell_km == 3.0
 
 
-def test_box_in_degrees_is_covered_and_decides_which_nodes_count(small_job: JobMaker) -> None:
+@pytest.mark.parametrize("rotation", [0.0, 30.0])
+def test_box_in_degrees_is_covered_and_decides_which_nodes_count(
+    small_job: JobMaker, rotation: float
+) -> None:
     west, south, east, north = _BBOX
-    found = road_geometry(small_job(domain={"bbox": _BBOX, "cell_km": 2.0}))
+    domain = {"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}
+    found = road_geometry(small_job(domain=domain))
     assert (found.projection.centre_lon, found.projection.centre_lat) == pytest.approx((-73.97, 40.76))
     places = np.random.default_rng(1).uniform((west, south), (east, north), (1000, 2))
     # Parallels bulge to the south here, so the southern border reaches lowest in its middle.
     places[::4, 1], places[1::4, 1], places[2::4, 0] = south, north, west
-    places[0] = (west + east) / 2, south
+    places[:3] = ((west + east) / 2, south), (west, north), (east, north)
     assert found.grid.box.contains(found.projection.to_plane(places)).all()
     # Not much more than the box is covered: less than a cell a side.
-    assert found.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
-    assert found.grid.box.height_km < 2.0 + (north - south) * 111.7
+    if rotation == 0:
+        assert found.grid.box.width_km < 2.0 + (east - west) * 111.33 * np.cos(np.deg2rad(south))
+        assert found.grid.box.height_km < 2.0 + (north - south) * 111.7
     inside = [west <= lon <= east and south <= lat <= north for lon, lat in found.network.lonlat]
     assert found.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
     assert 8 < len(found.nodes_inside) < found.network.nodes

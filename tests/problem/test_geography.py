@@ -115,7 +115,7 @@ def _assert_promise_holds_on_the_ground(store: MechanismStore) -> float:
     assert store.projection is not None
     rows = all_rows(store).reshape(-1, store.plan.outputs).astype(float)
     logs = np.log(rows / rows.sum(axis=1, keepdims=True))
-    lonlat = store.projection.to_degrees(all_records(store))
+    lonlat = store.projection.to_degrees(all_records(store.grid))
     assert np.all(np.abs(lonlat[:, 0]) <= 180)
     one, other = np.triu_indices(len(lonlat), 1)
     ground = _ground_km(lonlat[one], lonlat[other])

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Box, Grid
-
-JobMaker = Callable[..., dict[str, dict[str, Any]]]
+from tests.support.problems import JobMaker, all_records, refusal, road_geometry
 
 _grids = st.builds(
     Grid,
@@ -26,6 +23,8 @@ _grids = st.builds(
     cell_km=st.floats(0.1, 8),
     refine=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
 )
+# Records a metre apart: what rounding can add is far below the distances at stake.
+_FINE = Grid(-3.0, 5.0, 2, 3, 4.0, (10, 20, 20))
 # A place relative to the grid: 0..1 is inside, the rest outside, on any side or corner.
 _places = st.tuples(st.floats(-2, 3), st.floats(-2, 3))
 
@@ -40,23 +39,12 @@ def _record_xy(grid: Grid, places: np.ndarray) -> np.ndarray:
     return np.stack([grid.x_km()[i], grid.y_km()[j]], axis=-1)
 
 
-def _all_records(grid: Grid) -> np.ndarray:
-    return np.array([(x, y) for x in grid.x_km() for y in grid.y_km()])
-
-
 # --- counts ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("city", "cell_km", "cells", "refine", "records"),
-    [
-        ("rome", 4.77, (10, 11), [2], 483),
-        ("rome", 4.77, (10, 11), [2, 3], 4087),
-        ("rome", 4.77, (10, 11), [2, 3, 4], 63865),
-        ("london", 6.78, (9, 7), [2], 285),
-        ("london", 6.78, (9, 7), [2, 3], 2365),
-        ("london", 6.78, (9, 7), [2, 3, 4], 36673),
-    ],
+    ("city", "cell_km", "cells", "records"),
+    [("rome", 4.77, (10, 11), (483, 4087, 63865)), ("london", 6.78, (9, 7), (285, 2365, 36673))],
 )
 def test_published_experiments_have_the_published_numbers_of_records(
     city_roads: Callable[[str], Path],
@@ -64,19 +52,16 @@ def test_published_experiments_have_the_published_numbers_of_records(
     city: str,
     cell_km: float,
     cells: tuple[int, int],
-    refine: list[int],
-    records: int,
+    records: tuple[int, ...],
 ) -> None:
-    roads = str(city_roads(city))
-    grid = build_geometry(
-        parse_job(small_job(domain={"roads": roads, "cell_km": cell_km, "refine": refine}))
-    ).grid
-    assert (grid.cells_x, grid.cells_y) == cells
-    assert grid.records == records
+    domain = {"roads": str(city_roads(city)), "cell_km": cell_km}
+    found = road_geometry(small_job(domain=domain)).grid
+    assert (found.cells_x, found.cells_y) == cells
+    assert tuple(replace(found, refine=r).records for r in ((2,), (2, 3), (2, 3, 4))) == records
 
 
 def test_manhattan_in_cells_of_one_kilometre(small_job: JobMaker) -> None:
-    grid = build_geometry(parse_job(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]}))).grid
+    grid = road_geometry(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]})).grid
     assert (grid.cells_x, grid.cells_y) == (9, 19)
     assert grid.records == 99169
 
@@ -89,9 +74,8 @@ def test_a_small_grid_by_hand() -> None:
     assert grid.box == Box(-1.0, 10.0, 5.0, 13.0)
     np.testing.assert_array_equal(grid.x_km(), [-1 + 0.5 * i for i in range(13)])
     np.testing.assert_array_equal(grid.y_km(), [10 + 0.5 * j for j in range(7)])
-    np.testing.assert_array_equal(
-        grid.seeds_xy_km(), [(-1, 10), (-1, 13), (2, 10), (2, 13), (5, 10), (5, 13)]
-    )
+    seeds = [(-1, 10), (-1, 13), (2, 10), (2, 13), (5, 10), (5, 13)]
+    np.testing.assert_array_equal(grid.seeds_xy_km(), seeds)
 
 
 @given(grid=_grids)
@@ -152,24 +136,30 @@ def test_three_tenths_are_three_cells_of_a_tenth() -> None:
     assert (grid.cells_x, grid.cells_y) == (3, 3)
 
 
-def test_a_metre_more_than_whole_cells_takes_another_cell() -> None:
+def test_cells_of_boxes_by_hand() -> None:
+    """A metre more than whole cells takes another cell; one cell may be as large as the box."""
     assert Grid.covering(Box(0, 0, 3.001, 3.0), 1.0, (1,)).cells_x == 4
+    assert Grid.covering(Box(0, 0, 2.5, 2.5), 2.5, (2,)).source_cells == 1
 
 
 @pytest.mark.parametrize("box", [Box(0, 0, 2, 9), Box(0, 0, 9, 2), Box(0, 0, 0, 9)])
 def test_cell_larger_than_the_box_is_refused(box: Box) -> None:
-    with pytest.raises(SpecError, match=r"^domain\.cell_km: .*2\.5 km .*larger than the box") as caught:
-        Grid.covering(box, 2.5, (2,))
-    assert len(str(caught.value).splitlines()) == 1
+    refusal(
+        lambda: Grid.covering(box, 2.5, (2,)),
+        "domain.cell_km: ",
+        "2.5 km",
+        "larger than the box",
+        kind=SpecError,
+    )
 
 
 def test_cell_larger_than_the_network_is_refused(small_job: JobMaker) -> None:
-    with pytest.raises(SpecError, match=r"domain\.cell_km: .* 20 km"):
-        build_geometry(parse_job(small_job(domain={"cell_km": 20.0})))
-
-
-def test_one_cell_may_be_as_large_as_the_box() -> None:
-    assert Grid.covering(Box(0, 0, 2.5, 2.5), 2.5, (2,)).source_cells == 1
+    refusal(
+        lambda: road_geometry(small_job(domain={"cell_km": 20.0})),
+        "domain.cell_km: ",
+        " 20 km",
+        kind=SpecError,
+    )
 
 
 def test_box_is_closed_to_a_millimetre() -> None:
@@ -184,9 +174,10 @@ def test_box_is_closed_to_a_millimetre() -> None:
 @given(grid=_grids, relative=st.lists(_places, min_size=1, max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tuple[float, float]]) -> None:
-    places = np.array([_place(grid, r) for r in relative])
+    some_records = all_records(grid)[:: 1 + grid.records // 50]
+    places = np.concatenate([[_place(grid, r) for r in relative], some_records])
     found = np.linalg.norm(_record_xy(grid, places) - places, axis=1)
-    distances = np.linalg.norm(places[:, None] - _all_records(grid)[None], axis=-1)
+    distances = np.linalg.norm(places[:, None] - all_records(grid)[None], axis=-1)
     np.testing.assert_allclose(found, distances.min(axis=1), rtol=1e-12, atol=1e-12)
 
 
@@ -201,47 +192,19 @@ def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]
         assert inside.tolist() == [beyond <= 0]
 
 
-@given(grid=_grids)
-@settings(max_examples=20, deadline=None)
-def test_every_record_is_its_own_nearest(grid: Grid) -> None:
-    i, j, _ = grid.nearest_records(_all_records(grid))
-    np.testing.assert_array_equal(i * grid.shape[1] + j, np.arange(grid.records))
-
-
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @given(grid=_grids, one=_places, other=_places)
 @settings(max_examples=50, deadline=None)
 def test_moving_to_records_adds_at_most_twice_the_largest_rounding(
     p: float, grid: Grid, one: tuple[float, float], other: tuple[float, float]
 ) -> None:
-    # Moving to the rectangle adds nothing, in any d_p; moving on to the record adds up to rho, twice.
-    places = np.array([_place(grid, one), _place(grid, other)])
-    records = _record_xy(grid, places)
-    rho = np.linalg.norm([grid.spacing_km / 2] * 2, ord=p)
-    moved = np.linalg.norm(records[0] - records[1], ord=p)
-    assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 2 * rho + 1e-9
-
-
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-@given(one=_places, other=_places)
-@settings(max_examples=50, deadline=None)
-def test_moving_to_the_rectangle_never_adds_distance(
-    p: float, one: tuple[float, float], other: tuple[float, float]
-) -> None:
-    # On a lattice of 1 m, what rounding can add is far below the distances at stake.
-    grid = Grid(-3.0, 5.0, 2, 3, 4.0, (10, 20, 20))
-    places = np.array([_place(grid, one), _place(grid, other)])
-    records = _record_xy(grid, places)
-    moved = np.linalg.norm(records[0] - records[1], ord=p)
-    assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 0.0021
-
-
-def test_places_outside_go_to_the_border_by_hand() -> None:
-    grid = Grid(0.0, 0.0, 1, 1, 2.0, (2,))
-    places = np.array([(-5, 0.9), (-5, -5), (9, 9), (1.4, 7), (1.6, 1.6), (2.0, 0.0)])
-    i, j, inside = grid.nearest_records(places)
-    assert list(zip(i.tolist(), j.tolist(), strict=True)) == [(0, 1), (0, 0), (2, 2), (1, 2), (2, 2), (2, 0)]
-    assert inside.tolist() == [False, False, False, False, True, True]
+    """Moving to the rectangle adds nothing, in any d_p; moving on to the record adds up to rho, twice."""
+    for lattice in (grid, _FINE):
+        places = np.array([_place(lattice, one), _place(lattice, other)])
+        records = _record_xy(lattice, places)
+        rho = np.linalg.norm([lattice.spacing_km / 2] * 2, ord=p)
+        moved = np.linalg.norm(records[0] - records[1], ord=p)
+        assert moved <= np.linalg.norm(places[0] - places[1], ord=p) + 2 * rho + 1e-9
 
 
 def test_records_on_the_border_are_inside() -> None:

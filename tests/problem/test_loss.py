@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -76,9 +75,9 @@ def _dense_seed_cost(problem: _Problem) -> Floats:
 _problems = st.builds(
     _Problem,
     seed=st.integers(0, 2**32 - 1),
-    cells=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     refine=st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple),
-    outputs=st.integers(1, 6),
+    outputs=st.sampled_from([1, 2, 5, 17]),
     kind=st.sampled_from(["euclidean", "travel"]),
 )
 
@@ -97,20 +96,6 @@ def test_euclidean_loss_by_hand() -> None:
     loss = EuclideanLoss(np.array([(0.0, 0.0), (3.0, 4.0)]))
     rows = loss.rows(np.array([(0.0, 0.0), (3.0, 0.0), (-5.0, 12.0)]))
     np.testing.assert_allclose(rows, [[0, 5], [3, 4], [13, np.sqrt(128)]], rtol=1e-15)
-
-
-def test_travel_loss_by_hand() -> None:
-    loss = TravelLoss(
-        node_xy_km=np.array([(0.0, 0.0), (10.0, 0.0), (0.0, 10.0)]),
-        task_distance_km=np.array([(0.0, 9.0), (12.0, 3.0), (7.0, 1.0)], dtype=np.float32),
-        task_weight=np.array([0.25, 0.75]),
-        output_node=np.array([1, 0]),
-    )
-    # The first place is nearest to node 0, the second to node 2.
-    rows = loss.rows(np.array([(1.0, 2.0), (2.0, 9.0)]))
-    node_0_to_1 = 0.25 * 12 + 0.75 * 6
-    node_2_to_1, node_2_to_0 = 0.25 * 5 + 0.75 * 2, 0.25 * 7 + 0.75 * 8
-    np.testing.assert_allclose(rows, [[node_0_to_1, 0], [node_2_to_1, node_2_to_0]], rtol=1e-15)
 
 
 @given(
@@ -138,16 +123,6 @@ def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: 
                 expected[row, k] += weight[q] * gap
     loss = TravelLoss(node_xy, distance, weight, output_node)
     np.testing.assert_allclose(loss.rows(xy), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_task_without_weight_does_not_matter() -> None:
-    generator = np.random.default_rng(3)
-    nodes, output_node = generator.random((5, 2)), np.array([4, 0, 2])
-    distance = generator.random((5, 3)).astype(np.float32)
-    with_it = TravelLoss(nodes, distance, np.array([0.5, 0.0, 0.5]), output_node)
-    without = TravelLoss(nodes, distance[:, [0, 2]], np.array([0.5, 0.5]), output_node)
-    places = generator.random((20, 2))
-    np.testing.assert_allclose(with_it.rows(places), without.rows(places), rtol=1e-14)
 
 
 # --- the seed cost ---------------------------------------------------------------------------------
@@ -180,15 +155,6 @@ def test_seed_cost_is_the_dense_product(problem: _Problem) -> None:
     np.testing.assert_allclose(found, _dense_seed_cost(problem), rtol=1e-12, atol=1e-12)
 
 
-@given(problem=_problems)
-@settings(max_examples=40, deadline=None)
-def test_costs_of_all_corners_add_up_to_the_cost_of_all_records(problem: _Problem) -> None:
-    expected = problem.prior.ravel() @ problem.loss.rows(problem.records())
-    costs = problem.all_costs()
-    np.testing.assert_allclose(costs.sum(axis=(0, 1, 2, 3)), expected, rtol=1e-12)
-    np.testing.assert_allclose(assemble_seed_cost(problem.grid, costs).sum(axis=0), expected, rtol=1e-12)
-
-
 @given(problem=_problems, data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_costs_are_the_same_to_the_last_bit_in_any_blocks(problem: _Problem, data: st.DataObject) -> None:
@@ -198,21 +164,6 @@ def test_costs_are_the_same_to_the_last_bit_in_any_blocks(problem: _Problem, dat
         for along in _cuts(data.draw, problem.grid.cells_y):
             pieces[across, along] = problem.costs((across, along))
     assert np.array_equal(pieces, whole)
-
-
-@pytest.mark.parametrize("kind", ["euclidean", "travel"])
-@pytest.mark.parametrize("outputs", [1, 2, 17])
-@pytest.mark.parametrize("block", [(1, 1), (1, 5), (5, 1), (2, 3)])
-def test_costs_of_a_larger_grid_do_not_depend_on_the_blocks(
-    kind: str, outputs: int, block: tuple[int, int]
-) -> None:
-    problem = _Problem(seed=5, cells=(5, 5), refine=(2, 3), outputs=outputs, kind=kind)
-    pieces = np.full((5, 5, 2, 2, outputs), np.nan)
-    for i in range(0, 5, block[0]):
-        for j in range(0, 5, block[1]):
-            cells = slice(i, min(i + block[0], 5)), slice(j, min(j + block[1], 5))
-            pieces[cells] = problem.costs(cells)
-    assert np.array_equal(pieces, problem.all_costs())
 
 
 @given(problem=_problems, data=st.data())

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mdpext_dask.problem.outputs import centres_of, output_count
 from mdpext_dask.reports.compare.answers import Case
 from mdpext_dask.reports.compare.protocol import compare
 from mdpext_dask.sampling.mechanism import open_mechanism
+from tests.support.problems import all_records, point_file, refusal, road_folder
 from tests.support.processes import write_toml
 
 # Six by five road nodes, a kilometre apart or so, and one street that is one place with another's end.
@@ -34,25 +36,20 @@ PLACES = [(12.51, 41.91, 1.0), (12.53, 41.92, 2.0), (12.55, 41.93, 0.0)]
 OUTSIDE = (13.5, 41.91, 1.0)
 
 
+Make = Callable[..., JobSpec]
+
+
 @pytest.fixture
 def roads(tmp_path: Path) -> str:
-    folder = tmp_path / "roads"
-    folder.mkdir()
     nodes = [(6 * j + i, x, y) for j, y in enumerate(NORTH) for i, x in enumerate(EAST)]
     nodes.append((99, *nodes[0][1:]))  # the place of another
-    edges = [(6 * j + i, 6 * j + i + 1, 1000) for j in range(5) for i in range(5)]
-    edges += [(6 * j + i, 6 * j + i + 6, 1000) for j in range(4) for i in range(6)] + [(0, 99, 10)]
-    for name, header, rows in (
-        ("nodes", "id,lon,lat", nodes),
-        ("edges", "u,v,length_m,oneway", [(*edge, 0) for edge in edges]),
-    ):
-        text = "\n".join([header, *(",".join(map(str, row)) for row in rows)])
-        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
-    return str(folder)
+    edges = [(6 * j + i, 6 * j + i + 1, 1000, 0) for j in range(5) for i in range(5)]
+    edges += [(6 * j + i, 6 * j + i + 6, 1000, 0) for j in range(4) for i in range(6)] + [(0, 99, 10, 0)]
+    return road_folder(tmp_path / "roads", nodes, edges)
 
 
 @pytest.fixture
-def job(roads: str) -> Callable[..., JobSpec]:
+def job(roads: str) -> Make:
     def make(**sections: dict[str, Any]) -> JobSpec:
         document: dict[str, dict[str, Any]] = {
             "domain": {"roads": roads, "cell_km": 1.5, "refine": [2]},
@@ -72,8 +69,7 @@ def job(roads: str) -> Callable[..., JobSpec]:
 def save_places(path: Path, rows: list[tuple[float, float, float]]) -> str:
     lon, lat, weight = zip(*rows, strict=True)
     if path.suffix == ".csv":
-        path.write_text("lon,lat,weight\n" + "".join(f"{a!r},{b!r},{w!r}\n" for a, b, w in rows))
-        return str(path)
+        return point_file(path, "lon,lat,weight", rows)
     frame = geopandas.GeoDataFrame({"weight": weight}, geometry=shapely.points(lon, lat), crs=4326)
     if path.suffix == ".parquet":
         frame.to_parquet(path)
@@ -82,26 +78,14 @@ def save_places(path: Path, rows: list[tuple[float, float, float]]) -> str:
     return str(path)
 
 
-def refusal(action: Callable[[], object], kind: type[Exception] = DataError) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
-
-
 # --- from files ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["p.parquet", "p.geojson", "p.geojson.gz"])
-def test_a_job_takes_points_from_every_format(tmp_path: Path, job: Callable[..., JobSpec], name: str) -> None:
+def test_a_job_takes_points_from_every_format(tmp_path: Path, job: Make, name: str) -> None:
     def domain(file: str) -> Domain:
-        return build_domain(
-            job(
-                outputs={"choose": "file", "file": file},
-                prior={"kind": "file", "file": file},
-                loss={"tasks_file": file},
-            )
-        )
+        outputs, prior = {"choose": "file", "file": file}, {"kind": "file", "file": file}
+        return build_domain(job(outputs=outputs, prior=prior, loss={"tasks_file": file}))
 
     expected = domain(save_places(tmp_path / "p.csv", PLACES))
     path = tmp_path / name
@@ -119,33 +103,33 @@ def test_a_job_takes_points_from_every_format(tmp_path: Path, job: Callable[...,
     np.testing.assert_array_equal(found.loss.task_distance_km, expected.loss.task_distance_km)
 
 
-def test_points_outside_are_an_error_or_dropped(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+def test_points_outside_are_an_error_or_dropped(tmp_path: Path, job: Make) -> None:
     file = save_places(tmp_path / "p.geojson", [PLACES[0], OUTSIDE, *PLACES[1:]])
     outputs = {"choose": "file", "file": file}
-    message = refusal(lambda: build_domain(job(outputs=outputs)))
-    assert f"{file}: 1 of 4 outputs lie outside the grid, the first in row 2 at x = " in message
-    assert 'outputs.outside = "drop"' in message
+    first = f"{file}: 1 of 4 outputs lie outside the grid, the first in row 2 at x = "
+    message = refusal(lambda: build_domain(job(outputs=outputs)), first, 'outputs.outside = "drop"')
     assert refusal(lambda: plan_job(job(outputs=outputs))) == message
     spec = job(outputs={**outputs, "outside": "drop"})
     domain = build_domain(spec)
     np.testing.assert_allclose(domain.output_lonlat, [place[:2] for place in PLACES], rtol=1e-9)
     assert f"1 of the 4 outputs of {file} lie outside the grid and were left out" in domain.notes
     assert output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 3
-    save_places(tmp_path / "p.geojson", [OUTSIDE])
-    assert "all of its 1 outputs lie outside" in refusal(lambda: build_domain(spec))
     # Of places outside, two may be the same; of those inside, not.
     save_places(tmp_path / "p.geojson", [OUTSIDE, OUTSIDE, PLACES[0]])
     assert build_domain(spec).outputs == 1
-    save_places(tmp_path / "p.geojson", [PLACES[0], PLACES[0]])
-    assert "same place, those of rows 1 and 2" in refusal(lambda: build_domain(spec))
-    save_places(tmp_path / "p.geojson", [PLACES[1], OUTSIDE, PLACES[0], PLACES[2], PLACES[0]])
-    assert "same place, those of rows 3 and 5" in refusal(lambda: build_domain(spec))
+    for places, complaint in (
+        ([OUTSIDE], "all of its 1 outputs lie outside"),
+        ([PLACES[0], PLACES[0]], "same place, those of rows 1 and 2"),
+        ([PLACES[1], OUTSIDE, PLACES[0], PLACES[2], PLACES[0]], "same place, those of rows 3 and 5"),
+    ):
+        save_places(tmp_path / "p.geojson", places)
+        refusal(lambda: build_domain(spec), complaint, kind=DataError)
 
 
 # --- all road nodes --------------------------------------------------------------------------------
 
 
-def test_all_road_nodes_are_all_places_with_one(job: Callable[..., JobSpec]) -> None:
+def test_all_road_nodes_are_all_places_with_one(job: Make) -> None:
     spec = job(outputs={"choose": "all-road-nodes"})
     domain = build_domain(spec)
     assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 30
@@ -154,33 +138,30 @@ def test_all_road_nodes_are_all_places_with_one(job: Callable[..., JobSpec]) -> 
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_road_nodes_of_the_box_only(job: Callable[..., JobSpec]) -> None:
+def test_road_nodes_of_the_box_only(job: Make) -> None:
     bbox = [EAST[1] - 1e-3, NORTH[1] - 1e-3, EAST[4] + 1e-3, NORTH[3] + 1e-3]
     spec = job(domain={"bbox": bbox, "cell_km": 1.0}, outputs={"choose": "all-road-nodes"})
     assert build_domain(spec).outputs == 12
 
 
-def test_too_many_road_nodes_are_counted(job: Callable[..., JobSpec]) -> None:
+def test_too_many_road_nodes_are_counted(job: Make) -> None:
     spec = job(outputs={"choose": "all-road-nodes", "limit": 29})
     for action in (build_domain, plan_job):
-        message = refusal(lambda action=action: action(spec))
-        assert "holds 30 road nodes, more than 29; raise outputs.limit" in message
-    assert build_domain(job(outputs={"choose": "all-road-nodes", "limit": 30})).outputs == 30
+        expected = "holds 30 road nodes, more than 29; raise outputs.limit"
+        refusal(partial(action, spec), expected, kind=DataError)
+    assert build_domain(with_overrides(spec, ["outputs.limit=30"])).outputs == 30
 
 
 # --- from the prior --------------------------------------------------------------------------------
 
 
-def test_centres_of_the_prior_are_means_of_records(job: Callable[..., JobSpec]) -> None:
+def test_centres_of_the_prior_are_means_of_records(job: Make) -> None:
     spec = job(outputs={"choose": "prior", "count": 5})
     domain = build_domain(spec)
     assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 5
-    x, y = np.meshgrid(domain.grid.x_km(), domain.grid.y_km(), indexing="ij")
-    xy = np.stack([x.ravel(), y.ravel()], axis=-1)
+    xy, prior = all_records(domain.grid), domain.prior.ravel()
     nearest = np.argmin(((xy[:, None] - domain.output_xy_km) ** 2).sum(axis=2), axis=1)
-    means = [
-        np.average(xy[nearest == k], axis=0, weights=domain.prior.ravel()[nearest == k]) for k in range(5)
-    ]
+    means = [np.average(xy[nearest == k], axis=0, weights=prior[nearest == k]) for k in range(5)]
     np.testing.assert_allclose(means, domain.output_xy_km, atol=1e-12)
     # Travel ends at the road node that is nearest to each.
     assert isinstance(domain.loss, TravelLoss)
@@ -188,7 +169,7 @@ def test_centres_of_the_prior_are_means_of_records(job: Callable[..., JobSpec]) 
     np.testing.assert_array_equal(away[np.arange(5), domain.loss.output_node], away.min(axis=1))
 
 
-def test_another_seed_begins_elsewhere(job: Callable[..., JobSpec]) -> None:
+def test_another_seed_begins_elsewhere(job: Make) -> None:
     def centres(seed: int) -> bytes:
         outputs = {"choose": "prior", "count": 7, "random_seed": seed}
         return build_domain(job(outputs=outputs)).output_xy_km.tobytes()
@@ -197,20 +178,19 @@ def test_another_seed_begins_elsewhere(job: Callable[..., JobSpec]) -> None:
     assert len({centres(seed) for seed in range(6)}) > 1
 
 
-def test_no_more_centres_than_records(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
-    file = save_places(tmp_path / "p.csv", PLACES)
-    prior = {"kind": "file", "file": file}
+def test_no_more_centres_than_records(tmp_path: Path, job: Make) -> None:
+    prior = {"kind": "file", "file": save_places(tmp_path / "p.csv", PLACES)}
     # The third has no weight.
     spec = job(outputs={"choose": "prior", "count": 3}, prior=prior)
-    message = refusal(lambda: build_domain(spec))
-    assert message == "outputs.count: 3 are wanted, but only 2 records have any prior"
+    expected = "outputs.count: 3 are wanted, but only 2 records have any prior"
+    assert refusal(lambda: build_domain(spec)) == expected
     assert build_domain(with_overrides(spec, ["outputs.count=2"])).outputs == 2
     many = with_overrides(spec, ["outputs.count=1000"])
     for action in (build_domain, plan_job):
-        assert "the box holds only" in refusal(lambda action=action: action(many))
+        refusal(partial(action, many), "the box holds only", kind=DataError)
 
 
-def test_centres_stay_where_the_region_is(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
+def test_centres_stay_where_the_region_is(tmp_path: Path, job: Make) -> None:
     region = tmp_path / "region.geojson"
     corner = shapely.box(EAST[0], NORTH[0], EAST[2], NORTH[2])
     region.write_text(json.dumps(shapely.geometry.mapping(corner)))
@@ -254,13 +234,11 @@ def test_of_very_many_records_neighbours_are_taken_together(monkeypatch: pytest.
         ({"choose": "file", "file": "x", "outside": "move"}, "outputs.outside"),
     ],
 )  # fmt: skip
-def test_outputs_that_do_not_go_together(
-    job: Callable[..., JobSpec], outputs: dict[str, Any], words: str
-) -> None:
-    assert words in refusal(lambda: job(outputs=outputs), SpecError)
+def test_outputs_that_do_not_go_together(job: Make, outputs: dict[str, Any], words: str) -> None:
+    refusal(lambda: job(outputs=outputs), words, kind=SpecError)
 
 
-def test_overrides_drop_what_a_choice_makes_meaningless(job: Callable[..., JobSpec]) -> None:
+def test_overrides_drop_what_a_choice_makes_meaningless(job: Make) -> None:
     spec = job(outputs={"choose": "file", "file": "/p.csv", "outside": "drop"})
     spec = with_overrides(spec, ["outputs.choose=all-road-nodes", "outputs.limit=7"])
     assert spec.outputs.model_dump() == {
@@ -278,17 +256,15 @@ def test_overrides_drop_what_a_choice_makes_meaningless(job: Callable[..., JobSp
     assert with_overrides(spec, ["prior.kind=uniform"]).prior.file is None
 
 
-def test_a_raster_enters_the_fingerprint_by_its_content(tmp_path: Path, job: Callable[..., JobSpec]) -> None:
-    for name in ("a.tif", "b.tif", "c.tif"):
-        (tmp_path / name).write_bytes(b"people" if name != "c.tif" else b"others")
-    prints = [
-        job(prior={"kind": "raster", "file": str(tmp_path / name)}).fingerprint()
-        for name in ("a.tif", "b.tif", "c.tif")
-    ]
+def test_a_raster_enters_the_fingerprint_by_its_content(tmp_path: Path, job: Make) -> None:
+    prints = []
+    for name, content in (("a.tif", b"people"), ("b.tif", b"people"), ("c.tif", b"others")):
+        (tmp_path / name).write_bytes(content)
+        spec = job(prior={"kind": "raster", "file": str(tmp_path / name)})
+        prints.append(spec.fingerprint())
+        # What is handed to other machines is found in the same way.
+        assert files_of(spec)["prior.file"] == str(tmp_path / name)
     assert prints[0] == prints[1] != prints[2]
-    spec = job(prior={"kind": "raster", "file": str(tmp_path / "a.tif")})
-    # What is handed to other machines is found in the same way.
-    assert files_of(spec)["prior.file"] == str(tmp_path / "a.tif")
 
 
 # --- whole jobs ------------------------------------------------------------------------------------
@@ -304,7 +280,7 @@ def save_raster(path: Path) -> str:
 
 
 @pytest.fixture(params=["file", "prior", "all-road-nodes"])
-def choice(request: pytest.FixtureRequest, tmp_path: Path, job: Callable[..., JobSpec]) -> JobSpec:
+def choice(request: pytest.FixtureRequest, tmp_path: Path, job: Make) -> JobSpec:
     outputs: dict[str, Any] = {"choose": request.param}
     prior: dict[str, Any] = {"kind": "uniform"}
     if request.param == "file":

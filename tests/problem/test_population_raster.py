@@ -4,7 +4,6 @@ import math
 import re
 import sys
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.population_raster import read_population
 from mdpext_dask.problem.projection import Projection
+from tests.support.problems import JobMaker, refusal
 
 LONLAT, UTM, MOLLWEIDE = "EPSG:4326", "EPSG:32633", "ESRI:54009"
 PLANE = Projection(12.5, 41.9)
@@ -66,8 +66,7 @@ def outlines(crs: str, transform: Affine, shape: tuple[int, int]) -> Any:
 def by_area(grid: Grid, crs: str, transform: Affine, values: np.ndarray) -> np.ndarray:
     """Return what falls to each record if every pixel is shared out by area, exactly."""
     x, y = np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij")
-    half = grid.spacing_km / 2
-    box = grid.box
+    half, box = grid.spacing_km / 2, grid.box
     records = shapely.box(
         np.maximum(x - half, box.west_km), np.maximum(y - half, box.south_km),
         np.minimum(x + half, box.east_km), np.minimum(y + half, box.north_km),
@@ -79,11 +78,8 @@ def by_area(grid: Grid, crs: str, transform: Affine, values: np.ndarray) -> np.n
     return mass
 
 
-def refusal(path: Path, grid: Grid = GRID) -> str:
-    with pytest.raises(DataError) as caught:
-        read_population(path, grid, PLANE)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
+def refused(path: Path, grid: Grid = GRID) -> str:
+    message = refusal(lambda: read_population(path, grid, PLANE), kind=DataError)
     return message.removeprefix(f"{path}: ")
 
 
@@ -97,14 +93,12 @@ def test_small_pixels_count_at_the_record_around_them(tmp_path: Path, crs: str, 
     transform = pixels_around(crs, size, 60)
     values = np.random.default_rng(1).integers(0, 50, (60, 60)).astype(np.float32)
     # Only pixels wholly within the square of one record, so that sums by hand are exact.
-    owner = np.full(values.shape, -1)
+    owner, pixels = np.full(values.shape, -1), outlines(crs, transform, values.shape)
     x, y = (a.ravel() for a in np.meshgrid(GRID.x_km(), GRID.y_km(), indexing="ij"))
-    squares = shapely.box(x - 0.25, y - 0.25, x + 0.25, y + 0.25)
-    tree = shapely.STRtree(squares)
-    pixel, square = tree.query(outlines(crs, transform, values.shape).ravel(), predicate="within")
+    tree = shapely.STRtree(shapely.box(x - 0.25, y - 0.25, x + 0.25, y + 0.25))
+    pixel, square = tree.query(pixels.ravel(), predicate="within")
     owner.ravel()[pixel] = square
-    box = GRID.box
-    inside = shapely.within(outlines(crs, transform, values.shape), shapely.box(*vars(box).values()))
+    inside = shapely.within(pixels, shapely.box(*vars(GRID.box).values()))
     values[(owner < 0) | ~inside] = 0
     assert (values > 0).sum() > 500
     found = read_population(save(tmp_path / "p.tif", values, crs, transform), GRID, PLANE)
@@ -226,7 +220,7 @@ def test_values_may_be_scaled(tmp_path: Path) -> None:
 def test_negative_people_are_refused(tmp_path: Path, bad: float) -> None:
     values = np.ones((6, 6))
     values[2, 4] = bad
-    message = refusal(save(tmp_path / "p.tif", values, UTM, pixels_around(UTM, 1000.0, 6)))
+    message = refused(save(tmp_path / "p.tif", values, UTM, pixels_around(UTM, 1000.0, 6)))
     assert message.startswith(f"row 3, column 5: {bad:g} is no number of people")
 
 
@@ -247,23 +241,20 @@ GOOD = pixels_around(UTM, 1000.0, 6)
 def test_rasters_that_cannot_be(
     tmp_path: Path, values: np.ndarray, crs: str | None, transform: Affine | None, words: str
 ) -> None:
-    assert words in refusal(save(tmp_path / "p.tif", values, crs, transform))
+    assert words in refused(save(tmp_path / "p.tif", values, crs, transform))
 
 
-def test_files_that_are_no_rasters(tmp_path: Path) -> None:
+def test_files_that_are_no_rasters_and_pixels_that_are_too_large(tmp_path: Path) -> None:
     path = tmp_path / "p.tif"
-    assert refusal(path) == "no such file"
-    assert refusal(tmp_path) == "is no file"
+    assert refused(path) == "no such file"
+    assert refused(tmp_path) == "is no file"
     path.write_text("lon,lat\n1,2\n")
-    assert "not a readable GeoTIFF" in refusal(path)
+    assert "not a readable GeoTIFF" in refused(path)
     save(path, np.random.default_rng(0).random((300, 300)), UTM, pixels_around(UTM, 100.0, 300))
     path.write_bytes(path.read_bytes()[:300_000])
-    assert "not a readable GeoTIFF" in refusal(path)
-
-
-def test_pixels_that_are_too_large_for_the_records(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.tif", np.ones((6, 6)), UTM, pixels_around(UTM, 100_000.0, 6))
-    assert "are too large for records" in refusal(path, Grid(-2.0, -2.0, 2, 2, 2.0, (200,)))
+    assert "not a readable GeoTIFF" in refused(path)
+    save(path, np.ones((6, 6)), UTM, pixels_around(UTM, 100_000.0, 6))
+    assert "are too large for records" in refused(path, Grid(-2.0, -2.0, 2, 2, 2.0, (200,)))
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,21 +266,18 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- as the prior of a job -------------------------------------------------------------------------
 
 
-def test_a_raster_is_the_prior_of_a_job(tmp_path: Path, small_job: Callable[..., dict[str, Any]]) -> None:
-    utm = "EPSG:32618"
+def test_a_raster_is_the_prior_of_a_job(tmp_path: Path, small_job: JobMaker) -> None:
     values = np.random.default_rng(5).integers(0, 1000, (30, 30)).astype(np.float32)
     # Manhattan, but for its north.
     transform = Affine(1000.0, 0, 575_000, 0, -1000.0, 4_522_000)
-    path = save(tmp_path / "people.tif", values, utm, transform)
+    path = save(tmp_path / "people.tif", values, "EPSG:32618", transform)
     domain = build_domain(parse_job(small_job(prior={"kind": "raster", "file": str(path)})))
     found = read_population(path, domain.grid, domain.projection)
     np.testing.assert_allclose(domain.prior, found.mass / found.mass.sum(), rtol=1e-12)
     assert domain.prior.sum() == pytest.approx(1)
-    people, around = re.match(
-        r"([\d,.]+) of the population of .*, ([\d,.]+) in pixels at", domain.notes[0]
-    ).groups()
-    assert float(people.replace(",", "")) == pytest.approx(found.mass.sum(), abs=0.06)
-    assert float(around.replace(",", "")) == pytest.approx(found.outside, abs=0.06)
+    said = re.match(r"([\d,.]+) of the population of .*, ([\d,.]+) in pixels at", domain.notes[0])
+    people = [float(number.replace(",", "")) for number in said.groups()]
+    assert people == pytest.approx([found.mass.sum(), found.outside], abs=0.06)
     assert "does not reach around all of the grid" in domain.notes[1]
 
 
@@ -324,8 +312,7 @@ def test_longitudes_may_count_from_anywhere(tmp_path: Path, lon: float, lat: flo
     one, other = (
         read_population(_world(tmp_path / f"{west}.tif", west, north), grid, plane) for west in (-180.0, 0.0)
     )
-    assert one.covered
-    assert other.covered
+    assert (one.covered, other.covered) == (True, True)
     np.testing.assert_allclose(other.mass, one.mass, rtol=0.02)
     assert (one.mass > 0).all()
     assert other.mass.sum() == pytest.approx(one.mass.sum(), rel=1e-3)
@@ -351,11 +338,12 @@ def test_a_pole_may_be_in_the_grid(tmp_path: Path, lat: float) -> None:
     """People around it, each row of a raster in degrees a ring, are all there."""
     path = _world(tmp_path / "people.tif", -180.0, 90.0 if lat > 0 else -80.0)
     plane = Projection(10.0, lat)
-    found = read_population(path, Grid(-4.0, -4.0, 4, 4, 2.0, (2,)), plane)
+    grid = Grid(-4.0, -4.0, 4, 4, 2.0, (2,))
+    found = read_population(path, grid, plane)
     assert found.covered
     assert (found.mass > 0).all()
     pole = plane.to_plane(np.array([[0.0, math.copysign(90, lat)]]))
-    i, j, _ = Grid(-4.0, -4.0, 4, 4, 2.0, (2,)).nearest_records(pole)
+    i, j, _ = grid.nearest_records(pole)
     # The ends of 3,600 pixels come together there.
     assert np.unravel_index(found.mass.argmax(), found.mass.shape) == (i[0], j[0])
 

@@ -1,8 +1,5 @@
 """The projection: it comes back, and its distortion bounds what happens to ground distances."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +7,6 @@ from hypothesis import strategies as st
 from pyproj import CRS, Geod, Transformer
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.spec import parse_job
-from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
 
@@ -26,19 +21,6 @@ def _ground_km(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _square(side_km: float) -> tuple[float, float, float, float]:
     return -side_km / 2, -side_km / 2, side_km / 2, side_km / 2
-
-
-@given(
-    lon=st.floats(-175, 175),
-    lat=st.floats(-75, 75),
-    away=st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=10),
-)
-@settings(max_examples=50, deadline=None)
-def test_degrees_come_back(lon: float, lat: float, away: list[tuple[float, float]]) -> None:
-    projection = Projection(lon, lat)
-    places = np.array([(lon, lat)]) + np.array(away)
-    back = projection.to_degrees(projection.to_plane(places))
-    np.testing.assert_allclose(back, places, rtol=0, atol=_SNAP_DEGREES)
 
 
 @given(
@@ -84,29 +66,6 @@ def test_no_pair_is_stretched_by_more_than_the_distortion(lat: float, side_km: f
     assert np.max(planar[far] / ground[far]) <= 1 + distortion
 
 
-@given(
-    lat=st.floats(-70, 70),
-    box=st.tuples(*[st.floats(1, 400)] * 4),
-    one=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    other=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-)
-@settings(max_examples=50, deadline=None)
-def test_distortion_also_holds_for_boxes_that_are_not_centred(
-    lat: float,
-    box: tuple[float, float, float, float],
-    one: tuple[float, float],
-    other: tuple[float, float],
-) -> None:
-    projection = Projection(-70.0, lat)
-    west, south, east, north = -box[0], -box[1], box[2], box[3]
-    corner, size = np.array([west, south]), np.array([east - west, north - south])
-    ends = corner + np.array([one, other]) * size
-    planar = float(np.linalg.norm(ends[0] - ends[1]))
-    degrees = projection.to_degrees(ends)
-    ground = float(_ground_km(degrees[:1], degrees[1:])[0])
-    assert planar <= (1 + projection.distortion(Box(west, south, east, north).radius_km)) * ground + _SNAP_KM
-
-
 @pytest.mark.parametrize("lat", [-60.0, 0.0, 42.0])
 def test_distortion_is_hardly_larger_than_what_occurs(lat: float) -> None:
     projection = Projection(12.5, lat)
@@ -118,14 +77,11 @@ def test_distortion_is_hardly_larger_than_what_occurs(lat: float) -> None:
     assert 0.75 * distortion < stretching <= distortion
 
 
-def test_distortion_of_a_city_is_parts_in_a_million(small_job: Callable[..., dict[str, Any]]) -> None:
-    assert 1e-7 <= build_geometry(parse_job(small_job())).distortion < 1e-5
-
-
-def test_distortion_grows_with_the_box() -> None:
-    sides = (10, 100, 400, 1000, 2000)
+def test_distortion_of_a_city_is_parts_in_a_million_and_grows_with_the_box() -> None:
+    sides = (10, 20, 100, 400, 1000, 2000)
     values = [Projection(12.5, 42.0).distortion(Box(*_square(side)).radius_km) for side in sides]
     assert values == sorted(values)
+    assert 1e-7 <= values[1] < 1e-5
     assert values[-1] <= 0.02
 
 
@@ -151,11 +107,11 @@ def test_grid_mapping_describes_the_same_projection(lon: float, lat: float) -> N
 
 
 def test_grid_mapping_without_the_text_still_names_method_and_centre() -> None:
-    mapping = Projection(12.5, 41.75).grid_mapping()
-    assert mapping["grid_mapping_name"] == "azimuthal_equidistant"
-    assert mapping["latitude_of_projection_origin"] == 41.75
-    assert mapping["longitude_of_projection_origin"] == 12.5
-    assert (mapping["false_easting"], mapping["false_northing"]) == (0, 0)
+    expected = {
+        "grid_mapping_name": "azimuthal_equidistant", "latitude_of_projection_origin": 41.75,
+        "longitude_of_projection_origin": 12.5, "false_easting": 0, "false_northing": 0,
+    }  # fmt: skip
+    assert Projection(12.5, 41.75).grid_mapping().items() >= expected.items()
 
 
 _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
@@ -180,12 +136,8 @@ def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
     assert apart <= (1 + projection.distortion(radius)) * step[1] + _SNAP_KM
 
 
-def test_places_in_the_disc_stay_where_they_are() -> None:
+def test_places_in_the_disc_stay_and_the_antipode_is_somewhere() -> None:
     projection = Projection(12.5, 42.0)
     xy = np.random.default_rng(0).uniform(-30, 30, size=(50, 2))
     assert np.allclose(projection.to_disc(projection.to_degrees(xy), 43.0), xy, rtol=0, atol=1e-9)
-
-
-def test_the_antipode_is_somewhere() -> None:
-    there = Projection(12.5, 42.0).to_disc(np.array([[-167.5, -42.0], [-167.5, -41.999]]), 20.0)
-    assert np.isfinite(there).all()
+    assert np.isfinite(projection.to_disc(np.array([[-167.5, -42.0], [-167.5, -41.999]]), 20.0)).all()

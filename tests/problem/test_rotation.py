@@ -190,17 +190,6 @@ def test_auto_without_a_region_fits_the_road_nodes(small_job: JobMaker) -> None:
     assert len(auto.nodes_inside) == auto.network.nodes
 
 
-def test_a_box_in_degrees_is_covered_in_the_turned_plane(small_job: JobMaker) -> None:
-    west, south, east, north = bbox = (-74.0, 40.72, -73.94, 40.8)
-    geometry = road_geometry(small_job(domain={"bbox": list(bbox), "cell_km": 2.0, "rotation_deg": 30.0}))
-    rng = np.random.default_rng(1)
-    lonlat = rng.uniform((west, south), (east, north), (1000, 2))
-    lonlat[:4] = [(west, south), (west, north), (east, south), (east, north)]
-    assert geometry.grid.box.contains(geometry.projection.to_plane(lonlat)).all()
-    inside = [west <= a <= east and south <= b <= north for a, b in geometry.network.lonlat]
-    assert geometry.nodes_inside.tolist() == np.flatnonzero(inside).tolist()
-
-
 def test_auto_in_a_box_fits_what_lies_in_it(small_job: JobMaker, slanted: str) -> None:
     bbox = [-74.0, 40.72, -73.94, 40.8]
     geometry = road_geometry(small_job(domain={"bbox": bbox, "cell_km": 1.0, "rotation_deg": "auto"}))
@@ -241,7 +230,7 @@ def test_a_turned_store_keeps_its_promise_on_the_ground(turned: Path) -> None:
     exact = audited_epsilon(rows, grid.x_km(), grid.y_km(), 2.0)
     assert exact <= store.attributes["epsilon_certified"] <= store.planar_limit()
     # Pair by pair, by the distance on the ground.
-    lonlat = projection.to_degrees(all_records(store))
+    lonlat = projection.to_degrees(all_records(store.grid))
     logs = np.log(rows.reshape(len(lonlat), -1).astype(float))
     a, b = np.triu_indices(len(lonlat), 1)
     ground = np.asarray(Geod(ellps="WGS84").inv(*lonlat[a].T, *lonlat[b].T)[2]) / 1000
@@ -258,7 +247,7 @@ def test_outputs_and_places_are_where_they_should_be(turned: Path) -> None:
     store = MechanismStore.open(str(turned))
     assert store.projection is not None
     row = mechanism.row(lon=-73.98, lat=40.75)
-    lonlat = store.projection.to_degrees(xy := all_records(store))
+    lonlat = store.projection.to_degrees(xy := all_records(store.grid))
     here = np.broadcast_to([[-73.98, 40.75]], lonlat.shape)
     nearest = int(np.argmin(Geod(ellps="WGS84").inv(*lonlat.T, *here.T)[2]))
     assert (float(row.x), float(row.y)) == tuple(xy[nearest])

@@ -42,7 +42,7 @@ CONFINED = {
     "jinja2": {"reports"},
     "tomli_w": {"reports"},
     "typer": {"cli"},
-    "rich": {"cli", "reports.compare.screen"},
+    "rich": {"cli", "reports.compare.tables"},
     "yaml": {"compute.kubernetes"},
     "cryptography": {"runtime.random_bits"},
 }

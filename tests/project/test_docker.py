@@ -8,14 +8,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from dockerfile_parse import DockerfileParser
 from mdpext_dask import load_job, open_mechanism
 from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from tests.support.commands import parse
+from tests.support.processes import free_ports, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKER = PROJECT / "deploy" / "docker"
@@ -79,17 +78,10 @@ def test_the_compose_file_is_valid() -> None:
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ("mem_limit: 2g", "memlimit: 2g"),
-        ("mem_limit: 2g", "mem_limit: 2q"),
-        ("dockerfile:", "dokerfile:"),
-        ("replicas:", "replica:"),
-        ("service_healthy", "service_heathy"),
-        ("unless-stopped", "sometimes"),
-        ("start_period:", "start_time:"),
-        ("read_only:", "readonly:"),
-    ],
-)
+    [("mem_limit: 2g", "memlimit: 2g"), ("mem_limit: 2g", "mem_limit: 2q"), ("dockerfile:", "dokerfile:"),
+     ("replicas:", "replica:"), ("service_healthy", "service_heathy"), ("unless-stopped", "sometimes"),
+     ("start_period:", "start_time:"), ("read_only:", "readonly:")],
+)  # fmt: skip
 def test_a_mistake_in_a_compose_file_is_found(right: str, wrong: str) -> None:
     text = compose_text()
     assert right in text
@@ -177,12 +169,7 @@ def test_the_image_is_made_of_what_is_there(dockerfile: list[dict[str, str]]) ->
     # What `pip install` of the project needs, by its pyproject.toml.
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert {"pyproject.toml", "mdpext_dask", project["readme"], *project["license-files"]} <= copied
-    for unwanted in (
-        "tests/conftest.py",
-        ".git/config",
-        "manhattan.zarr/zarr.json",
-        "mdpext_dask/__pycache__",
-    ):
+    for unwanted in ("tests/conftest.py", ".git/config", "a.zarr/zarr.json", "mdpext_dask/__pycache__"):
         assert not _is_sent(unwanted)
 
 
@@ -219,38 +206,22 @@ def test_the_script_is_one_for_any_shell_and_its_extras_are_there() -> None:
 # --- run ------------------------------------------------------------------------------------------
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 class Host:
     """Takes the place of an engine on this machine: its own ports, folders and programs."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self.programs = folder, programs
-        self.port, self.dashboard, self.of_worker = _free_port(), _free_port(), _free_port()
+        self.port, self.dashboard, self.of_worker = free_ports(3)
         (folder / "tmp").mkdir()
 
     def command(self, words: Sequence[str]) -> list[str]:
-        places = {
-            "tcp://scheduler:8786": f"tcp://127.0.0.1:{self.port}",
-            "/data": str(self.folder),
-            "/jobs": str(PROJECT / "workflows"),
-        }
-        exactly = {
-            "8786": str(self.port),
-            ":8787": f"127.0.0.1:{self.dashboard}",
-            "/tmp": str(self.folder / "tmp"),
-        }
+        here, folder = "127.0.0.1", str(self.folder)
+        exactly = {"8786": f"{self.port}", ":8787": f"{here}:{self.dashboard}", "/tmp": f"{folder}/tmp"}
+        jobs, scheduler = str(PROJECT / "workflows"), f"tcp://{here}:{self.port}"
         said = []
-        for given in words:
-            word = exactly.get(given, given)
-            for inside, here in places.items():
-                word = word.replace(inside, here) if given not in exactly else word
-            said.append(word)
+        for word in words:
+            elsewhere = word.replace("tcp://scheduler:8786", scheduler).replace("/data", folder)
+            said.append(exactly.get(word, elsewhere.replace("/jobs", jobs)))
         if said[0] != "mdpext":
             # Inside a container, whatever is bound is the container's own.
             said += ["--host", "127.0.0.1"]
@@ -259,40 +230,30 @@ class Host:
         return [str(self.programs / said[0]), *said[1:]]
 
     @contextmanager
-    def running(self, words: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, words: Sequence[str]) -> Iterator[None]:
+        command, env = self.command(words), self.environment
         with (self.folder / f"{words[1]}.log").open("wb") as log:
             process = subprocess.Popen(
-                self.command(words),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self.environment, **environment},
-                start_new_session=True,
-                cwd=self.folder,
+                command, stdout=log, stderr=log, env=env, start_new_session=True, cwd=self.folder
             )
         try:
-            yield process
+            yield
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     @property
     def environment(self) -> dict[str, str]:
         return {"PATH": f"{self.programs}:/usr/bin:/bin", "HOME": str(self.folder / "tmp")}
 
-    def wait_for(self, port: int, seconds: float = 60) -> None:
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                    assert answer.read() == b"ok"
-                return
-            except OSError:
-                assert time.monotonic() < until, f"nothing answers at {port}"
-                time.sleep(0.2)
+    def wait_for(self, port: int) -> None:
+        def answers() -> bool:
+            url = f"http://127.0.0.1:{port}/health"
+            with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+                return bool(answer.read() == b"ok")
+            return False
+
+        wait_until(answers, f"an answer at {port}")
 
 
 def _run_services(

@@ -19,39 +19,30 @@ from tests.support.manifest_checks import complaints, operator_values, unknown_v
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 
+
+def keys(names: str, **more: Any) -> dict[str, Any]:
+    """Return keys whose values may be anything, and others."""
+    return {**dict.fromkeys(names.split()), **more}
+
+
 _ANY: dict[str, Any] = {}
-_IMAGE = dict.fromkeys(["repository", "tag", "pullPolicy", "pullSecrets"])
-_POD = dict.fromkeys(
-    ["name", "replicas", "extraArgs", "env", "tolerations", "affinity", "nodeSelector", "serviceAccountName"]
-) | dict.fromkeys(["resources", "securityContext", "livenessProbe", "readinessProbe"], _ANY)
-_INGRESS = dict.fromkeys(
-    ["enabled", "ingressClassName", "pathType", "tls", "secretName", "hostname", "annotations"]
+_IMAGE = keys("repository tag pullPolicy pullSecrets")
+_MOUNTS = keys("volumes volumeMounts")
+_INGRESS = keys("enabled ingressClassName pathType tls secretName hostname annotations")
+_POD = keys("name replicas extraArgs env tolerations affinity nodeSelector serviceAccountName")
+_POD |= dict.fromkeys(["resources", "securityContext", "livenessProbe", "readinessProbe", "metrics"], _ANY)
+_SCHEDULER = "enabled serviceType loadBalancerIP servicePort serviceAnnotations"
+_WORKER = "custom_scheduler_url port portDashboard threads_per_worker"
+_WORKER_ANY = dict.fromkeys(["strategy", "default_resources", "annotations"], _ANY)
+_JUPYTER = "enabled rbac serviceType servicePort password passwordHint"
+_JUPYTER_ANY = dict.fromkeys(["command", "args", "extraConfig"], _ANY)
+DASK_CHART: dict[str, Any] = keys(
+    "nameOverride fullnameOverride additional_worker_groups",
+    scheduler=keys(_SCHEDULER, **_POD, image=_IMAGE),
+    webUI=keys("name servicePort", ingress=_INGRESS),
+    worker=keys(_WORKER, **_POD, **_WORKER_ANY, image={**_IMAGE, "dask_worker": None}, mounts=_MOUNTS),
+    jupyter=keys(_JUPYTER, **_POD, **_JUPYTER_ANY, image=_IMAGE, mounts=_MOUNTS, ingress=_INGRESS),
 )
-DASK_CHART: dict[str, Any] = {
-    **dict.fromkeys(["nameOverride", "fullnameOverride", "additional_worker_groups"]),
-    "scheduler": {
-        **_POD,
-        **dict.fromkeys(["enabled", "serviceType", "loadBalancerIP", "servicePort", "serviceAnnotations"]),
-        "image": _IMAGE,
-        "metrics": _ANY,
-    },
-    "webUI": {**dict.fromkeys(["name", "servicePort"]), "ingress": _INGRESS},
-    "worker": {
-        **_POD,
-        **dict.fromkeys(["custom_scheduler_url", "port", "portDashboard", "threads_per_worker"]),
-        **dict.fromkeys(["strategy", "default_resources", "annotations", "metrics"], _ANY),
-        "image": {**_IMAGE, "dask_worker": None},
-        "mounts": dict.fromkeys(["volumes", "volumeMounts"]),
-    },
-    "jupyter": {
-        **_POD,
-        **dict.fromkeys(["enabled", "rbac", "serviceType", "servicePort", "password", "passwordHint"]),
-        **dict.fromkeys(["command", "args", "extraConfig"]),
-        "image": _IMAGE,
-        "mounts": dict.fromkeys(["volumes", "volumeMounts"]),
-        "ingress": _INGRESS,
-    },
-}
 # Ports that the templates have.
 DASHBOARD, OF_WORKERS = 8787, 8790
 
@@ -72,10 +63,8 @@ def test_the_operator_s_values_are_known_to_its_chart() -> None:
 
 def test_the_values_are_known_to_the_chart(values: dict[str, Any]) -> None:
     assert unknown_values(values, DASK_CHART) == []
-    assert unknown_values({"worker": {"replica": 2}, "sheduler": {}}, DASK_CHART) == [
-        ".worker.replica",
-        ".sheduler",
-    ]
+    wrong = {"worker": {"replica": 2}, "sheduler": {}}
+    assert unknown_values(wrong, DASK_CHART) == [".worker.replica", ".sheduler"]
 
 
 @pytest.mark.parametrize(("part", "port"), [("scheduler", DASHBOARD), ("worker", OF_WORKERS)])
@@ -88,16 +77,13 @@ def test_what_the_templates_put_into_pods_is_valid(values: dict[str, Any], part:
         "volumeMounts": mounts["volumeMounts"],
         **{key: given[key] for key in ("env", "resources", "livenessProbe", "readinessProbe")},
     }
-    pod = {
+    pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": part},
-        "spec": {
-            "containers": [container],
-            "securityContext": given["securityContext"],
-            "volumes": mounts["volumes"],
-        },
+        "spec": {"containers": [container], "volumes": mounts["volumes"]},
     }
+    pod["spec"]["securityContext"] = given["securityContext"]
     assert complaints(pod) == []
     pod["spec"]["securityContext"] = {**given["securityContext"], "runAsNonroot": True}
     assert complaints(pod) != []
@@ -109,13 +95,8 @@ def test_what_the_templates_put_into_pods_is_valid(values: dict[str, Any], part:
 def test_workers_are_started_as_everywhere_else(values: dict[str, Any]) -> None:
     worker, scheduler = values["worker"], values["scheduler"]
     memory = worker["resources"]["limits"]["memory"]
-    command = [
-        "dask",
-        "worker",
-        "mdpext-dask-scheduler:8786",
-        "--nthreads",
-        str(worker["threads_per_worker"]),
-    ]
+    command = ["dask", "worker", "mdpext-dask-scheduler:8786"]
+    command += ["--nthreads", str(worker["threads_per_worker"])]
     command += ["--memory-limit", memory, "--no-dashboard", "--dashboard-address", str(OF_WORKERS)]
     options = parse([*command, *worker["extraArgs"]])
     assert options["nthreads"] == 1

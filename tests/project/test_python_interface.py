@@ -28,7 +28,7 @@ from mdpext_dask import (
     load_job,
     open_mechanism,
     report,
-)
+)  # fmt: skip
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.job.spec import parse_job, with_overrides
 
@@ -91,15 +91,12 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     spec = JobSpec.of(
         domain={
-            "roads": "builtin:manhattan",
-            "cell_km": np.float64(3),
-            "refine": (np.int64(2), 2),
-            "bbox": (-74.03, 40.69, -73.9, 40.88),
-            "metric_p": math.inf,
+            "roads": "builtin:manhattan", "cell_km": np.float64(3), "refine": (np.int64(2), 2),
+            "bbox": (-74.03, 40.69, -73.9, 40.88), "metric_p": math.inf,
         },
         privacy={"epsilon_per_km": 1},
         outputs={"choose": "file", "file": Path("points.csv")},
-    )
+    )  # fmt: skip
     assert spec == load_job(tmp_path / "job.toml")
     assert spec.fingerprint() == load_job("job.toml").fingerprint()
     assert JobSpec.of(domain=spec.domain, privacy=spec.privacy, outputs=spec.outputs) == spec
@@ -107,15 +104,9 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "sections",
-    [
-        {"privacy": {"epsilon_per_km": -1.0}},
-        {"privacy": {"epsilon": 1.0}},
-        {"privacy": {"epsilon_per_km": True}},
-        {"domain": {"cell_km": "3"}},
-        {"outputs": {}},
-        {"nothing": {"a": 1}},
-    ],
-)
+    [{"privacy": {"epsilon_per_km": -1.0}}, {"privacy": {"epsilon": 1.0}}, {"outputs": {}},
+     {"privacy": {"epsilon_per_km": True}}, {"domain": {"cell_km": "3"}}, {"nothing": {"a": 1}}],
+)  # fmt: skip
 def test_errors_are_those_of_a_file(small_job: Job, sections: dict[str, Any]) -> None:
     job = {**small_job(), **sections}
     with pytest.raises(SpecError) as expected:
@@ -138,10 +129,7 @@ def test_a_section_has_keys(small_job: Job) -> None:
         ({"outputs": {"choose": "seeds"}}, ["outputs.choose=seeds"]),
         ({"domain": {"place": "Rome"}}, ["domain.place=Rome"]),
         ({"loss": {"kind": "file", "file": "a.npz"}}, ["loss.kind=file", "loss.file=a.npz"]),
-        (
-            {"domain": {"metric_p": math.inf}, "job": {"name": "x"}},
-            ["domain.metric_p=inf", "job.name=x"],
-        ),
+        ({"domain": {"metric_p": math.inf}, "job": {"name": "x"}}, ["domain.metric_p=inf", "job.name=x"]),
         ({"privacy": {"epsilon_per_km": 9.0}, "extension": {}}, ["privacy.epsilon_per_km=9.0"]),
     ],
 )

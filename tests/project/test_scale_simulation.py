@@ -26,40 +26,27 @@ simulation = load()
 ON = simulation.Machines(dispatch=0.01, store_bytes=1e9, worker_bytes=1e8)
 
 
-def test_one_worker_takes_the_sum_of_all_work() -> None:
-    # 10 ms to be sent, 1 s to compute, 0.5 s for 50 MB.
-    assert simulation.stage_seconds(20, 1.0, 5e7, 1, ON) == pytest.approx(20 * 1.51)
-
-
-def test_a_worker_for_every_task_waits_for_the_scheduler() -> None:
-    assert simulation.stage_seconds(1000, 0.1, 0.0, 4096, ON) == pytest.approx(1000 * 0.01 + 0.1)
-
-
-def test_a_store_moves_no_more_than_it_can() -> None:
-    seconds = simulation.stage_seconds(1000, 0.0, 1e8, 4096, ON)
-    assert seconds == pytest.approx(1000 * 1e8 / 1e9, rel=0.02)
-
-
-def test_two_workers_share_the_work() -> None:
-    one, two = (simulation.stage_seconds(100, 1.0, 0.0, n, ON) for n in (1, 2))
-    assert one / two == pytest.approx(2, rel=0.02)
-
-
-@given(
-    tasks=st.integers(1, 60),
-    each=st.floats(0, 10),
-    moved=st.floats(0, 1e9),
-    workers=st.integers(1, 80),
+@pytest.mark.parametrize(
+    ("tasks", "each", "moved", "workers", "expected"),
+    [
+        (20, 1.0, 5e7, 1, 20 * 1.51),  # 10 ms to be sent, 1 s to compute, 0.5 s for 50 MB
+        (1000, 0.1, 0.0, 4096, 1000 * 0.01 + 0.1),  # all wait for the scheduler
+        (1000, 0.0, 1e8, 4096, 1000 * 1e8 / 1e9),  # the store moves no more than it can
+        (100, 1.0, 0.0, 2, 100 * 1.01 / 2),  # two share the work
+    ],
 )
+def test_cases_by_hand(tasks: int, each: float, moved: float, workers: int, expected: float) -> None:
+    assert simulation.stage_seconds(tasks, each, moved, workers, ON) == pytest.approx(expected, rel=0.02)
+
+
+@given(tasks=st.integers(1, 60), each=st.floats(0, 10), moved=st.floats(0, 1e9), workers=st.integers(1, 80))
 def test_no_stage_is_faster_than_any_of_its_resources(
     tasks: int, each: float, moved: float, workers: int
 ) -> None:
     seconds = simulation.stage_seconds(tasks, each, moved, workers, ON)
     used = min(workers, tasks)
     least = max(
-        tasks * ON.dispatch,
-        tasks * moved / ON.store_bytes,
-        tasks * (each + moved / ON.worker_bytes) / used,
+        tasks * ON.dispatch, tasks * moved / ON.store_bytes, tasks * (each + moved / ON.worker_bytes) / used
     )
     work = tasks * (ON.dispatch + each + moved / ON.worker_bytes)
     assert least * (1 - 1e-9) <= seconds <= work * (1 + 1e-9)

@@ -92,12 +92,8 @@ def test_the_shipped_dask_settings_are_those_of_local_processes() -> None:
 
 
 def test_the_table_of_sizes_is_what_the_plans_say() -> None:
-    printed = subprocess.run(
-        [sys.executable, PROJECT / "workflows" / "benchmarks" / "sizing.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = [sys.executable, PROJECT / "workflows" / "benchmarks" / "sizing.py"]
+    printed = subprocess.check_output(command, text=True)
     assert printed in (PROJECT / "deploy" / "README.md").read_text()
 
 

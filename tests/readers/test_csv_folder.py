@@ -1,7 +1,6 @@
 """Road networks: what is read, which part is kept, and that distances are shortest distances."""
 
 import gzip
-import importlib
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyproj import Geod
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import build_geometry
-from mdpext_dask.readers.roads.graph_files import network_of
+from mdpext_dask.readers.roads.network import ground_km
 from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
+from tests.support.refusals import refusal
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 # From node, to node, length in km, one way only.
@@ -27,15 +26,9 @@ Edge = tuple[int, int, float, bool]
 
 def _network(nodes: int, edges: Iterable[Edge]) -> RoadNetwork:
     start, end, length, oneway = zip(*edges, strict=True)
+    lonlat = np.stack([12 + 0.01 * np.arange(nodes), np.full(nodes, 42.0)], axis=-1)
     return RoadNetwork(
-        lonlat=np.stack([12 + 0.01 * np.arange(nodes), np.full(nodes, 42.0)], axis=-1),
-        start=np.array(start, dtype=np.int64),
-        end=np.array(end, dtype=np.int64),
-        length_km=np.array(length, dtype=np.float64),
-        oneway=np.array(oneway, dtype=bool),
-        directions_known=True,
-        source="a test",
-        nodes_read=nodes,
+        lonlat, np.array(start), np.array(end), np.array(length), np.array(oneway), True, "a test", nodes
     )
 
 
@@ -80,40 +73,7 @@ _NODES = [_NODE_COLUMNS, "30,12.00,42.00", "10,12.01,42.00", "20,12.02,42.00"]
 _EDGES = [_EDGE_COLUMNS, "30,10,800,0", "10,20,900.5,1"]
 
 
-def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
-
-
 # --- distances -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("directed", [False, True])
-def test_shortest_of_parallel_edges_counts(directed: bool) -> None:
-    network = _network(2, [(0, 1, 3.0, False), (0, 1, 1.0, False), (1, 0, 2.0, False)])
-    assert _distances(network, directed=directed) == [[0, 1], [1, 0]]
-
-
-def test_one_way_streets_bind_only_directed_travel() -> None:
-    triangle = _network(3, [(0, 1, 1.0, True), (1, 2, 1.0, True), (2, 0, 1.0, True)])
-    assert _distances(triangle, directed=True) == [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
-    assert _distances(triangle, directed=False) == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
-
-
-def test_two_way_street_may_be_longer_in_one_direction() -> None:
-    network = _network(2, [(0, 1, 1.0, True), (1, 0, 5.0, True)])
-    assert _distances(network, directed=True) == [[0, 1], [5, 0]]
-    assert _distances(network, directed=False) == [[0, 1], [1, 0]]
-
-
-@pytest.mark.parametrize("directed", [False, True])
-def test_edge_of_length_zero_is_a_connection(directed: bool) -> None:
-    network = _network(4, [(0, 1, 1.0, False), (1, 2, 0.0, False), (2, 3, 2.0, False)])
-    assert _distances(network, directed=directed)[0] == [0, 1, 1, 3]
-    assert network.largest_connected_part(directed=directed).nodes == 4
 
 
 def test_columns_follow_the_targets_also_where_they_repeat() -> None:
@@ -155,8 +115,7 @@ def test_largest_part_whose_nodes_all_reach_each_other_is_kept(
     ]
     largest = max(map(len, parts))
     if largest < nodes / 2:
-        message = _refusal(DataError, lambda: _network(*graph).largest_connected_part(directed=directed))
-        assert f"{largest} of {nodes}" in message
+        refusal(lambda: _network(*graph).largest_connected_part(directed=directed), f"{largest} of {nodes}")
         return
     kept = _network(*graph).largest_connected_part(directed=directed)
     assert (kept.nodes, kept.nodes_read) == (largest, nodes)
@@ -166,27 +125,11 @@ def test_largest_part_whose_nodes_all_reach_each_other_is_kept(
     assert _distances(kept, directed=directed) == [[distance[a][b] for b in original] for a in original]
 
 
-def test_island_is_left_out_and_counted() -> None:
-    network = _network(5, [(0, 1, 1.0, False), (3, 4, 1.0, False), (1, 4, 2.0, False)])
-    kept = network.largest_connected_part(directed=False)
-    assert (kept.nodes, kept.nodes_read) == (4, 5)
-    assert kept.box_degrees == pytest.approx((12.0, 42.0, 12.04, 42.0))
-    assert _distances(kept, directed=False) == [[0, 1, 4, 3], [1, 0, 3, 2], [4, 3, 0, 1], [3, 2, 1, 0]]
-
-
-def test_dead_end_without_a_way_back_is_left_out_only_if_directed() -> None:
-    network = _network(3, [(0, 1, 1.0, False), (1, 2, 1.0, True)])
-    assert network.largest_connected_part(directed=False).nodes == 3
-    assert network.largest_connected_part(directed=True).nodes == 2
-
-
 def test_half_of_the_nodes_is_enough_and_less_is_not() -> None:
     line = [(i, i + 1, 1.0, False) for i in range(11)]
     assert _network(24, line).largest_connected_part(directed=False).nodes == 12
     broken = _network(25, line)
-    message = _refusal(DataError, lambda: broken.largest_connected_part(directed=False))
-    assert "a test" in message
-    assert "12 of 25 nodes" in message
+    refusal(lambda: broken.largest_connected_part(directed=False), "a test", "12 of 25 nodes")
 
 
 # --- folders ---------------------------------------------------------------------------------------
@@ -235,16 +178,16 @@ def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path
         ([_NODE_COLUMNS], _EDGES, ["nodes.csv.gz", "no rows"]),
         (_NODES, [_EDGE_COLUMNS], ["edges.csv.gz", "no rows"]),
         ([*_NODES, "20,12.5,42"], _EDGES, ["20", "more than once"]),
-        ([*_NODES, "40,east,42"], _EDGES, ["nodes.csv.gz", "line 5", "lon 'east'"]),
-        ([*_NODES, "40,12,nan"], _EDGES, ["nodes.csv.gz", "line 5", "lat 'nan'"]),
-        ([*_NODES, "4.5,12,42"], _EDGES, ["nodes.csv.gz", "line 5", "id '4.5'"]),
+        ([*_NODES, "40,east,42"], _EDGES, ["nodes.csv.gz: line 5: lon 'east'"]),
+        ([*_NODES, "40,12,nan"], _EDGES, ["nodes.csv.gz: line 5: lat 'nan'"]),
+        ([*_NODES, "4.5,12,42"], _EDGES, ["nodes.csv.gz: line 5: id '4.5'"]),
         ([*_NODES, "40,291000,4640000"], _EDGES, ["291000", "degrees"]),
         ([*_NODES, "40,12,-90.5"], _EDGES, ["-90.5", "degrees"]),
-        (_NODES, [*_EDGES, "30,20,-1,0"], ["edges.csv.gz", "line 4", "-1", "negative"]),
-        (_NODES, [*_EDGES, "30,20,nan,0"], ["edges.csv.gz", "line 4", "length_m 'nan'"]),
-        (_NODES, [*_EDGES, "30,20,inf,0"], ["edges.csv.gz", "line 4", "length_m 'inf'"]),
-        (_NODES, [*_EDGES, "30,20,,0"], ["edges.csv.gz", "line 4", "length_m ''"]),
-        (_NODES, [*_EDGES, "30,20,5,yes"], ["edges.csv.gz", "line 4", "oneway 'yes'"]),
+        (_NODES, [*_EDGES, "30,20,-1,0"], ["edges.csv.gz: line 4: length_m '-1' is negative"]),
+        (_NODES, [*_EDGES, "30,20,nan,0"], ["edges.csv.gz: line 4: length_m 'nan'"]),
+        (_NODES, [*_EDGES, "30,20,inf,0"], ["edges.csv.gz: line 4: length_m 'inf'"]),
+        (_NODES, [*_EDGES, "30,20,,0"], ["edges.csv.gz: line 4: length_m ''"]),
+        (_NODES, [*_EDGES, "30,20,5,yes"], ["edges.csv.gz: line 4: oneway 'yes'"]),
         (_NODES, [*_EDGES, "30,20,5,2"], ["edges.csv.gz", "oneway", "neither 0 nor 1"]),
         (_NODES, [*_EDGES, "30,99,5,0"], ["99", "not there"]),
         (_NODES, [*_EDGES, "5,30,5,0"], ["5", "not there"]),
@@ -254,29 +197,21 @@ def test_broken_folder_is_refused_in_one_line(
     tmp_path: Path, nodes: list[str], edges: list[str], named: list[str]
 ) -> None:
     folder = _folder(tmp_path, nodes, edges)
-    message = _refusal(DataError, lambda: read_roads(folder, None))
-    for part in [folder, *named]:
-        assert part in message
-
-
-def test_folder_without_the_files_is_refused(tmp_path: Path) -> None:
-    assert "nodes.csv.gz: no such file" in _refusal(DataError, lambda: read_roads(str(tmp_path), None))
+    refusal(lambda: read_roads(folder, None), folder, *named)
 
 
 @pytest.mark.parametrize("name", ["none", "none.graphml", "none.csv"])
 def test_roads_that_do_not_exist_are_refused(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)
-    message = _refusal(DataError, lambda: read_roads(path, None))
-    assert "domain.roads" in message
-    assert f"{path} does not exist" in message
+    refusal(lambda: read_roads(path, None), "domain.roads", f"{path} does not exist")
+    refusal(lambda: read_roads(str(tmp_path), None), "nodes.csv.gz: no such file")
 
 
 def test_file_of_another_kind_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "roads.shp"
     path.write_bytes(b"")
-    message = _refusal(SpecError, lambda: read_roads(str(path), None))
-    for part in ("domain.roads", str(path), "builtin:manhattan", "nodes.csv.gz", ".graphml"):
-        assert part in message
+    told = "domain.roads", str(path), "builtin:manhattan", "nodes.csv.gz", ".graphml"
+    refusal(lambda: read_roads(str(path), None), *told, kind=SpecError)
 
 
 # --- what is built in ------------------------------------------------------------------------------
@@ -284,32 +219,21 @@ def test_file_of_another_kind_is_refused_with_what_is_allowed(tmp_path: Path) ->
 
 def test_built_in_network_is_whole() -> None:
     network = read_roads("builtin:manhattan", None)
-    assert network.nodes == 4197
-    assert network.largest_connected_part(directed=False).nodes == 4197
+    assert network.nodes == network.largest_connected_part(directed=False).nodes == 4197
     assert not network.directions_known
     west, south, east, north = network.box_degrees
     assert -74.03 < west < east < -73.90
     assert 40.69 < south < north < 40.89
+    # Lengths come from a sphere: up to half a per cent and a metre of rounding below a straight line.
+    shortest = ground_km(network.lonlat[network.start], network.lonlat[network.end])
+    assert np.all(network.length_km >= shortest * 0.995 - 0.001)
 
 
-def test_built_in_streets_are_no_shorter_than_the_crow_flies() -> None:
-    network = read_roads("builtin:manhattan", None)
-    ends = np.concatenate([network.lonlat[network.start], network.lonlat[network.end]], axis=1)
-    _, _, metres = Geod(ellps="WGS84").inv(*ends.T)
-    # Lengths come from a sphere: up to half a per cent and a metre of rounding.
-    assert np.all(network.length_km * 1000 >= np.asarray(metres) * 0.995 - 1)
-
-
-def test_unknown_built_in_network_is_refused_with_those_known() -> None:
-    message = _refusal(SpecError, lambda: read_roads("builtin:atlantis", None))
-    for part in ("domain.roads", "builtin:atlantis", "builtin:manhattan"):
-        assert part in message
-
-
-def test_unknown_built_in_points_are_refused_with_those_known() -> None:
-    message = _refusal(SpecError, lambda: points_path("builtin:atlantis", "prior.file"))
-    for part in ("prior.file", "builtin:atlantis", "builtin:manhattan-trips"):
-        assert part in message
+def test_what_is_not_built_in_is_refused_with_what_is() -> None:
+    told = "domain.roads: builtin:atlantis is not built in; known: builtin:manhattan"
+    refusal(lambda: read_roads("builtin:atlantis", None), told, kind=SpecError)
+    told = "prior.file: builtin:atlantis is not built in; known: builtin:manhattan-trips"
+    refusal(lambda: points_path("builtin:atlantis", "prior.file"), told, kind=SpecError)
 
 
 @pytest.mark.parametrize("build", [build_geometry, build_domain])
@@ -317,97 +241,9 @@ def test_built_in_network_has_no_directions_to_follow(
     small_job: JobMaker, build: Callable[..., object]
 ) -> None:
     spec = parse_job(small_job(loss={"kind": "travel", "directed": True}))
-    message = _refusal(SpecError, lambda: build(spec))
-    assert "loss.directed" in message
-    assert "builtin:manhattan" in message
+    refusal(lambda: build(spec), "loss.directed", "builtin:manhattan", kind=SpecError)
 
 
 def test_directions_do_not_matter_to_euclidean_loss(small_job: JobMaker) -> None:
     spec = parse_job(small_job(loss={"kind": "euclidean", "directed": True}))
     assert build_geometry(spec).network.nodes == 4197
-
-
-# --- osmnx -----------------------------------------------------------------------------------------
-
-
-def _osm_graph(**last_node: Any) -> Any:
-    """Return a graph as osmnx makes it: each arc is one direction."""
-    networkx = pytest.importorskip("networkx")
-    graph = networkx.MultiDiGraph(crs="epsg:4326")
-    for node, lon in ((101, 12.00), (102, 12.01), (103, 12.02)):
-        graph.add_node(node, x=lon, y=42.0)
-    graph.nodes[103].update(last_node)
-    for start, end, metres in ((101, 102, 800.0), (102, 101, 850.0), (101, 102, 700.0), (102, 103, 900.0)):
-        graph.add_edge(start, end, osmid=start * 1000 + end, oneway=True, length=metres)
-    return graph
-
-
-def _assert_is_the_osm_graph(network: RoadNetwork) -> None:
-    np.testing.assert_array_equal(network.lonlat, [(12.00, 42), (12.01, 42), (12.02, 42)])
-    assert network.directions_known
-    expected = np.array([[0, 0.7, 1.6], [0.85, 0, 0.9], [np.inf, np.inf, 0]], dtype=np.float32)
-    np.testing.assert_allclose(network.distances_to(np.arange(3), directed=True), expected, rtol=1e-6)
-
-
-def test_graphml_file_of_osmnx_is_read(tmp_path: Path) -> None:
-    osmnx = pytest.importorskip("osmnx")
-    path = tmp_path / "city.graphml"
-    osmnx.save_graphml(_osm_graph(), path)
-    network = read_roads(str(path), None)
-    _assert_is_the_osm_graph(network)
-    assert network.source == str(path)
-
-
-@pytest.mark.parametrize("content", ["", "not XML", "<html></html>", "<graphml>"])
-def test_file_that_is_no_graphml_is_refused(tmp_path: Path, content: str) -> None:
-    pytest.importorskip("osmnx")
-    path = tmp_path / "city.graphml"
-    path.write_text(content)
-    assert str(path) in _refusal(DataError, lambda: read_roads(str(path), None))
-
-
-@pytest.mark.parametrize(
-    ("last_node", "named"),
-    [
-        ({"x": 291000.0, "y": 4640000.0}, "degrees"),  # a graph that was projected to metres
-        ({"x": math.nan}, "finite"),
-        ({"x": "east"}, "osmnx"),
-    ],
-)
-def test_graph_with_a_bad_node_is_refused(last_node: dict[str, Any], named: str) -> None:
-    message = _refusal(DataError, lambda: network_of(_osm_graph(**last_node), "Rome, Italy"))
-    assert named in message
-    assert "Rome, Italy" in message
-
-
-@pytest.mark.parametrize("length", [-5.0, math.inf, "long"])
-def test_graph_with_an_edge_of_no_possible_length_is_refused(length: Any) -> None:
-    graph = _osm_graph()
-    graph.edges[102, 103, 0]["length"] = length
-    assert "Rome, Italy" in _refusal(DataError, lambda: network_of(graph, "Rome, Italy"))
-
-
-def test_graph_without_streets_is_refused() -> None:
-    networkx = pytest.importorskip("networkx")
-    assert "empty" in _refusal(DataError, lambda: network_of(networkx.MultiDiGraph(), "Rome, Italy"))
-
-
-@pytest.mark.parametrize("source", ["graphml", "place"])
-def test_missing_osmnx_is_named_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    monkeypatch.setenv("MDPEXT_CACHE", str(tmp_path / "cache"))
-    real = importlib.import_module
-
-    def without_osmnx(name: str, package: str | None = None) -> Any:
-        if name == "osmnx":
-            raise ImportError(name)
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without_osmnx)
-    path = tmp_path / "city.graphml"
-    path.write_text("<graphml/>")
-    roads, place = (str(path), None) if source == "graphml" else (None, "Rome, Italy")
-    message = _refusal(SpecError, lambda: read_roads(roads, place))
-    assert "mdpext-dask[files]" in message
-    assert ("domain.roads" if roads else "domain.place") in message

@@ -1,7 +1,6 @@
 """Graphs of osmnx in GraphML files and GeoPackages: the same network, its gaps and systems seen to."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,18 @@ import pytest
 import shapely
 from pyproj import Geod
 
-from mdpext_dask.errors import DataError
+from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.network import RoadNetwork
 from mdpext_dask.readers.roads.openstreetmap import read_osm
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.osm_files import ROAD, Nodes, Ways, write_osm
+from tests.support.refusals import refusal
 from tests.support.towns import STREETS, TOWN
 
 osmnx = pytest.importorskip("osmnx")
 pytest.importorskip("osmium")
 
 _GEOD = Geod(ellps="WGS84")
-
-
-def _refusal(action: Callable[[], object]) -> str:
-    with pytest.raises(DataError) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 def _table(network: RoadNetwork) -> tuple[list[tuple[float, float]], np.ndarray]:
@@ -68,18 +60,13 @@ def test_every_file_of_a_graph_holds_the_same_network(graph: Any, tmp_path: Path
     assert graphml.length_km.sum() == pytest.approx(whole.length_km.sum(), rel=5e-3)
     _assert_same(whole, graphml, 5e-3)
     assert graphml.notes == ()
+    assert graphml.directions_known
 
 
 @pytest.mark.parametrize("name", ["town.graphml", "town.gpkg", "directed.gpkg"])
 def test_edges_without_a_length_get_that_of_their_line(graph: Any, tmp_path: Path, name: str) -> None:
-    def without(graph: Any) -> list[tuple[int, int, int]]:
-        bent = [edge for edge in graph.edges(keys=True) if "geometry" in graph.edges[edge]]
-        straight = [edge for edge in graph.edges(keys=True) if "geometry" not in graph.edges[edge]]
-        assert bent
-        assert straight
-        return [*bent, *straight]
-
-    for number, edge in enumerate(without(graph)):
+    assert {"geometry" in data for *_, data in graph.edges(data=True)} == {True, False}
+    for number, edge in enumerate(graph.edges(keys=True)):
         if number % 2 and name.endswith("ml"):
             del graph.edges[edge]["length"]
         else:
@@ -110,15 +97,13 @@ def test_graph_with_a_node_that_is_nowhere_is_refused(graph: Any, tmp_path: Path
     osmnx.io._stringify_nonnumeric_cols(nodes.iloc[1:]).to_file(
         path, layer="nodes", driver="GPKG", index=True
     )
-    message = _refusal(lambda: read_roads(str(path), None))
-    assert f"names node {nodes.index[0]}, which is not there" in message
+    refusal(lambda: read_roads(str(path), None), f"names node {nodes.index[0]}, which is not there")
 
 
 def test_geopackage_without_the_layers_is_refused_with_those_it_has(graph: Any, tmp_path: Path) -> None:
     path = tmp_path / "town.gpkg"
     osmnx.graph_to_gdfs(graph, edges=False)[["geometry"]].to_file(path, layer="places", driver="GPKG")
-    message = _refusal(lambda: read_roads(str(path), None))
-    assert "needs the layers nodes and edges, found places" in message
+    refusal(lambda: read_roads(str(path), None), "needs the layers nodes and edges, found places")
 
 
 @pytest.mark.parametrize("column", ["osmid", "u", "oneway"])
@@ -131,14 +116,40 @@ def test_geopackage_without_a_column_is_refused(graph: Any, tmp_path: Path, colu
     layers[name] = layers[name].drop(columns=[column])
     for layer, frame in layers.items():
         frame.to_file(path, layer=layer, driver="GPKG")
-    assert f"{name}: column {column} is missing" in _refusal(lambda: read_roads(str(path), None))
+    refusal(lambda: read_roads(str(path), None), f"{name}: column {column} is missing")
 
 
-@pytest.mark.parametrize("content", [b"", b"SQLite format 3\x00" + b"x" * 200, b"roads"])
-def test_file_that_is_no_geopackage_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "town.gpkg"
+@pytest.mark.parametrize("name", ["town.gpkg", "town.graphml"])
+@pytest.mark.parametrize(
+    "content", [b"", b"SQLite format 3\x00" + b"x" * 200, b"roads", b"<html></html>", b"<graphml>"]
+)
+def test_file_that_is_none_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
-    assert str(path) in _refusal(lambda: read_roads(str(path), None))
+    refusal(lambda: read_roads(str(path), None), str(path))
+
+
+@pytest.mark.parametrize(
+    ("node", "edge", "named"),
+    [
+        ({"x": 291000.0, "y": 4640000.0}, {}, "degrees"),  # a graph that was projected to metres
+        ({"x": math.nan}, {}, "finite"), ({"x": "east"}, {}, "not a street network as osmnx makes it"),
+        ({"x": [12.0]}, {}, "as osmnx makes it"), ({}, {"length": -5.0}, "length -5 m"),
+        ({}, {"length": math.inf}, "length inf"), ({}, {"length": "long"}, "as osmnx makes it"),
+        ({}, {"length": [5.0]}, "as osmnx makes it"),
+    ],
+)  # fmt: skip
+def test_graph_that_is_no_street_network_is_refused(
+    graph: Any, node: dict[str, Any], edge: dict[str, Any], named: str
+) -> None:
+    graph.nodes[next(iter(graph.nodes))].update(node)
+    graph.edges[next(iter(graph.edges(keys=True)))].update(edge)
+    refusal(lambda: network_of(graph, "Rome, Italy"), "Rome, Italy: ", named)
+
+
+def test_graph_without_streets_is_refused() -> None:
+    networkx = pytest.importorskip("networkx")
+    refusal(lambda: network_of(networkx.MultiDiGraph(), "Rome, Italy"), "empty")
 
 
 def test_loops_parallel_and_empty_edges_are_kept_and_do_no_harm(tmp_path: Path) -> None:
@@ -168,7 +179,7 @@ def test_ids_that_are_no_numbers_are_refused(graph: Any, tmp_path: Path) -> None
     edges.reset_index()[["u", "v", "length", "oneway", "geometry"]].to_file(
         path, layer="edges", driver="GPKG"
     )
-    assert "osmid must be whole numbers" in _refusal(lambda: read_roads(str(path), None))
+    refusal(lambda: read_roads(str(path), None), "osmid must be whole numbers")
 
 
 def _geopackage(path: Path, nodes: list[Any], lines: list[Any], ends: list[int]) -> str:
@@ -207,9 +218,9 @@ def test_nodes_that_are_no_points_are_refused(tmp_path: Path) -> None:
     nodes = [shapely.MultiPoint([corner]) for corner in _CORNERS]
     lines = [shapely.LineString(_DETOUR)] * 2
     path = _geopackage(tmp_path / "a.gpkg", nodes, lines, [1, 2])
-    assert "nodes: a geometry is a MultiPoint, not a Point" in _refusal(lambda: read_roads(path, None))
+    refusal(lambda: read_roads(path, None), "nodes: a geometry is a MultiPoint, not a Point")
 
 
 def test_an_edge_to_nowhere_is_named_where_it_has_no_length_either(tmp_path: Path) -> None:
     path = _geopackage(tmp_path / "a.gpkg", _CORNERS, [None, None], [1, 7])
-    assert "names node 7" in _refusal(lambda: read_roads(path, None))
+    refusal(lambda: read_roads(path, None), "names node 7")

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyproj import Geod
 
-from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import build_geometry
@@ -28,6 +27,7 @@ from mdpext_dask.readers.roads.openstreetmap import (
 )
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.osm_files import ROAD, Ways, convert, osm_xml, write_osm
+from tests.support.refusals import refusal
 from tests.support.towns import ONE_WAY, STREETS, TOWN, _grid
 
 pytest.importorskip("osmium")
@@ -46,14 +46,6 @@ NOT_ROADS: Ways = {
     206: ([2, 8], {"building": "yes"}),
     207: ([9, 10], {"highway": "unclassified", "service": "driveway"}),
 }
-
-
-def _refusal(kind: type[Exception], action: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 def _by_place(network: RoadNetwork) -> dict[tuple[float, float], int]:
@@ -109,14 +101,6 @@ def test_town_is_what_osmnx_makes_of_it(tmp_path: Path) -> None:
     assert network.directions_known
 
 
-def test_lengths_are_half_a_per_cent_from_those_of_osmnx_at_most(tmp_path: Path) -> None:
-    osmnx = pytest.importorskip("osmnx")
-    roads = write_osm(tmp_path / "roads.osm", TOWN, STREETS)
-    graph = osmnx.graph_from_xml(roads, retain_all=True)
-    total = sum(length for *_, length in graph.edges(data="length")) / 1000
-    assert read_osm(roads).length_km.sum() == pytest.approx(total, rel=5e-3)
-
-
 @st.composite
 def _random_ways(draw: st.DrawFn) -> Ways:
     """Return ways over a lattice of 4 x 3: rings, self-crossings, doubled pieces and one-ways all occur."""
@@ -157,109 +141,84 @@ def test_filter_is_that_of_osmnx() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tags", "expected"),
+    ("expected", "tags"),
     [
-        ({"highway": "motorway"}, True),
-        ({"highway": "living_street"}, True),
-        ({"highway": "motorway_link", "access": "permissive"}, True),
-        ({"highway": "residential", "access": "no"}, True),  # osmnx's filter refuses what is private only
-        ({"highway": "residential", "motorcar": "no"}, False),
-        ({"highway": "track"}, False),
-        ({"highway": "pedestrian"}, False),
-        ({"highway": "construction"}, False),
-        ({"railway": "rail"}, False),
-        ({}, False),
+        (True, {"highway": "motorway"}), (True, {"highway": "living_street"}),
+        (True, {"highway": "motorway_link", "access": "permissive"}),
+        (True, {"highway": "residential", "access": "no"}),  # osmnx's filter refuses what is private only
+        (False, {"highway": "residential", "motorcar": "no"}), (False, {"highway": "track"}),
+        (False, {"highway": "pedestrian"}), (False, {"highway": "construction"}), (False, {}),
+        (False, {"railway": "rail"}),
     ],
-)
-def test_roads_are_told_from_what_is_none(tags: dict[str, str], expected: bool) -> None:
+)  # fmt: skip
+def test_roads_are_told_from_what_is_none(expected: bool, tags: dict[str, str]) -> None:
     assert is_drivable(tags) == expected
 
 
 @pytest.mark.parametrize(
-    ("tags", "expected"),
+    ("expected", "tags"),
     [
-        ({}, 0),
-        ({"oneway": "no"}, 0),
-        ({"oneway": "yes"}, 1),
-        ({"oneway": "1"}, 1),
-        ({"oneway": "-1"}, -1),
-        ({"oneway": "reverse"}, -1),
-        ({"oneway": "reversible"}, 0),
-        ({"oneway": "alternating"}, 0),
-        ({"junction": "roundabout"}, 1),
-        ({"junction": "circular"}, 1),
-        ({"junction": "roundabout", "oneway": "-1"}, -1),
-        ({"junction": "circular", "oneway": "no"}, 0),
-        ({"highway": "motorway"}, 1),
-        ({"highway": "motorway", "oneway": "no"}, 0),
-        ({"highway": "motorway", "oneway": "reversible"}, 0),
-        ({"highway": "motorway_link"}, 0),
-        ({"highway": "motorway", "oneway": "unheard of"}, 1),
+        (0, {}), (0, {"oneway": "no"}), (1, {"oneway": "yes"}), (1, {"oneway": "1"}), (-1, {"oneway": "-1"}),
+        (-1, {"oneway": "reverse"}), (0, {"oneway": "reversible"}), (0, {"oneway": "alternating"}),
+        (1, {"junction": "roundabout"}), (1, {"junction": "circular"}),
+        (-1, {"junction": "roundabout", "oneway": "-1"}), (0, {"junction": "circular", "oneway": "no"}),
+        (1, {"highway": "motorway"}), (0, {"highway": "motorway", "oneway": "no"}),
+        (0, {"highway": "motorway", "oneway": "reversible"}), (0, {"highway": "motorway_link"}),
+        (1, {"highway": "motorway", "oneway": "unheard of"}),
     ],
-)
-def test_directions_are_read_from_the_tags(tags: dict[str, str], expected: int) -> None:
+)  # fmt: skip
+def test_directions_are_read_from_the_tags(expected: int, tags: dict[str, str]) -> None:
     assert direction({"highway": "residential", **tags}) == expected
 
 
 # --- junctions -------------------------------------------------------------------------------------
 
 
-def _joined(
-    edges: list[tuple[int, int, float]], nodes: int
-) -> tuple[list[int], set[tuple[int, int, float]], int]:
-    start, end, length = zip(*edges, strict=True)
-    kept, arcs, rings = join_at_junctions(
-        Arcs(np.array(start), np.array(end), np.array(length, float)), nodes
-    )
-    names = kept.tolist()
-    found = zip(arcs.start.tolist(), arcs.end.tolist(), arcs.length_km.tolist(), strict=True)
-    return names, {(names[a], names[b], length) for a, b, length in found}, rings
-
-
 def _both(*edges: tuple[int, int, float]) -> list[tuple[int, int, float]]:
     return [*edges, *((b, a, length) for a, b, length in edges)]
 
 
-def test_a_road_of_many_pieces_becomes_one() -> None:
-    names, arcs, rings = _joined(_both(*((i, i + 1, 1.0) for i in range(20))), 21)
-    assert (names, arcs, rings) == ([0, 20], {(0, 20, 20.0), (20, 0, 20.0)}, 0)
+_RING = [(2, 3, 1.0), (3, 4, 1.0), (4, 2, 1.0)]
 
 
-def test_a_one_way_road_becomes_one_arc() -> None:
-    assert _joined([(0, 1, 1.0), (1, 2, 2.0), (2, 3, 4.0)], 4) == ([0, 3], {(0, 3, 7.0)}, 0)
-
-
-def test_where_a_one_way_road_begins_is_a_node() -> None:
-    names, arcs, _ = _joined([*_both((0, 1, 1.0)), (1, 2, 2.0), (2, 3, 2.0)], 4)
-    assert names == [0, 1, 3]
-    assert arcs == {(0, 1, 1.0), (1, 0, 1.0), (1, 3, 4.0)}
-
-
-def test_a_ring_at_the_end_of_a_road_is_a_loop() -> None:
-    names, arcs, _ = _joined([*_both((0, 1, 1.0)), (1, 2, 1.0), (2, 3, 1.0), (3, 1, 1.0)], 4)
-    assert names == [0, 1]
-    assert arcs == {(0, 1, 1.0), (1, 0, 1.0), (1, 1, 3.0)}
-
-
-def test_a_ring_that_meets_no_road_is_left_out_and_counted() -> None:
-    ring = [(2, 3, 1.0), (3, 4, 1.0), (4, 2, 1.0)]
-    assert _joined([*_both((0, 1, 1.0)), *ring], 5)[::2] == ([0, 1], 1)
-    assert _joined([*_both((0, 1, 1.0)), *_both(*ring)], 5)[::2] == ([0, 1], 1)
-
-
-def test_of_parallel_pieces_the_shortest_counts() -> None:
-    names, arcs, _ = _joined([(0, 1, 3.0), (0, 1, 1.0), (1, 2, 1.0), (1, 2, 5.0)], 3)
-    assert (names, arcs) == ([0, 2], {(0, 2, 2.0)})
-
-
-def test_pieces_of_no_length_are_joined_as_well() -> None:
-    names, arcs, _ = _joined(_both((0, 1, 0.0), (1, 2, 0.0)), 3)
-    assert (names, arcs) == ([0, 2], {(0, 2, 0.0), (2, 0, 0.0)})
-
-
-def test_a_two_way_road_may_be_longer_in_one_direction() -> None:
-    names, arcs, _ = _joined([(0, 1, 1.0), (1, 2, 2.0), (2, 1, 4.0), (1, 0, 8.0)], 3)
-    assert (names, arcs) == ([0, 2], {(0, 2, 3.0), (2, 0, 12.0)})
+@pytest.mark.parametrize(
+    ("edges", "names", "joined", "rings"),
+    [
+        pytest.param(
+            _both(*((i, i + 1, 1.0) for i in range(20))), [0, 20], _both((0, 20, 20)), 0, id="many pieces"
+        ),
+        pytest.param([(0, 1, 1), (1, 2, 2), (2, 3, 4)], [0, 3], [(0, 3, 7)], 0, id="one way"),
+        pytest.param(
+            [*_both((0, 1, 1)), (1, 2, 2), (2, 3, 2)],
+            [0, 1, 3], [*_both((0, 1, 1)), (1, 3, 4)], 0, id="where a one-way road begins is a node",
+        ),
+        pytest.param(
+            [*_both((0, 1, 1)), (1, 2, 1), (2, 3, 1), (3, 1, 1)],
+            [0, 1], [*_both((0, 1, 1)), (1, 1, 3)], 0, id="a ring at the end is a loop",
+        ),
+        pytest.param(
+            [*_both((0, 1, 1)), *_RING], [0, 1], _both((0, 1, 1)), 1, id="a ring that meets no road"
+        ),
+        pytest.param(
+            _both((0, 1, 1), *_RING), [0, 1], _both((0, 1, 1)), 1, id="a two-way ring that meets no road"
+        ),
+        pytest.param(
+            [(0, 1, 3), (0, 1, 1), (1, 2, 1), (1, 2, 5)], [0, 2], [(0, 2, 2)], 0, id="the shortest counts"
+        ),
+        pytest.param(_both((0, 1, 0), (1, 2, 0)), [0, 2], _both((0, 2, 0)), 0, id="no length"),
+        pytest.param(
+            [(0, 1, 1), (1, 2, 2), (2, 1, 4), (1, 0, 8)], [0, 2], [(0, 2, 3), (2, 0, 12)], 0,
+            id="longer in one direction",
+        ),
+    ],
+)  # fmt: skip
+def test_pieces_are_joined_at_junctions(
+    edges: list[tuple[int, int, float]], names: list[int], joined: list[tuple[int, int, float]], rings: int
+) -> None:
+    start, end, length = map(np.array, zip(*edges, strict=True))
+    kept, arcs, found_rings = join_at_junctions(Arcs(start, end, length.astype(float)), end.max() + 1)
+    found = zip(kept[arcs.start].tolist(), kept[arcs.end].tolist(), arcs.length_km.tolist(), strict=True)
+    assert (kept.tolist(), set(found), found_rings) == (names, set(joined), rings)
 
 
 # --- formats ---------------------------------------------------------------------------------------
@@ -314,21 +273,12 @@ def test_damaged_file_is_one_clear_line(town: Path, suffix: str, damage: str) ->
     path = convert(town, town.with_name("damaged" + suffix))
     content = path.read_bytes()
     path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "nonsense": b"roads" * 99}[damage])
-    assert str(path) in _refusal(DataError, lambda: read_roads(str(path), None))
+    refusal(lambda: read_roads(str(path), None), str(path))
 
 
 def test_file_without_roads_is_one_clear_line(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "paths.osm", TOWN, NOT_ROADS)
-    assert "no drivable roads" in _refusal(DataError, lambda: read_osm(path))
-
-
-def test_missing_osmium_is_named_with_the_extra(town: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "osmium", None)
-    message = _refusal(SpecError, lambda: read_roads(str(town), None))
-    assert "mdpext-dask[files]" in message
-    assert "osmium" in message
+    refusal(lambda: read_osm(path), "no drivable roads")
 
 
 # --- what is messy ---------------------------------------------------------------------------------
@@ -346,7 +296,7 @@ def test_roads_end_where_the_extract_is_cut(tmp_path: Path) -> None:
 
 def test_extract_without_any_node_is_one_clear_line(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "ways.osm", {}, {1: ([1, 2], ROAD)})
-    assert "none of the 2 nodes" in _refusal(DataError, lambda: read_osm(path))
+    refusal(lambda: read_osm(path), "none of the 2 nodes")
 
 
 def test_of_ways_that_are_there_twice_the_last_counts(tmp_path: Path) -> None:
@@ -380,7 +330,7 @@ def test_nodes_that_were_never_uploaded_have_negative_ids(tmp_path: Path) -> Non
 
 def test_a_network_of_rings_alone_is_empty(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "ring.osm", _grid(2, 2), {1: ([1, 2, 4, 3, 1], ONE_WAY)})
-    assert "empty" in _refusal(DataError, lambda: read_osm(path))
+    refusal(lambda: read_osm(path), "empty")
 
 
 def test_an_island_is_left_out_and_told(small_job: JobMaker, tmp_path: Path) -> None:
@@ -411,8 +361,7 @@ def test_only_roads_that_touch_the_box_are_read(tmp_path: Path) -> None:
     assert network.notes == (f"{path}: 3 of 4 roads do not touch domain.bbox and were not read",)
     # A road that crosses the box has no node in it.
     assert read_osm(path, (12.022, 41.999, 12.028, 42.001)).nodes == 2
-    message = _refusal(DataError, lambda: read_osm(path, (13.0, 41.0, 13.1, 42.0)))
-    assert "no road within reach" in message
+    refusal(lambda: read_osm(path, (13.0, 41.0, 13.1, 42.0)), "no road within reach")
 
 
 def test_a_jobs_box_reaches_the_reader(small_job: JobMaker, tmp_path: Path) -> None:

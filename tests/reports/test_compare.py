@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,12 @@ from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, load_job, parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.reports.compare import attempt
-from mdpext_dask.reports.compare.answers import (
-    BOUND,
-    Answers,
-    Case,
-    given_up,
-    is_settled,
-    read_answer,
-    write_answer,
-)
-from mdpext_dask.reports.compare.children import in_child
+from mdpext_dask.reports.compare.answers import BOUND, Case, given_up, is_settled, read_answer, write_answer
 from mdpext_dask.reports.compare.methods import METHODS, OWN, chosen, own_method
 from mdpext_dask.reports.compare.protocol import cases_of, compare
-from mdpext_dask.reports.compare.screen import show_tables
 from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case
-from mdpext_dask.reports.compare.tables import as_json, bound_sentence, write_results
+from mdpext_dask.reports.compare.tables import as_json, bound_sentence, show_tables, write_results
+from tests.support.processes import wait_until
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 # What programs outside read of every row.
@@ -45,77 +36,69 @@ ROW_KEYS = {
 }  # fmt: skip
 
 
-# --- processes with limits ------------------------------------------------------------------------
+# --- a process with limits ------------------------------------------------------------------------
 
-# Forked from a fresh interpreter with one thread, as the package does it.
-_FORK = """
-import json, sys, time
-from pathlib import Path
-from mdpext_dask.reports.compare.children import in_child
+# What stands in for the construction of a method, in a process that is otherwise the package's own.
+_CONSTRUCTIONS = r"""
+import os, runpy, signal, sys, time
 from mdpext_dask.errors import SolverError, StoreError
+from mdpext_dask.evaluation.baselines import noise
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee
 
-def sleep(): time.sleep(60); return {{}}
-def fill(): return {{"n": len(bytearray(2 * 2**30))}}
-def complain(): raise SolverError("too large:\\n a million rows")
+def sleep(): time.sleep(60)
+def fill(): bytearray(2 * 2**30)
+def complain(): raise SolverError("too large:\n a million rows")
 def fail(): raise StoreError("disk full")
 def crash(): raise KeyError("what")
-def die(): import os, signal; os.kill(os.getpid(), signal.SIGSEGV)
+def die(): os.kill(os.getpid(), signal.SIGSEGV)
 def leave(): sys.exit(3)
-def answer(): return {{"value": 42}}
 
-outcome = in_child({work}, Path(sys.argv[1]), seconds={seconds}, memory_bytes={memory})
-print(json.dumps([outcome.values, outcome.reason, outcome.seconds, outcome.limited, outcome.passing]))
+def method(problem, seconds):
+    {work}()
+    return BaselineMechanism(None, Guarantee.NONE, "nothing", 1.0, 0.1)
+
+noise.exponential_mechanism = method
+sys.argv[0] = "attempt"
+runpy.run_module("mdpext_dask.reports.compare.attempt", run_name="__main__")
 """
 
 
-def forked(folder: Path, work: str, seconds: float | None = None, memory: int | None = None) -> list[Any]:
-    code = _FORK.format(work=work, seconds=seconds, memory=memory)
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "answer.json")], capture_output=True, text=True, check=True
-    )
-    found: list[Any] = json.loads(ran.stdout)
-    return found
-
-
-def test_a_child_answers(tmp_path: Path) -> None:
-    values, reason, seconds, limited, _ = forked(tmp_path, "answer", seconds=30, memory=2**30)
-    assert (values, reason, limited) == ({"value": 42}, None, False)
-    assert seconds < 30
-
-
-def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    values, reason, seconds, limited, _ = forked(tmp_path, "sleep", seconds=0.3)
-    assert (values, reason, limited) == (None, "not finished within 0.3 s", True)
-    assert 0.3 <= seconds < 10
-
-
-def test_a_child_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
-    values, reason, _, limited, _ = forked(tmp_path, "fill", memory=2**29)
-    assert (values, reason, limited) == (None, "more than 0.5 GiB of memory are needed", True)
-
-
 @pytest.mark.parametrize(
-    ("work", "reason", "passing"),
+    ("work", "reason", "kind"),
     [
-        ("complain", "too large: a million rows", False),
-        ("fail", "disk full", True),
-        ("crash", "KeyError: 'what'", True),
-        ("die", f"ended by signal {int(signal.SIGSEGV)}", True),
-        ("leave", "SystemExit: 3", True),
+        ("sleep", "not finished within 1 s", "limited"),
+        ("fill", "more than 0.5 GiB of memory are needed", "limited"),
+        ("complain", "too large: a million rows", None),
+        ("fail", "disk full", "passing"),
+        ("crash", "KeyError: 'what'", "passing"),
+        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"),
+        ("leave", "SystemExit: 3", "passing"),
     ],
 )
-def test_a_child_that_fails_says_why_in_one_line(
-    tmp_path: Path, work: str, reason: str, passing: bool
+def test_a_method_that_fails_says_why_in_one_line(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, reason: str, kind: str | None
 ) -> None:
-    found = forked(tmp_path, work)
-    assert found[:2] == [None, reason]
-    assert found[4] == passing
+    program = tmp_path / "python"
+    code = tmp_path / "code.py"
+    code.write_text(_CONSTRUCTIONS.replace("{work}", work))
+    program.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{code}" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    path = tmp_path / "0.json"
+    job = spec.canonical()
+    attempt.attempt(attempt.Request("em", job, str(path), str(tmp_path), 1.0, 2**29, 0))
+    found = read_answer(path)
+    assert found is not None
+    assert (found["completed"], found["reason"]) == (False, reason)
+    assert {name for name in ("limited", "passing") if found[name]} == ({kind} if kind else set())
 
 
-def test_nothing_is_begun_for_a_parent_that_has_gone(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        in_child(dict, tmp_path / "answer.json", parent=os.getppid() + 1)
-    assert not (tmp_path / "answer.json").exists()
+def test_nothing_is_answered_for_a_parent_that_has_gone(spec: JobSpec, tmp_path: Path) -> None:
+    request = attempt.Request("em", spec.canonical(), str(tmp_path / "0.json"), str(tmp_path), 1.0, 2**29, 0)
+    (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
+    command = [sys.executable, "-m", attempt.__name__, str(tmp_path / "request.json"), str(os.getpid() + 1)]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not (tmp_path / "0.json").exists()
 
 
 # --- cases and methods ----------------------------------------------------------------------------
@@ -128,17 +111,10 @@ def spec(small_job: Job) -> JobSpec:
     return parse_job({**job, "compare": {"repeats": 3, "bound_seconds": 0.0, "cases": cases}})
 
 
-def test_methods_come_in_the_order_of_the_table() -> None:
+def test_methods_by_name() -> None:
     assert chosen(["mw", "em"]) == ("em", "mw")
     assert chosen(None) == tuple(METHODS)
-
-
-def test_every_method_can_be_imported() -> None:
-    made = [entry.function() for entry in METHODS.values() if entry.made_by is not None]
-    assert all(map(callable, made))
-
-
-def test_a_misspelt_method_is_named_with_the_closest_one() -> None:
+    assert all(callable(entry.function()) for entry in METHODS.values() if entry.made_by is not None)
     with pytest.raises(SpecError, match=r"--methods: there is no method 'mlaet'; did you mean mlaet-"):
         chosen(["mlaet"])
     with pytest.raises(SpecError, match="names none"):
@@ -154,14 +130,11 @@ def test_cases_are_the_job_with_some_keys_set(spec: JobSpec) -> None:
     assert [case.name for case in cases_of(spec, ["finer"], None)] == ["finer"]
 
 
-def test_a_case_that_is_not_there_is_named(spec: JobSpec) -> None:
+def test_a_case_that_is_none_is_named(spec: JobSpec, small_job: Job) -> None:
     with pytest.raises(SpecError, match="--cases: there is no case 'depth'; there are half, finer"):
         cases_of(spec, ["depth"], None)
     with pytest.raises(SpecError, match="--cases: names none"):
         cases_of(spec, [], None)
-
-
-def test_a_case_that_is_no_job_is_named(small_job: Job) -> None:
     wrong = parse_job({**small_job(), "compare": {"cases": {"odd": ["privacy.epsilon_per_km=-1"]}}})
     with pytest.raises(SpecError, match=r"compare\.cases: odd: .*epsilon_per_km"):
         cases_of(wrong, ["odd"], None)
@@ -260,59 +233,47 @@ def test_what_did_not_end_once_is_not_tried_again(tmp_path: Path) -> None:
     assert given_up(tmp_path / "0.json", 9) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"loss_km": 1}', '{"completed": "yes"}'])
-def test_half_an_answer_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "0.json").write_text(text)
-    assert read_answer(tmp_path / "0.json") is None
-    assert read_answer(tmp_path / "1.json") is None
+WHOLE = {
+    "completed": True, "reason": None, "loss_km": 2.0, "seconds": 2.0, "epsilon_audited": 0.9,
+    "violation_ratio": 0.0, "verdict": "holds", "guarantee": "epsilon", "note": "kept",
+}  # fmt: skip
+BAD_FIGURES = (None, "x", math.nan, -1.0, [], True)
+BOUNDED = {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.0, "stride": 1}
+DAMAGED: list[Any] = [
+    *({**WHOLE, key: value} for key in ("loss_km", "seconds") for value in BAD_FIGURES),
+    {"completed": True, "loss_km": 1.0, "seconds": 1.0}, {"completed": False}, {"loss_km": 1},
+    {"completed": "yes"}, {"completed": False, "limited": True, "reason": "slow"}, [],
+    {**BOUNDED, "lower_bound_km": None}, {**BOUNDED, "expected_km": "x"}, {**BOUNDED, "given_seconds": "x"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [None, "x", math.nan, -1.0, [], True])
-@pytest.mark.parametrize("key", ["loss_km", "seconds"])
-def test_an_answer_that_was_damaged_is_none(tmp_path: Path, key: str, value: object) -> None:
-    (tmp_path / "0.json").write_text(json.dumps(answer(2.0)))
-    assert read_answer(tmp_path / "0.json") == answer(2.0)
-    (tmp_path / "0.json").write_text(json.dumps(answer(2.0, **{key: value})))
-    assert read_answer(tmp_path / "0.json") is None
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        {"completed": True, "loss_km": 1.0, "seconds": 1.0},
-        {"completed": False},
-        {"completed": False, "limited": True, "reason": "slow"},
-        {"completed": True, "lower_bound_km": None, "expected_km": 1.0, "stride": 1},
-        {"completed": True, "lower_bound_km": 1.0, "expected_km": "x", "stride": 1},
-        {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.0, "stride": 1, "given_seconds": "x"},
-    ],
-)
-def test_an_answer_that_lacks_something_is_none(tmp_path: Path, damaged: dict[str, Any]) -> None:
-    (tmp_path / "0.json").write_text(json.dumps(damaged))
-    assert read_answer(tmp_path / "0.json") is None
+def test_an_answer_that_is_damaged_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
+    assert read_answer(path) is None
+    for whole in (WHOLE, BOUNDED, {"completed": False, "reason": "no"}):
+        path.write_text(json.dumps(whole))
+        assert read_answer(path) == whole
+    for text in ["", "{", "[" * 100_000, *map(json.dumps, DAMAGED)]:
+        path.write_text(text)
+        assert read_answer(path) is None, text[:100]
 
 
 # --- summary --------------------------------------------------------------------------------------
 
 
 def answer(loss: float, **more: Any) -> dict[str, Any]:
-    found = {
-        "completed": True, "reason": None, "loss_km": loss, "seconds": 2.0, "epsilon_audited": 0.9,
-        "violation_ratio": 0.0, "verdict": "holds", "guarantee": "epsilon", "note": "kept",
-    }  # fmt: skip
-    return {**found, **more}
+    return {**WHOLE, "loss_km": loss, **more}
 
 
 def summarised(spec: JobSpec, folder: Path, told: dict[str, list[dict[str, Any]]]) -> CaseSummary:
     (case,) = cases_of(spec, None, [name for name in told if name != BOUND])
-    answers = Answers(folder)
     for method, several in told.items():
         for repetition, one in enumerate(several):
-            write_answer(answers.path(case, method, repetition), one)
+            write_answer(case.answer_path(folder, method, repetition), one)
     facts: dict[str, object] = {
         "name": "small", "records": 9, "outputs": 8, "seeds": 4, "cell_km": 4.0, "epsilon_per_km": 1.0,
     }  # fmt: skip
-    return summarise_case(answers, case, facts, 3, with_bound=True)
+    return summarise_case(folder, case, facts, 3, with_bound=True)
 
 
 def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_path: Path) -> None:
@@ -320,16 +281,14 @@ def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_pa
         {"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1.0, 2.0, 2.0)
     ]
     broken = {"epsilon_audited": "inf", "violation_ratio": 0.5, "verdict": "violated"}
-    summary = summarised(
-        spec,
-        tmp_path,
-        {
-            "em": [answer(2.0), answer(4.0, **broken), answer(3.0)],
-            "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)],
-            "lp": [answer(1.2), {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}],
-            BOUND: bounds,
-        },
-    )  # fmt: skip
+    late = {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}
+    told = {
+        "em": [answer(2.0), answer(4.0, **broken), answer(3.0)],
+        "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)],
+        "lp": [answer(1.2), late],
+        BOUND: bounds,
+    }
+    summary = summarised(spec, tmp_path, told)
     rows = {row["method"]: row for row in summary.rows}
     assert [row["method"] for row in summary.rows] == ["lp", "mlaet-a", "em"]
     em, ours, lp = rows["em"], rows["mlaet-a"], rows["lp"]
@@ -350,22 +309,15 @@ def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_pa
     assert summary.problem["lower_bound_km"] == pytest.approx(5 / 3)
 
 
-def test_only_what_is_certified_is_a_bound(spec: JobSpec, tmp_path: Path) -> None:
+def test_only_what_is_certified_is_a_bound_and_on_these_outputs_alone(spec: JobSpec, tmp_path: Path) -> None:
     part = {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.5, "stride": 2}
-    summary = summarised(spec, tmp_path, {"em": [answer(2.0)], BOUND: [part]})
+    elsewhere = {"epsilon_audited": None, "violation_ratio": None, "verdict": "not audited"}
+    told = {"em": [answer(2.0)], "laplace-roads": [answer(0.9, **elsewhere)], BOUND: [part]}
+    summary = summarised(spec, tmp_path, told)
     assert summary.problem["lower_bound_km"] == 1.0
-    assert summary.rows[0]["gap"] == 1.0
+    assert {row["method"]: row["gap"] for row in summary.rows} == {"em": 1.0, "laplace-roads": None}
     assert "less than 1.000 km (certified)" in bound_sentence(summary)
     assert "all of them would make it about 1.500 km" in bound_sentence(summary)
-
-
-def test_the_bound_says_nothing_of_reports_from_other_places(spec: JobSpec, tmp_path: Path) -> None:
-    bound = {"completed": True, "lower_bound_km": 1.0, "expected_km": 1.0, "stride": 2}
-    elsewhere = {"epsilon_audited": None, "violation_ratio": None, "verdict": "not audited"}
-    summary = summarised(
-        spec, tmp_path, {"em": [answer(2.0)], "laplace-roads": [answer(0.9, **elsewhere)], BOUND: [bound]}
-    )
-    assert {row["method"]: row["gap"] for row in summary.rows} == {"em": 1.0, "laplace-roads": None}
 
 
 def test_results_are_written_as_tables_and_a_picture(spec: JobSpec, tmp_path: Path) -> None:
@@ -418,7 +370,7 @@ def test_names_of_cases_may_be_anything(
 
 
 def test_methods_are_compared_on_the_same_problem(spec: JobSpec, tmp_path: Path) -> None:
-    (summary,) = compare(spec, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=5)
+    (summary,) = compare(spec, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=1)
     rows = {row["method"]: row for row in summary.rows}
     assert all(row["completed"] and row["repeats"] == 2 for row in rows.values())
     assert rows["em"]["verdict"] == rows["aipo"]["verdict"] == "holds"
@@ -434,25 +386,9 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, tmp_path: Path)
     # Nothing is left to do, whatever it would have been done with.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").rglob("*.json")}
     elsewhere = spec.model_copy(update={"cluster": ClusterSection(kind="address", address="127.0.0.1:1")})
-    (again,) = compare(elsewhere, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=5)
+    (again,) = compare(elsewhere, tmp_path, methods=["em", "aipo", "lp-a"], repeats=2, bound_seconds=1)
     assert again == summary
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "answers").rglob("*.json")}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"limit_seconds": 0.0}, {"limit_seconds": math.nan}, {"limit_seconds": math.inf},
-        {"limit_seconds": 1e300}, {"bound_seconds": -1.0}, {"bound_seconds": math.nan},
-        {"repeats": 10**20},
-    ],
-)  # fmt: skip
-def test_numbers_that_are_given_have_the_limits_of_the_job(
-    spec: JobSpec, tmp_path: Path, given: dict[str, Any]
-) -> None:
-    with pytest.raises(SpecError, match=next(iter(given))):
-        compare(spec, tmp_path / "new", methods=["em"], **given)
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_rows_do_not_depend_on_where_they_are_made(
@@ -460,10 +396,8 @@ def test_the_rows_do_not_depend_on_where_they_are_made(
 ) -> None:
     found = []
     for where in (ClusterSection(kind="inline"), any_cluster):
-        job = spec.model_copy(update={"cluster": where})
-        (summary,) = compare(
-            job, tmp_path / f"{len(found)}", methods=["em", "aipo"], repeats=1, bound_seconds=0
-        )
+        job, folder = spec.model_copy(update={"cluster": where}), tmp_path / f"{len(found)}"
+        (summary,) = compare(job, folder, methods=["em", "aipo"], repeats=1, bound_seconds=0)
         found.append({row["method"]: (row["loss_km"], row["epsilon_audited"]) for row in summary.rows})
     assert found[0] == found[1]
     assert set(found[0]) == {"em", "aipo"}
@@ -501,38 +435,35 @@ def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "key"),
-    [({"limit_seconds": -1.0}, "limit_seconds"), ({"limit_seconds": math.nan}, "limit_seconds"),
-     ({"bound_seconds": -1.0}, "bound_seconds"), ({"repeats": 0}, "repeats")],
+    ("key", "value"),
+    [*(("limit_seconds", value) for value in (-1.0, 0.0, math.nan, math.inf, 1e300)),
+     *(("bound_seconds", value) for value in (-1.0, math.nan)), ("repeats", 0), ("repeats", 10**20)],
 )  # fmt: skip
-def test_limits_that_are_none_are_refused(
-    spec: JobSpec, tmp_path: Path, given: dict[str, Any], key: str
+def test_numbers_that_are_given_have_the_limits_of_the_job(
+    spec: JobSpec, tmp_path: Path, key: str, value: Any
 ) -> None:
     with pytest.raises(SpecError, match=f"compare: {key}: "):
-        compare(spec, tmp_path / "out", methods=["em"], **given)
-    assert not (tmp_path / "out").exists()
+        compare(spec, tmp_path / "new", methods=["em"], **{key: value})
+    assert not (tmp_path / "new").exists()
 
 
 def test_methods_get_one_thread_each(spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(attempt, "create", lambda *_: None)
     monkeypatch.setattr(attempt, "complete", lambda _store, executor, _stages: used.append(executor.threads))
-    request = attempt.Request(spec.canonical(), {}, str(tmp_path), 60, 0, 2**30, 0)
-    attempt._construct("mlaet-a", spec, build_domain(spec), tmp_path, request)
+    request = attempt.Request("mlaet-a", spec.canonical(), "", str(tmp_path), 60, 2**30, 0)
+    attempt._construct(request, spec, build_domain(spec), tmp_path)
     assert used == [1]
 
 
-def test_a_store_is_no_folder_for_results(spec: JobSpec, tmp_path: Path) -> None:
-    (tmp_path / "zarr.json").write_text("{}")
-    with pytest.raises(StoreError, match="is a Zarr store"):
-        compare(spec, tmp_path, methods=["em"])
-
-
-def test_a_case_that_cannot_be_is_refused_before_anything_is_written(spec: JobSpec, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(spec: JobSpec, tmp_path: Path) -> None:
     many = parse_job({**spec.canonical(), "outputs": {"choose": "road-nodes", "count": 900_000}})
     with pytest.raises(MdpextError, match=r"the job: .*only"):
         compare(many, tmp_path / "out", methods=["em"])
-    assert not (tmp_path / "out").exists()
+    (tmp_path / "zarr.json").write_text("{}")
+    with pytest.raises(StoreError, match="is a Zarr store"):
+        compare(spec, tmp_path, methods=["em"])
+    assert [path.name for path in tmp_path.iterdir()] == ["zarr.json"]
 
 
 @pytest.mark.slow
@@ -548,19 +479,16 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
         "--repeats", "2", "--bound-seconds", "0", "--output", str(tmp_path / "out"), "--json",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (found := list((tmp_path / "out").rglob("em/*/0.json"))) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list((tmp_path / "out").rglob("em/*/0.json")), "the first answer")
+    found = list((tmp_path / "out").rglob("em/*/0.json"))
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert found
     first = {path: path.read_bytes() for path in found}
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     document = json.loads(ran.stdout)
     assert all(row["completed"] and row["repeats"] == 2 for row in document["rows"])
     assert {path: path.read_bytes() for path in found} == first
     losses = {row["method"]: row["loss_km"] for row in document["rows"]}
-    (undisturbed,) = compare(
-        load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0
-    )  # fmt: skip
+    other = compare(load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0)
+    undisturbed = other[0]
     assert losses == {row["method"]: row["loss_km"] for row in undisturbed.rows}

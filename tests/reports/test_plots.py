@@ -87,7 +87,7 @@ def test_without_axes_there_are_new_ones(mechanism: Mechanism) -> None:
 
 def test_outputs_and_seeds_are_where_they_are_stored(store: MechanismStore, ax: Axes) -> None:
     plots.plot_domain(store.url, ax)
-    outputs = store.read_output_xy_km()
+    outputs = store.output_xy_km()
     np.testing.assert_array_equal(artist(ax, "outputs").get_offsets(), outputs)
     x = [segment[0, 0] for segment in artist(ax, "seeds east").get_segments()]
     assert x == pytest.approx(np.unique(store.grid.seeds_xy_km()[:, 0]))

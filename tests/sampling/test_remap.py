@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from mdpext_dask import audit, build, open_mechanism
 from mdpext_dask.cli.main import main
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
-from mdpext_dask.evaluation.baselines.em import exponential_mechanism
-from mdpext_dask.evaluation.baselines.laplace import planar_laplace
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace, remapped
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
-from mdpext_dask.evaluation.baselines.remap import remapped
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init

@@ -16,7 +16,6 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
     GuaranteeViolation,
@@ -34,6 +33,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
+from tests.support.commands import mdpext
 
 pytest.importorskip("aiohttp")
 
@@ -65,13 +65,6 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         yield f"{server}/small.zarr"
 
 
-def mdpext(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 def test_a_finished_store_is_read_over_http(
     url: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,15 +94,11 @@ def test_every_kind_of_range_is_what_it_is_in_a_file(url: str, folder: Path) -> 
     local = objects.open_objects(str(folder / "small.zarr"), read_only=True)
     key, prototype = "probability/c/0/0/0", default_buffer_prototype()
     length = len(objects.get_bytes(local, key) or b"")
+    ranges = (0, 1), (3, length // 2), (length - 1, length), (0, length)
     requests = [
-        RangeByteRequest(0, 1),
-        RangeByteRequest(3, length // 2),
-        RangeByteRequest(length - 1, length),
-        RangeByteRequest(0, length),
-        OffsetByteRequest(0),
-        OffsetByteRequest(5),
-        SuffixByteRequest(7),
-        SuffixByteRequest(length),
+        *(RangeByteRequest(first, end) for first, end in ranges),
+        *(OffsetByteRequest(offset) for offset in (0, 5)),
+        *(SuffixByteRequest(count) for count in (7, length)),
     ]
     found, expected = (
         sync(store.get_partial_values(prototype, [(key, part) for part in requests]))

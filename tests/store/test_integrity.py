@@ -266,7 +266,7 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
     path = tmp_path / "s.zarr"
     build(parse_job(small_job(loss={"kind": "euclidean"})), str(path))
     store = MechanismStore.open(str(path), mode="r+")
-    outputs = store.read_output_xy_km()
+    outputs = store.output_xy_km()
     store.update(problem_sha256=schema.problem_sha256(store.grid, (outputs, store.read("prior"))))
     open_mechanism(path, verify=True)
     write(path, "prior", lambda prior: prior.__setitem__((0, 0), 0.5))

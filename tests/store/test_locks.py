@@ -52,10 +52,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _elsewhere(**changes: Any) -> dict[str, Any]:
     """Return a lock of a run on another machine, which may be alive."""
-    return {
-        **{"owner": "somebody", "host": "far", "machine": "far 1", "pid": 7, "started": 1.0, "beat": 3},
-        **changes,
-    }
+    lock = {"owner": "somebody", "host": "far", "machine": "far 1", "pid": 7, "started": 1.0, "beat": 3}
+    return {**lock, **changes}
 
 
 def _put(folder: Path, content: Any) -> LocalStore:
@@ -135,10 +133,8 @@ def test_a_run_elsewhere_whose_counter_advances_is_alive(
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        with (
-            pytest.raises(StoreError, match=r"another run .*process 7 on far"),
-            hold(str(tmp_path / "a.zarr")),
-        ):
+        url, said = str(tmp_path / "a.zarr"), r"another run .*process 7 on far"
+        with pytest.raises(StoreError, match=said), hold(url):
             pass
     finally:
         stop.set()
@@ -240,9 +236,8 @@ def test_a_run_that_slept_at_its_end_does_not_call_another_s_store_complete(
 
     monkeypatch.setattr(objects, "consolidate", asleep)
     # Whichever it sees first: that the lock is another's, or that the store is.
-    with pytest.raises(
-        (ClusterError, StoreError), match=r"has taken this store|has changed while it was cert"
-    ):
+    said = r"has taken this store|has changed while it was cert"
+    with pytest.raises((ClusterError, StoreError), match=said):
         build(parse_job(small_job()), url)
     assert MechanismStore.open(url).state == "planned"
 

@@ -160,14 +160,9 @@ def test_errors_of_the_real_drivers_are_known() -> None:
     aiohttp = pytest.importorskip("aiohttp")
     botocore = pytest.importorskip("botocore.exceptions")
     translate = pytest.importorskip("s3fs.errors").translate_boto_error
-    for error in (
-        aiohttp.ClientPayloadError(),
-        aiohttp.ServerDisconnectedError(),
-        botocore.EndpointConnectionError(endpoint_url="http://h"),
-        botocore.ConnectTimeoutError(endpoint_url="http://h"),
-        botocore.ReadTimeoutError(endpoint_url="http://h"),
-        botocore.ConnectionClosedError(endpoint_url="http://h"),
-    ):
+    kinds = "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"
+    errors = [getattr(botocore, kind)(endpoint_url="http://h") for kind in kinds]
+    for error in (*errors, aiohttp.ClientPayloadError(), aiohttp.ServerDisconnectedError()):
         assert is_transient(error)
     details = {"ResponseMetadata": {"HTTPStatusCode": 503}, "Error": {"Code": "SlowDown", "Message": "Slow."}}
     error = translate(botocore.ClientError(details, "GetObject"))

@@ -9,8 +9,6 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss
 
 Floats = NDArray[np.float64]
-
-
 LONG = 1000.0
 
 
@@ -19,29 +17,25 @@ def problem_of(
 ) -> Problem:
     grid = grid or Grid(0.0, 0.0, 2, 2, 1.0, (2,))
     prior = np.random.default_rng(seed).random(grid.shape)
+    outputs = np.asarray(outputs, dtype=np.float64)
     return Problem(
-        grid=grid,
-        epsilon_per_km=epsilon,
-        metric_p=p,
-        output_xy_km=np.asarray(outputs, dtype=np.float64),
-        prior=prior / prior.sum(),
-        loss=EuclideanLoss(np.asarray(outputs, dtype=np.float64)),
-        min_probability=0.0,
+        grid, epsilon, p, outputs, prior / prior.sum(), EuclideanLoss(outputs), min_probability=0.0
     )
 
 
 def rows_of(method: Method, problem: Problem) -> Floats:
+    """Return all rows that a method makes, float64 of the grid's shape and K."""
     rows = method(problem, LONG).rows
     assert rows is not None
-    return rows(slice(0, problem.grid.shape[0]))
+    return rows(slice(None))
 
 
 def holds(rows: Floats, problem: Problem, epsilon: float | None = None) -> bool:
-    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
+    """Whether an exhaustive audit passes rows, float64 of any shape that ends in K."""
     report = audit(
-        rows.reshape(len(records), -1),
+        rows.reshape(-1, problem.outputs),
         "exhaustive",
-        points=records,
+        points=problem.records_xy_km(slice(None)),
         epsilon_per_km=problem.epsilon_per_km if epsilon is None else epsilon,
         metric_p=problem.metric_p,
     )
@@ -49,6 +43,6 @@ def holds(rows: Floats, problem: Problem, epsilon: float | None = None) -> bool:
 
 
 def expected_loss(problem: Problem, rows: Floats) -> float:
-    records = problem.records_xy_km(slice(0, problem.grid.shape[0]))
-    costs = problem.loss.rows(records).reshape(rows.shape)
+    """Return Σ_x π(x) Σ_y M(y|x) c(x, y) in km."""
+    costs = problem.loss.rows(problem.records_xy_km(slice(None))).reshape(rows.shape)
     return float((problem.prior[..., None] * rows * costs).sum())

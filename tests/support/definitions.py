@@ -12,7 +12,6 @@ from mdpext_dask import open_mechanism
 from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# What depends on the machine and not on the store.
 Array = NDArray[np.float64]
 
 
@@ -31,6 +30,13 @@ def by_definition(path: Path) -> tuple[Array, Array, Array, Array]:
     losses = read_loss(MechanismStore.open(str(path))).rows(records)
     apart = np.array([[math.dist(x, y) for y in mechanism.output_xy_km] for x in records])
     return prior[used], rows / rows.sum(axis=1, keepdims=True), losses, apart
+
+
+def records_km(path: Path) -> Array:
+    """Return the records with a prior as :func:`by_definition` orders them, shape (n, 2), in km."""
+    store = MechanismStore.open(str(path))
+    records = np.array(list(itertools.product(store.grid.x_km(), store.grid.y_km())))
+    return np.asarray(records[store.read("prior").ravel() > 0])
 
 
 def quantile_by_definition(values: list[float], weights: list[float], share: str) -> float:

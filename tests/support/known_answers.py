@@ -233,24 +233,25 @@ def cut_small(part: int = 64, band: int = 64, tile: int = 2, strip: int = 8) -> 
         yield
 
 
-def ask(
-    mechanism: Mechanism,
-    method: str,
-    epsilon: float,
-    tolerance: float = 0.0,
-    **how: Any,
-) -> Any:
+def ask(mechanism: Mechanism, method: str, epsilon: float, tolerance: float = 0.0, **how: Any) -> Any:
     """Return an auditor's report on a mechanism."""
+    methods = importlib.import_module("mdpext_dask.auditors.methods")
     given = mechanism.points, epsilon, mechanism.p, tolerance
     with current("auditors.subject", "plain_subject")(mechanism.rows, *given) as subject:
-        inline = current("compute.executor", "InlineExecutor")()
-        stages = current("compute.stages", "Stages")(current("events", "silent"))
+        at_work = (
+            current("compute.executor", "InlineExecutor")(),
+            current("compute.stages", "Stages")(current("events", "silent")),
+        )
         if method == "certificate":
-            return current("auditors.methods", "certify")(subject, inline, stages)
+            return methods.certify(subject, *at_work)
         if method == "exhaustive":
-            return current("auditors.methods", "compare_all")(subject, inline, stages)
-        sampling = current("auditors.methods", "Sampling")(**how)
-        return current("auditors.methods", "sample_pairs")(subject, sampling, inline, stages)
+            return methods.compare_all(subject, *at_work)
+        return methods.sample_pairs(subject, methods.Sampling(**how), *at_work)
+
+
+def how_sampled(method: str, pairs: int) -> dict[str, int]:
+    """Return what to ask a method with: how pairs are drawn, if they are."""
+    return {"pairs": pairs, "random_seed": 1} if method == "sampled" else {}
 
 
 def records_of(worst: dict[str, Any]) -> frozenset[int]:
@@ -297,18 +298,22 @@ def check_all_pairs_of(report: Any, mechanism: Mechanism, epsilon: float, tolera
     else:
         assert report.verdict != "violated"
     if triples:
-        sup = INFINITE if refused else mechanism.sup
-        if sup == INFINITE:
-            assert report.epsilon == math.inf
-        else:
-            assert sup <= Decimal(report.epsilon)
-            assert report.epsilon <= float(sup) * (1 + OUTWARD) + OUTWARD
+        check_outward(report.epsilon, INFINITE if refused else mechanism.sup)
         check_worst(report, mechanism)
     if broken + refused == broken and mechanism.broken(epsilon):
         # Of triples that are equally steep in float64, one that breaks the promise is named.
         numbers = records_of(report.worst), report.worst["output"]
         (named,) = (triple for triple in triples if (triple.records, triple.output) == numbers)
         assert named.excess(epsilon) > 0
+
+
+def check_outward(epsilon: float, exact: Decimal) -> None:
+    """Check that an ε is the exact one, rounded outward."""
+    if exact == INFINITE:
+        assert epsilon == math.inf
+    else:
+        assert exact <= Decimal(epsilon)
+        assert epsilon <= float(exact) * (1 + OUTWARD) + OUTWARD
 
 
 def check_worst(report: Any, mechanism: Mechanism) -> None:
@@ -320,14 +325,11 @@ def check_worst(report: Any, mechanism: Mechanism) -> None:
     named = {(triple.records, triple.output): triple for triple in mechanism.triples}
     assert (records_of(report.worst), report.worst["output"]) in named
     worst = named[records_of(report.worst), report.worst["output"]]
-    if mechanism.sup == INFINITE:
-        assert worst.slope == INFINITE
-    else:
-        assert worst.slope >= mechanism.sup * (1 - _NEAR) - _NEAR
-    if worst.log_ratio == INFINITE:
-        assert report.worst["log_ratio"] == "inf"
-    else:
-        assert report.worst["log_ratio"] == pytest.approx(float(worst.log_ratio), rel=1e-14)
+    sup = mechanism.sup
+    assert worst.slope == INFINITE if sup == INFINITE else worst.slope >= sup * (1 - _NEAR) - _NEAR
+    told = report.worst["log_ratio"]
+    infinite = worst.log_ratio == INFINITE
+    assert told == ("inf" if infinite else pytest.approx(float(worst.log_ratio), rel=1e-14))
     assert report.worst["bound"] == report.limit_per_km * report.worst["distance_km"]
     assert report.worst["distance_km"] == pytest.approx(float(worst.apart), rel=1e-14)
     for name, record in (("x", "record"), ("x_prime", "record_prime")):
@@ -346,12 +348,10 @@ def check_cells_of(report: Any, mechanism: Mechanism, epsilon: float) -> None:
     largest = mechanism.cells[0][0]
     assert report.violations == sum(norm > Decimal(epsilon) for norm, _, _ in mechanism.cells)
     assert largest * (1 + _GOOD_TO) >= mechanism.sup
+    check_outward(report.epsilon, largest)
     if largest == INFINITE:
-        assert report.epsilon == math.inf
         assert not report.holds
         return
-    assert largest <= Decimal(report.epsilon)
-    assert report.epsilon <= float(largest) * (1 + OUTWARD) + OUTWARD
     assert (report.verdict in ("violated", "not proved")) == (largest > Decimal(epsilon))
     if report.verdict == "violated":
         assert mechanism.sup > Decimal(epsilon)
@@ -475,11 +475,9 @@ def check_formula(make: Callable[[float], Formula], p: float) -> None:
                 assert report.violations == broken
             else:
                 assert (report.violations > 0) == (broken > 0)
-            if broken:
-                outward = 1e-12 if method == "exhaustive" else 3e-12
-                assert known.sup * (1 - 1e-14) <= report.epsilon <= known.sup * (1 + outward)
-            else:
-                assert known.sup * (1 - 1e-14) <= report.epsilon <= epsilon
+            outward = 1e-12 if method == "exhaustive" else 3e-12
+            most = known.sup * (1 + outward) if broken else epsilon
+            assert known.sup * (1 - 1e-14) <= report.epsilon <= most
 
 
 # --- planted violations ---------------------------------------------------------------------------
@@ -663,16 +661,12 @@ def random_case(
     rows = rows.astype(dtype)
     if same_place and count >= 4:
         where = rng.permutation(count)
-        points[where[1]] = points[where[0]]
-        points[where[3]] = points[where[2]]
+        points[where[[1, 3]]] = points[where[[0, 2]]]
         kind = seed % 4
-        if kind == 0:
-            rows[where[1]] = rows[where[0]]
-        elif kind == 1:
-            rows[where[1]] = rows[where[0]]
+        if kind != 3:
+            rows[where[1]] = rows[where[0]] * dtype(2 if kind == 2 else 1)
+        if kind == 1:
             rows[where[1], 0] = np.nextafter(rows[where[1], 0], dtype(1))
-        elif kind == 2:
-            rows[where[1]] = rows[where[0]] * dtype(2)
         if seed % 3:
             rows[where[3]] = rows[where[2]]
     if unusable:
@@ -709,16 +703,14 @@ def few_bits(rows: Array) -> dict[str, NDArray[Any]]:
 
 
 def check_copy(rows: NDArray[Any], points: NDArray[np.float64], epsilon: float, method: str) -> None:
-    how = {"pairs": 3000, "random_seed": 1} if method == "sampled" else {}
-    report = ask(Mechanism(rows, points), method, epsilon, **how)
+    report = ask(Mechanism(rows, points), method, epsilon, **how_sampled(method, 3000))
     assert report.verdict == "violated"
     assert report.violations > 0
     assert report.epsilon > 1.5 * epsilon
 
 
 def check_good_copy(mechanism: Mechanism, epsilon: float, method: str) -> None:
-    how = {"pairs": 3000, "random_seed": 1} if method == "sampled" else {}
-    report = ask(mechanism, method, epsilon, **how)
+    report = ask(mechanism, method, epsilon, **how_sampled(method, 3000))
     assert report.verdict == ("no violation found" if method == "sampled" else "holds")
     assert report.violations == 0
     assert report.epsilon <= epsilon
@@ -770,7 +762,6 @@ def plant_in_store(url: str, record: tuple[int, int], size: float, axis: int = 0
 def ask_store(url: str, method: str, planar: float, **how: Any) -> Any:
     """Return the report on a store for the smallest promise whose limit in the plane is at least `planar`."""
     store = MechanismStore.open(url)
-    assert store.projection is not None
     distortion = store.projection.distortion(store.grid.box.radius_km)
     promised = planar * (1 + distortion) * (1 - 1e-15)
     while planar_epsilon(promised, distortion) < planar:
@@ -782,13 +773,10 @@ def ask_store(url: str, method: str, planar: float, **how: Any) -> Any:
     assert report.epsilon_planar_per_km >= planar
     # Records of a store are named by their place on the lattice.
     if report.worst:
-        across = store.grid.shape[1]
-        numbers = {name: report.worst[name][0] * across + report.worst[name][1] for name in _NAMES}
+        places = {name: report.worst[name] for name in ("record", "record_prime")}
+        numbers = {name: i * store.grid.shape[1] + j for name, (i, j) in places.items()}
         report = replace(report, worst={**report.worst, **numbers})
     return report
-
-
-_NAMES = ("record", "record_prime")
 
 
 def check_planted_in_store(url: str, record: tuple[int, int], size: float, axis: int = 0) -> None:

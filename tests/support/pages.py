@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.reports.page.thinned import Table
-
 
 class Page(HTMLParser):
     """A report, taken apart."""
@@ -58,5 +56,9 @@ class Page(HTMLParser):
         """Return the probabilities that the page's script works with, of shape (n_x, n_y, K)."""
         data = self.data
         codes = np.frombuffer(base64.b64decode(data["codes"]), dtype=np.uint8)
-        table = Table(codes.reshape(*data["shape"], data["outputs"]), data["least_log"], data["step_log"])
-        return table.probabilities()
+        return probabilities(codes, data["least_log"], data["step_log"]).reshape(*data["shape"], -1)
+
+
+def probabilities(codes: np.ndarray, least_log: float, step_log: float) -> np.ndarray:
+    """Return what the codes of a page stand for, as its script reads them; NaN where nothing is known."""
+    return np.where(codes > 0, np.exp(least_log + step_log * (codes.astype(np.float64) - 1)), np.nan)

@@ -7,26 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
+from tests.support import refusals
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 
 
 def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = MdpextError) -> str:
-    """Return the message of the error that an action ends in: one line, in which all parts are found."""
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    for part in parts:
-        assert part in message, message
-    return message
+    """Return what an action is refused with; see :func:`tests.support.refusals.refusal`."""
+    return refusals.refusal(action, *parts, kind=kind)
 
 
 def road_geometry(job: dict[str, dict[str, Any]]) -> RoadGeometry:
@@ -39,10 +34,9 @@ def all_rows(store: MechanismStore) -> np.ndarray:
     return rows_of(store, *(slice(0, n) for n in store.grid.shape))
 
 
-def all_records(store: MechanismStore) -> np.ndarray:
+def all_records(grid: Grid) -> np.ndarray:
     """Return the records' places in the order of their flat indices, of shape (N, 2), in km."""
-    x, y = store.grid.x_km(), store.grid.y_km()
-    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.stack(np.meshgrid(grid.x_km(), grid.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
 
 
 def road_folder(folder: Path, nodes: Iterable[tuple[Any, ...]], streets: Iterable[tuple[Any, ...]]) -> str:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.evaluation.baselines import published
 from mdpext_dask.evaluation.baselines.problem import Problem
-from mdpext_dask.evaluation.baselines.published import Sides
-from mdpext_dask.evaluation.baselines.seed_cost import seed_cost
+from mdpext_dask.evaluation.baselines.published import Sides, seed_cost
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss
 
@@ -42,6 +41,10 @@ class CoarseMechanism:
     rows: Array
     outputs_km: Array
 
+    def grid(self, refine: tuple[int, ...]) -> Grid:
+        """Return the grid whose source cells have these corners."""
+        return Grid(0.0, 0.0, self.rows.shape[0] - 1, self.rows.shape[1] - 1, CELL_KM, refine)
+
 
 @dataclass(frozen=True)
 class FineMechanism:
@@ -60,9 +63,9 @@ class FineMechanism:
     y_km: Array
 
     @classmethod
-    def of(cls, rows: Array, factor: int) -> "FineMechanism":
-        """Return rows of the source cells' subdivision into factor × factor with their coordinates."""
-        return cls(rows, *(np.arange(n) * (CELL_KM / factor) for n in rows.shape[:2]))
+    def of(cls, rows: Array, grid: Grid) -> "FineMechanism":
+        """Return rows of all records of a grid with their coordinates."""
+        return cls(rows, *(np.arange(n) * (CELL_KM / grid.factor) for n in rows.shape[:2]))
 
 
 def rome_like_problem(
@@ -106,8 +109,9 @@ def by_envelopes(
     seed: CoarseMechanism, refine: tuple[int, ...] = REFINE, sides: Sides = "parent"
 ) -> tuple[FineMechanism, list[float]]:
     """Refine a seed by :func:`~mdpext_dask.evaluation.baselines.published.by_envelopes`, with crossings."""
-    rows, crossings = published.by_envelopes(seed.rows, _grid(seed, refine), sides)
-    return FineMechanism.of(rows, math.prod(refine)), crossings
+    grid = seed.grid(refine)
+    rows, crossings = published.by_envelopes(seed.rows, grid, sides)
+    return FineMechanism.of(rows, grid), crossings
 
 
 def by_cell_programs(seed: CoarseMechanism, refine: tuple[int, ...] = REFINE) -> tuple[FineMechanism, float]:
@@ -117,11 +121,7 @@ def by_cell_programs(seed: CoarseMechanism, refine: tuple[int, ...] = REFINE) ->
 
     Returns the share of cells, of all levels together, whose program has no solution, as well.
     """
-    loss = EuclideanLoss(seed.outputs_km).rows
-    rows, counts = published.by_cell_programs(seed.rows, _grid(seed, refine), loss, FLOOR)
+    grid, loss = seed.grid(refine), EuclideanLoss(seed.outputs_km).rows
+    rows, counts = published.by_cell_programs(seed.rows, grid, loss, FLOOR)
     failed, cells = (sum(column) for column in zip(*counts, strict=True))
-    return FineMechanism.of(rows, math.prod(refine)), failed / cells
-
-
-def _grid(seed: CoarseMechanism, refine: tuple[int, ...]) -> Grid:
-    return Grid(0.0, 0.0, seed.rows.shape[0] - 1, seed.rows.shape[1] - 1, CELL_KM, refine)
+    return FineMechanism.of(rows, grid), failed / cells

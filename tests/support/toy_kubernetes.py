@@ -566,7 +566,9 @@ class Node:
     def _environment(self, name: str, pod: Thing, container: Thing) -> dict[str, str]:
         values = {item["name"]: self._here(item["value"], name, pod) for item in container["env"]}
         values["HOME"] = str(self._folder / "tmp")
-        return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **values}
+        # The same kernels of linear algebra as in this process, or the last bits of a seed differ.
+        same = {name: value for name, value in os.environ.items() if name == "OPENBLAS_CORETYPE"}
+        return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **same, **values}
 
 
 def _owner(thing: Thing) -> str | None:

@@ -25,7 +25,7 @@ AROUND = 1.6
 
 def at_outputs(store: MechanismStore) -> np.ndarray:
     """Return M(y|x) of every output y at the record x nearest to it, shape (K,)."""
-    places = store.read_output_xy_km()
+    places = store.output_xy_km()
     i, j, _ = store.grid.nearest_records(places)
     found = [
         store.read("probability", slice(a, a + 1), slice(b, b + 1))[0, 0] for a, b in zip(i, j, strict=True)

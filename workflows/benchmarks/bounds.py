@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.evaluation.bound.lower_bound import lower_bound
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job
@@ -47,7 +47,9 @@ def main() -> None:
             store = create(spec, url, build_domain(spec))
             for stride in options.stride:
                 before = time.process_time()
-                found = lower_bound(store, executor, stages, stride=stride, offsets=options.offsets)
+                found = lower_bound(
+                    store, executor, stages, BoundRequest(stride=stride, offsets=options.offsets)
+                )
                 spent = time.process_time() - before
                 error = "" if found.standard_error_km is None else f"{found.standard_error_km:.4f}"
                 processors = "" if options.workers else f"{spent:.0f}"

@@ -141,7 +141,7 @@ def store_with_seed(spec: JobSpec, url: str) -> MechanismStore:
         for origin, count in zip((grid.west_km, grid.south_km), grid.seeds_shape, strict=True)
     )
     places = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-    outputs = store.read_output_xy_km()
+    outputs = store.output_xy_km()
     rows = np.exp(-SHARE * spec.privacy.epsilon_per_km * np.linalg.norm(places - outputs, axis=-1))
     rows /= rows.sum(axis=1, keepdims=True)
     store.write_seed(SeedMechanism(rows, 1.0, 1.0, "made up", 0), {}, rows, {})

@@ -78,21 +78,25 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     StoreError
         If the folder cannot be written, or a URL's protocol is not known.
     """
-    place = objects.absolute(path)
-    places = None
+    place, remote = objects.absolute(path), objects.is_remote(path)
     check_exists(path)
+    places = None
     if points is not None:
         points = points.expanduser()
         there = read_points(points, weights=False)
         places = Places(there.coordinates, there.planar, str(points))
-    rows, found = _read(path, place, folder, places)
-    return ForeignMechanism(
-        rows=rows,
-        coordinates=found.coordinates,
-        planar=found.planar,
-        lattice=lattice_of(found.coordinates) if found.planar else None,
-        source=path,
-    )
+    reader = next((reader for suffix, reader in _READERS.items() if place.lower().endswith(suffix)), None)
+    if remote and reader is not None:
+        raise DataError(f"{path}: only Zarr is read from a URL; download the file")
+    if remote or Path(place).is_dir():
+        rows, found = read_zarr(place, path, folder, places)
+    elif reader is not None:
+        rows, found = reader(Path(place), path, folder, places)
+    else:
+        known = ", ".join(_READERS)
+        raise DataError(f"{path}: unknown format; mechanisms are read from {known} and Zarr folders")
+    lattice = lattice_of(found.coordinates) if found.planar else None
+    return ForeignMechanism(rows, found.coordinates, found.planar, lattice, path)
 
 
 def check_exists(path: str) -> None:
@@ -130,19 +134,3 @@ def lattice_of(coordinates: NDArray[np.float64]) -> NDArray[np.intp] | None:
     lattice[i, j] = np.arange(len(coordinates))
     # As many points as crossings: one that has two leaves another without any.
     return None if (lattice < 0).any() else lattice
-
-
-def _read(path: str, place: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
-    remote = objects.is_remote(path)
-    if not remote and Path(place).is_dir():
-        return read_zarr(place, path, folder, points)
-    for suffix, reader in _READERS.items():
-        if place.lower().endswith(suffix):
-            if remote:
-                raise DataError(f"{path}: only Zarr is read from a URL; download the file")
-            return reader(Path(place), path, folder, points)
-    if remote:
-        return read_zarr(place, path, folder, points)
-    raise DataError(
-        f"{path}: unknown format; mechanisms are read from {', '.join(_READERS)} and Zarr folders"
-    )

@@ -125,10 +125,8 @@ def check_shape(shape: tuple[int, ...], source: str) -> tuple[int, int]:
         raise DataError(f"{source}: has the shape {shape}, but must be (records, outputs) or (x, y, outputs)")
     records, outputs = prod(shape[:-1]), shape[-1]
     if records < 2 or outputs < 1:
-        raise DataError(
-            f"{source}: {records} {'record' if records == 1 else 'records'} and {outputs} "
-            f"{'output' if outputs == 1 else 'outputs'}; at least 2 records and 1 output are needed"
-        )
+        found = f"{records} and {outputs}"
+        raise DataError(f"{source}: at least 2 records and 1 output are needed, found {found}")
     return records, outputs
 
 

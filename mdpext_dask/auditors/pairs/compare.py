@@ -196,16 +196,9 @@ def load_part(source: Source, index: int) -> tuple[Part | None, list[Finding]]:
     logs, error = logs_of(rows)
     tiles = tiles_of(xy_km, logs, TILE)
     order = tiles.order
-    part = Part(
-        records=records[order],
-        xy_km=xy_km[order],
-        places=source.places(records[order]),
-        rows=rows[order],
-        logs=np.ascontiguousarray(logs[order].T),
-        tiles=tiles,
-        error=error,
-    )
-    return part, findings
+    records, xy_km, rows = records[order], xy_km[order], rows[order]
+    logs = np.ascontiguousarray(logs[order].T)
+    return Part(records, xy_km, source.places(records), rows, logs, tiles, error), findings
 
 
 def logs_of(rows: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:

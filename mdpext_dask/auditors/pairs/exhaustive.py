@@ -1,8 +1,8 @@
 """Every triple (x, x', y): the exact audit.
 
-Two rounds of tasks. The first compares the records of each part with each other, and says what a part holds
-at most; that gives the steepest near pair, which rules out most pairs of parts for the second. A task reads
-its parts from the mechanism and keeps the last few, so memory is bounded whatever the number of records.
+Two rounds of work items. The first compares the records of each part with each other and returns bounds of
+the part; the steepest near pair that it finds rules out most pairs of parts for the second. A work item reads
+its parts from the mechanism and keeps the last few, so memory does not grow with the number of records.
 """
 
 import math
@@ -22,7 +22,7 @@ from mdpext_dask.store.blocks import FLOAT64
 
 # Parts that a worker keeps in memory, by their size, but never less than two.
 _KEPT_BYTES = 128 * 2**20
-# Parts that are compared with one by a task at most.
+# Parts that a work item compares with one part, at most.
 _PARTNERS = 8
 # Arrays of what pairs of tiles hold at most, while they are told apart.
 _BOUNDS = 3
@@ -105,7 +105,7 @@ def compare_between(
 def parts_to_compare(
     summaries: Sequence[PartSummary], promise: Promise, slope: float
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return which parts have to be compared with which others, near ones first, in portions for tasks.
+    """Return which parts have to be compared with which others, near ones first, in portions for work items.
 
     Parameters
     ----------
@@ -146,15 +146,15 @@ def pairs_of(records: int) -> int:
 
 
 def peak_bytes(source: Source) -> int:
-    """Return the predicted peak of what a task allocates, in bytes.
+    """Return the predicted peak of what a work item allocates, in bytes.
 
-    Parts that are kept: rows as they are read, and ℓ. One that is being read: its rows twice, ℓ while it is
-    put in order. Bounds of pairs of tiles, and tables of a pair of tiles.
+    Parts that are kept: rows as they are read, and ℓ. One that is being read: its rows, and ℓ while it is put
+    in order. Bounds of pairs of tiles, and tables of a pair of tiles.
     """
     entries = source.largest_part * source.outputs
     part = entries * (source.item_bytes + FLOAT64)
     kept = min(max(_KEPT_BYTES, 2 * part), source.parts * part)
-    reading = entries * (2 * source.item_bytes + 3 * FLOAT64)
+    reading = entries * (source.item_bytes + 3 * FLOAT64)
     tiles = math.ceil(source.largest_part / TILE)
     bounds = _BOUNDS * FLOAT64 * min(tiles**2 * source.outputs // 2, BOUNDS_AT_ONCE)
     numbers = _NUMBERS * FLOAT64 * (source.largest_part + tiles**2)

@@ -1,8 +1,8 @@
 """Pairs of records drawn at random: an estimate of how many triples break a promise, with its error.
 
-Each task draws a batch of pairs from every stratum of a design, reads the rows it needs chunk by chunk, and
-compares them for all outputs. The share of outputs that break the promise for one pair is a number in [0, 1];
-its mean over all pairs is the violation ratio.
+Each work item draws a batch of pairs from every stratum of a design, reads the rows it needs chunk by chunk,
+and compares them for all outputs. The share of outputs that break the promise for one pair is a number in
+[0, 1]; its mean over all pairs is the violation ratio.
 """
 
 import math
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
-from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, allocate
-from mdpext_dask.auditors.pairs.point_designs import PointsDesign
+from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, PointsDesign, allocate
 from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
 from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, Source, StoreSource
 from mdpext_dask.store.blocks import FLOAT64
@@ -25,7 +24,7 @@ from mdpext_dask.store.blocks import FLOAT64
 UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
 # |log ratio| / bound of triples; what is beyond the last edge breaks the promise, or nearly.
 RATIO_EDGES = tuple((np.arange(21) / 20).tolist())
-# Of what a task holds of the pairs that it compares together, and pairs of a task at most.
+# Bytes of the pairs that a work item compares together, and its pairs, at most.
 _BATCH_BYTES = 32 * 2**20
 _BATCH_PAIRS = 100_000
 # Tables of pairs and outputs that are held at once, small ones where there are many strata; and numbers of a
@@ -70,6 +69,17 @@ class StratumTally(Counts):
         self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
         self.findings += other.findings
 
+    def count_ratios(
+        self, differences: NDArray[np.float64], bounds: NDArray[np.float64], times: NDArray[np.intp]
+    ) -> None:
+        """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
+        bins = np.maximum(np.searchsorted(RATIO_EDGES, ratios, side="left") - 1, 0)
+        weights = np.broadcast_to(times[:, None], bins.shape)
+        counts = np.bincount(bins.ravel(), weights=weights.ravel(), minlength=len(RATIO_EDGES))
+        self.histogram = [mine + int(more) for mine, more in zip(self.histogram, counts, strict=True)]
+
 
 @lru_cache(maxsize=2)
 def design_of(source: Source, kind: str, p: float) -> Design:
@@ -83,12 +93,12 @@ def design_of(source: Source, kind: str, p: float) -> Design:
 
 
 def batch_pairs(outputs: int) -> int:
-    """Return how many pairs a task draws at most; see :func:`peak_bytes`."""
+    """Return how many pairs a work item draws at most; see :func:`peak_bytes`."""
     return min(max(_BATCH_BYTES // (2 * outputs * FLOAT64), 1), _BATCH_PAIRS)
 
 
 def peak_bytes(source: Source, kind: str, pairs: int) -> int:
-    """Return the predicted peak of what a task allocates, in bytes.
+    """Return the predicted peak of what a work item allocates, in bytes.
 
     Rows of both records of every pair as they are read, ℓ, and two tables of the pairs; and for records on no
     lattice the design: their points, and for strata a search tree and lists of near pairs.
@@ -100,7 +110,7 @@ def peak_bytes(source: Source, kind: str, pairs: int) -> int:
     kind
         One of :data:`DESIGNS`.
     pairs
-        How many pairs the task draws.
+        How many pairs it draws.
     """
     rows = min(2 * pairs, source.records) * source.outputs * (source.item_bytes + FLOAT64)
     tables = pairs * (_TABLES[kind] * source.outputs * FLOAT64 + (_PAIR_BYTES if kind == UNIFORM else 0))
@@ -127,7 +137,7 @@ def sample_batch(
     kind
         One of :data:`DESIGNS`.
     seed, batch
-        What the draws follow from: the same whoever does the batch, and when.
+        Seeds of the draws, which depend on nothing else.
     pairs
         How many to draw.
     """
@@ -208,7 +218,7 @@ def _compare(
     np.abs(differences, out=differences)
     dx, dy = (batch.xy_km[here] - batch.xy_km[there]).T.copy()
     apart = promise.apart_km(dx, dy)[:, None]
-    _fill_histogram(tally, differences, promise.epsilon_per_km * apart, times)
+    tally.count_ratios(differences, promise.epsilon_per_km * apart, times)
 
     pair, output = np.nonzero(may_break(differences, apart, batch.error, promise))
 
@@ -235,18 +245,3 @@ def _compare(
     worst = Triple(broken, float(slopes[position]), *records, int(output[position]))
     tally.worst = max(filter(None, (tally.worst, worst)))
     return tally
-
-
-def _fill_histogram(
-    tally: StratumTally,
-    differences: NDArray[np.float64],
-    bounds: NDArray[np.float64],
-    times: NDArray[np.intp],
-) -> None:
-    """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
-    bins = np.maximum(np.searchsorted(RATIO_EDGES, ratios, side="left") - 1, 0)
-    weights = np.broadcast_to(times[:, None], bins.shape)
-    counts = np.bincount(bins.ravel(), weights=weights.ravel(), minlength=len(RATIO_EDGES))
-    tally.histogram = [mine + int(more) for mine, more in zip(tally.histogram, counts, strict=True)]

@@ -39,9 +39,6 @@ class Level:
     least: NDArray[np.float64]
     most: NDArray[np.float64]
 
-    def __len__(self) -> int:
-        return len(self.low)
-
 
 @dataclass(frozen=True)
 class Tiles:
@@ -112,7 +109,7 @@ def tiles_of(xy_km: NDArray[np.float64], logs: NDArray[np.float64], most: int) -
         np.minimum.reduceat(points, starts[:-1]), np.maximum.reduceat(points, starts[:-1]), least, largest
     )
     levels = [tiles]
-    while len(levels[-1]) > 1:
+    while len(levels[-1].low) > 1:
         level = levels[-1]
         levels.append(
             Level(

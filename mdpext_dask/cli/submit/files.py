@@ -1,4 +1,4 @@
-"""What is written before a job is handed to a cluster: the whole job, Dask's settings, what was submitted."""
+"""Files written before a job is submitted: the whole job, Dask's settings, a record of what was submitted."""
 
 import json
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Says that what is in a folder may be written anew.
+# Marks a folder whose files may be overwritten.
 _MARK = ".mdpext-submit"
 JOB_FILE, DASK_FILE, RECORD_FILE = "job.toml", "dask.yaml", "submitted.json"
 
 
 def job_text(spec: JobSpec, cluster: ClusterSection) -> str:
-    """Return a job as the text of a job file: every default spelt out, paths absolute, on another cluster.
+    """Return a job as a job file with all defaults, absolute paths, and another cluster section.
 
     Parameters
     ----------
     spec
         The job.
     cluster
-        Where it runs; only what was given of it is written.
+        Where it runs; its defaults are left out.
     """
     document = spec.model_copy(update={"cluster": cluster}).canonical()
     document["cluster"] = {key: document["cluster"][key] for key in sorted(cluster.model_fields_set)}
@@ -43,18 +43,18 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, str):
-        # JSON's strings are TOML's, but for one character that only JSON takes as it is.
+        # Strings of JSON are strings of TOML, except for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
 def dask_text() -> str:
-    """Return the settings of schedulers and workers for Dask to read from a file; JSON is YAML."""
+    """Return the settings of schedulers and workers as a file for Dask; JSON is YAML."""
     return json.dumps(nested(), indent=2) + "\n"
 
 
 def check_store(spec: JobSpec, store_url: str, observer: Observer) -> bool:
-    """Return whether a job's store is complete, so that there is nothing to submit.
+    """Return whether a job's store is complete: then there is nothing to submit.
 
     Raises
     ------
@@ -70,20 +70,19 @@ def check_store(spec: JobSpec, store_url: str, observer: Observer) -> bool:
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
-    """Write files into a folder, which is made where it is missing, and return their paths.
+    """Write files into a folder, which is created if it is missing, and return their paths.
 
     Raises
     ------
     SpecError
-        If it cannot be written, or has files of such names that are not from here.
+        If it cannot be written, or has files of these names that `mdpext submit` did not write.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = [name for name in texts if (folder / name).exists()]
         if others and not (folder / _MARK).exists():
             raise SpecError(
-                f"{folder}: has {', '.join(others)} already, which mdpext submit has not written; give "
-                "another --folder"
+                f"{folder}: has {', '.join(others)} already, not from mdpext submit; give another --folder"
             )
         (folder / _MARK).touch()
         for name, text in texts.items():
@@ -94,18 +93,12 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Note in the folder what was submitted.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be written.
-    """
+    """Record in the folder what was submitted."""
     write_files(folder, {RECORD_FILE: json.dumps(record, indent=2, sort_keys=True) + "\n"})
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """Return what was submitted from the folder last, if it is known."""
+    """Return the record of the last submission from this folder, if there is one."""
     try:
         record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

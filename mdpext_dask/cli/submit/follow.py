@@ -1,11 +1,12 @@
-"""A job on a cluster, followed from anywhere: what the batch system says of it, and how far its store is.
+"""A job on a cluster, followed from anywhere: its state in the batch system, and the progress of its store.
 
-The job does not know that it is followed. Letting go of it, or being killed, leaves it as it is.
+The job does not depend on whoever follows it: it goes on when the follower ends or is killed.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
@@ -21,11 +22,11 @@ from mdpext_dask.errors import (
 from mdpext_dask.events import Note, Observer, StageFinished, StageStarted, TaskDone
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 
-# A batch system serves many: ask often only while something changes.
+# Seconds between two questions; a batch system serves many, so they are rare while nothing changes.
 _FIRST_WAIT, _LONGEST_WAIT, _SLOWER = 1.0, 15.0, 1.3
-# A batch system that has not answered for so long, in seconds, is no longer waited for.
+# Seconds without an answer of the batch system after which following ends.
 _UNANSWERED = 1800.0
-# Reading a store's receipts may take long; so many times that is left to others, up to so many seconds.
+# Reading receipts may be slow; then follows a rest of this many times as long, up to this many seconds.
 _REST, _LONGEST_REST = 10, 120.0
 _ERRORS: dict[int | None, type[MdpextError]] = {
     EXIT_GUARANTEE: GuaranteeViolation,
@@ -41,12 +42,12 @@ class JobState:
     Parameters
     ----------
     state
-        ``"pending"``; ``"running"``; ``"done"``: it has ended well; ``"failed"``: it has ended otherwise;
-        ``"gone"``: it is not known any more.
+        ``"pending"``; ``"running"``; ``"done"``: it has succeeded; ``"failed"``; ``"gone"``: the batch system
+        does not know it any more.
     message
-        What else is said: why it waits, how it has failed, with the last error of its output.
+        Why it waits, or how it has failed, with the last error of its output.
     exit_code
-        Of the job's own, where there is one.
+        Exit code of the job, if there is one.
     """
 
     state: Literal["pending", "running", "done", "failed", "gone"]
@@ -55,87 +56,74 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the job is over."""
         return self.state not in ("pending", "running")
 
 
-class Submission(Protocol):
-    """A job that was handed to a batch system."""
-
-    @property
-    def name(self) -> str:
-        """What people call it, as in "Slurm job 12"."""
-        ...
-
-    def state(self) -> JobState:
-        """Ask for its state.
-
-        Raises
-        ------
-        ClusterError
-            If the batch system does not answer.
-        """
-        ...
-
-
-def follow(submission: Submission, store_url: str, observer: Observer) -> None:
+def follow(name: str, ask: Callable[[], JobState], store_url: str, observer: Observer) -> None:
     """Watch a job until it ends.
+
+    Parameters
+    ----------
+    name
+        What people call it, as in "Slurm job 12".
+    ask
+        Returns its state, or raises ``ClusterError`` if the batch system does not answer.
+    store_url
+        Its store.
+    observer
+        Is told of progress.
 
     Raises
     ------
     IncompleteStoreError
-        If it ends without completing the store, or is let go of by an interrupt.
+        If it ends without completing the store, or is no longer followed after an interrupt.
     GuaranteeViolation, SpecError, SolverError
         If it ends with the exit code of one of these.
     """
     try:
-        final = _watch(submission, store_url, observer)
+        final = _watch(name, ask, store_url, observer)
     except KeyboardInterrupt:
         raise IncompleteStoreError(
-            f"{store_url}: no longer followed; {submission.name} goes on (mdpext status says how far it is)"
+            f"{store_url}: no longer followed; {name} goes on (mdpext status says how far it is)"
         ) from None
     reached, why = _state_of(store_url)
-    # What the job says of itself counts for more: it may have been refused, and the store be another job's.
+    # The job's own exit code comes first: it may have been refused, and the store belong to another job.
     if reached == COMPLETE and final.exit_code not in _ERRORS:
         return
     if final.state == "done" and reached is None:
-        observer(Note(f"{submission.name} has ended well, but its store cannot be read from here: {why}"))
+        observer(Note(f"{name} has ended well, but its store cannot be read from here: {why}"))
         return
-    raise _failure(submission, final, store_url, reached)
-
-
-def _failure(submission: Submission, final: JobState, store_url: str, reached: str | None) -> MdpextError:
-    said = f": {final.message}" if final.message else ""
     how = {"done": "has ended", "failed": "has failed", "gone": "is gone"}[final.state]
-    line = f"{store_url}: {submission.name} {how}{said}"
+    line = f"{store_url}: {name} {how}{f': {final.message}' if final.message else ''}"
     if final.state == "gone" and reached == REFUSED:
-        return GuaranteeViolation(line + "; the store does not hold what it promises")
+        raise GuaranteeViolation(line + "; the store does not hold what it promises")
     if final.exit_code in _ERRORS:
-        return _ERRORS[final.exit_code](line)
-    return IncompleteStoreError(line + "; what is done is kept, submit again to go on")
+        raise _ERRORS[final.exit_code](line)
+    raise IncompleteStoreError(line + "; what is done is kept, submit again to go on")
 
 
-def _watch(submission: Submission, store_url: str, observer: Observer) -> JobState:
-    """Tell an observer what goes on, and return how it has ended."""
+def _watch(name: str, ask: Callable[[], JobState], store_url: str, observer: Observer) -> JobState:
+    """Pass progress on to an observer, and return the final state."""
     shown = _Shown(observer)
     wait, last = _FIRST_WAIT, None
     unanswered: float | None = None
     while True:
         try:
-            now, unanswered = submission.state(), None
+            now, unanswered = ask(), None
         except ClusterError as error:
             if unanswered is None:
                 observer(Note(str(error)))
                 unanswered = time.monotonic()
             if time.monotonic() - unanswered > _UNANSWERED:
                 raise ClusterError(
-                    f"{error}; {submission.name} may go on (mdpext status {store_url} says how far it is)"
+                    f"{error}; {name} may go on (mdpext status {store_url} says how far it is)"
                 ) from None
             now = JobState("running")
         started = time.monotonic()
         stage = ("queue", 0, 0) if now.state == "pending" else _stage_of(store_url)
         if now.state == "pending" and now.message and (last is None or last[0] != now):
-            observer(Note(f"{submission.name} waits: {now.message}"))
+            observer(Note(f"{name} waits: {now.message}"))
         shown.show(*stage)
         if now.ended:
             shown.close()
@@ -147,13 +135,11 @@ def _watch(submission: Submission, store_url: str, observer: Observer) -> JobSta
 
 
 class _Shown:
-    """The stage that an observer was told of."""
+    """The stage that an observer knows."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._stage = ""
-        self._done = 0
-        self._started = 0.0
+        self._stage, self._done, self._started = "", 0, 0.0
 
     def show(self, stage: str, done: int, total: int) -> None:
         if stage != self._stage:
@@ -171,7 +157,7 @@ class _Shown:
 
 
 def _stage_of(store_url: str) -> tuple[str, int, int]:
-    """Return which stage a job is in by its store, how many of its tasks are done, and of how many."""
+    """Return a job's stage, judged by its store, with its work items done and their number."""
     try:
         store = MechanismStore.open(store_url)
         if not store.has_seed():

@@ -1,14 +1,14 @@
 """A job on Kubernetes: one manifest, applied with ``kubectl``, and followed by asking for its pods.
 
-The job is the Dask operator's, so it goes on whoever looks, and is known by its name in its namespace: to
-submit it again while it runs is to follow it, and after it has ended, to go on where it stopped.
+The Dask operator runs the job, so it does not depend on whoever follows it. It is identified by its name in
+its namespace: submitting it again while it runs follows it; after it has ended, this resumes it.
 """
 
 import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mdpext_dask.compute.kubernetes import (
     COMPONENT_LABEL,
     DIGEST_ANNOTATION,
     RUNNER,
+    Manifest,
     job_manifests,
     resource_name,
     scheduler_address,
@@ -38,7 +39,7 @@ The store stays, and the job goes on where it stopped."""
 _ANSWER_SECONDS = 60
 _DELETE_SECONDS = 300
 _ENDED = ("Successful", "Failed")
-# What a container that does not start is waiting for, when nothing is wrong.
+# What a container waits for if nothing is wrong.
 _STARTING = ("ContainerCreating", "PodInitializing")
 _LOG_LINES = 200
 
@@ -53,21 +54,22 @@ def submit(
     detach: bool,
     observer: Observer,
 ) -> dict[str, Any]:
-    """Write a job's manifest, hand it to Kubernetes, and follow it; see :mod:`mdpext_dask.submit`.
+    """Write a job's manifest, submit it to Kubernetes, and follow it; see :mod:`mdpext_dask.cli.submit`.
 
     Raises
     ------
     SpecError
-        If the job cannot run in pods, another one of its name is running, or Kubernetes refuses it, or
-        does not answer: what is written can be submitted from elsewhere.
+        If the job cannot run in pods, another one of its name is running, or Kubernetes refuses it or
+        does not answer; the file can then be submitted from elsewhere.
     IncompleteStoreError, GuaranteeViolation, SolverError
-        If it ends badly.
+        If it fails.
     """
     if array:
         raise SpecError("--array: on Kubernetes there are only jobs with a Dask cluster")
-    text = manifest_text(spec, store_url)
+    manifests = _manifests(spec, store_url)
+    digest = manifests[-1]["metadata"]["annotations"][DIGEST_ANNOTATION]
     job = KubernetesJob(resource_name(spec.job.name), spec.cluster.namespace, observer)
-    files = write_files(folder, {MANIFEST_FILE: text})
+    files = write_files(folder, {MANIFEST_FILE: yaml_text(manifests, _HEADING)})
     apply = ["kubectl", "apply", "--filename", files[0]]
     document = {
         "to": "kubernetes",
@@ -80,37 +82,38 @@ def submit(
     if dry_run:
         return {**document, "state": "written"}
     try:
-        _hand_over(job, _digest_in(text), apply, observer)
+        _hand_over(job, digest, apply, observer)
     except ClusterError as error:
         raise SpecError(f"{files[0]} is written, but not submitted: {error}") from None
     if detach:
         return {**document, "state": "submitted"}
-    follow(job, store_url, observer)
+    follow(job.name, job.state, store_url, observer)
     return {**document, "state": "done"}
 
 
 def manifest_text(spec: JobSpec, store_url: str) -> str:
-    """Return what is handed to Kubernetes, as YAML.
+    """Return the manifest of a job, as YAML.
 
     Raises
     ------
     SpecError
         If no image is given, or the pods could not see the store or a file that the job names.
     """
+    return yaml_text(_manifests(spec, store_url), _HEADING)
+
+
+def _manifests(spec: JobSpec, store_url: str) -> list[Manifest]:
     address = scheduler_address(resource_name(spec.job.name), spec.cluster.namespace)
-    text = job_text(spec, ClusterSection(kind="address", address=address))
-    return yaml_text(job_manifests(spec, store_url, text), _HEADING)
+    return job_manifests(spec, store_url, job_text(spec, ClusterSection(kind="address", address=address)))
 
 
 class KubernetesJob:
-    """A ``DaskJob``, as ``kubectl`` tells of it.
+    """A ``DaskJob``, read by ``kubectl``.
 
     Parameters
     ----------
-    resource
-        Its name.
-    namespace
-        Where it is.
+    resource, namespace
+        Its name, and the namespace.
     observer
         Is told what the runner prints.
     """
@@ -127,7 +130,7 @@ class KubernetesJob:
         return f"Kubernetes job {self.resource}"
 
     def state(self) -> JobState:
-        """Ask for its state, and pass on what the runner has printed since.
+        """Ask for its state, and pass on what the runner has printed since then.
 
         Raises
         ------
@@ -164,7 +167,7 @@ class KubernetesJob:
         return _parsed(found) if found.strip() else None
 
     def forget(self) -> None:
-        """Take away a job that has ended, and before that its pods, which the next one's are called like.
+        """Delete a job that has ended; before that its pods, whose names the next job needs.
 
         Raises
         ------
@@ -175,7 +178,7 @@ class KubernetesJob:
         self.ask("delete", "daskjob", self.resource, *options, seconds=_DELETE_SECONDS)
 
     def ask(self, *arguments: str, seconds: float = _ANSWER_SECONDS) -> str:
-        """Return what ``kubectl`` answers in the job's namespace.
+        """Return the answer of ``kubectl`` in the job's namespace.
 
         Raises
         ------
@@ -244,9 +247,9 @@ def _parsed(text: str) -> dict[str, Any]:
     return answer
 
 
-def _obstacles(pods: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield what keeps pods from starting, each reason once."""
-    told = set()
+def _obstacles(pods: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the reasons why pods do not start, each once."""
+    found = dict[str, None]()  # in order, each once
     for pod in pods:
         component = pod["metadata"].get("labels", {}).get(COMPONENT_LABEL, "pod")
         status = pod.get("status") or {}
@@ -260,14 +263,12 @@ def _obstacles(pods: Sequence[dict[str, Any]]) -> Iterator[str]:
             reason = container.get("state", {}).get("waiting", {}).get("reason")
             if reason and reason not in _STARTING:
                 reasons.append(f"{reason} ({container.get('image', 'no image')})")
-        for reason in reasons:
-            if (component, reason) not in told:
-                told.add((component, reason))
-                yield f"{component}: {reason}"
+        found |= dict.fromkeys(f"{component}: {reason}" for reason in reasons)
+    return list(found)
 
 
 def _exit_code(pods: Sequence[dict[str, Any]]) -> int | None:
-    """Return what the runner has ended with, if its pod is still there."""
+    """Return the runner's exit code, if its pod is still there."""
     for pod in pods:
         if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) != RUNNER:
             continue
@@ -279,14 +280,8 @@ def _exit_code(pods: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _overlap(before: Sequence[str], now: Sequence[str]) -> int:
-    """Return how many lines at the start of what is printed now were at the end of what was before."""
+    """Return how many of the first lines printed now are the last lines printed before."""
     for length in range(min(len(before), len(now)), 0, -1):
         if list(before[-length:]) == list(now[:length]):
             return length
     return 0
-
-
-def _digest_in(text: str) -> str:
-    found = re.search(rf"{DIGEST_ANNOTATION}: ([0-9a-f]{{64}})", text)
-    assert found is not None
-    return found[1]

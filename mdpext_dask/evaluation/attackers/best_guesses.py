@@ -1,24 +1,29 @@
 """How far off guesses are: what attackers guess is judged under π, record by record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from mdpext_dask.evaluation.attackers.geometric_median import (
+    SLOPE_NUMBERS,
     Median,
-    Slope,
-    add_slope,
+    descend,
     geometric_median,
+    lower_bound,
     slope_at,
 )
-from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker
+from mdpext_dask.evaluation.attackers.passes import Passes
+from mdpext_dask.evaluation.attackers.requests import TRUTH
 from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, columns_of
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
+# How close the informed attacker's error is brought to its bound, relatively.
+GOOD_GAP = 5e-4
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,12 @@ def best_guesses(grid: Grid, plan: TallyPlan, tally: Tally) -> Guesses:
     lower = np.zeros((len(plan.attackers), outputs))
     for a, attacker in enumerate(plan.attackers):
         for k in range(outputs):
-            found = _median(grid, plan, _mixed(bins[:, :, k], attacker))
+            found = _median(grid, plan, attacker.mixed(bins[:, :, k].swapaxes(0, 1)))
             places[a, k], lower[a, k] = found.guess_km, found.lower_km
     alone = _median(grid, plan, bins[:, TRUTH].sum(axis=1))
     # Masses are sums of so many products.
     rounding = 4 * (grid.records + outputs) * np.finfo(float).eps
     return Guesses(places, lower * (1 - rounding), alone.guess_km, alone.lower_km * (1 - rounding))
-
-
-def _mixed(bins: Array, attacker: Attacker) -> Array:
-    return np.asarray(sum(s * bins[:, p] for p, s in enumerate(attacker.shares) if s))
 
 
 def _median(grid: Grid, plan: TallyPlan, bins: Array) -> Median:
@@ -92,7 +93,30 @@ def nearest_records(grid: Grid, places_km: Array) -> Array:
     return np.asarray(steps * grid.spacing_km)
 
 
-def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Slope:
+def refined(passes: Passes, guesses: Guesses, tally: Tally) -> Guesses:
+    """Return the informed attacker's guesses, improved on the records themselves, and the best bounds."""
+    grid, reported = passes.store.grid, tally.reported[TRUTH]
+    weight = np.where(reported > 0, reported, 1.0)[:, None]
+
+    def judge(places: Array) -> Array:
+        arguments = ((group, places[:, :, 0]) for group in passes.groups)
+        return np.asarray((passes.summed("guesses", slopes_of_blocks, arguments) / weight)[:, :, None])
+
+    def bound(slope: Array) -> Array:
+        # What the bins say holds as well.
+        binned = guesses.lower_km[0][:, None] / weight
+        return np.asarray(np.maximum(lower_bound(slope, 1.0, grid.records), binned))
+
+    begin = guesses.places_km[0][None, :, None]
+    guess, _, lower = descend(judge, begin, partial(nearest_records, grid), bound, weight, GOOD_GAP)
+    places, bounds = guesses.places_km.copy(), guesses.lower_km.copy()
+    # Weights are sums of as many numbers as there are records.
+    rounding = 4 * (grid.records + 8) * np.finfo(float).eps
+    places[0], bounds[0] = guess[:, 0], (lower * weight)[:, 0] * (1 - rounding)
+    return replace(guesses, places_km=places, lower_km=bounds)
+
+
+def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Array:
     """Return what the records that blocks own add to Σ_x π(x) M(y|x) ‖x − g_y‖ and its derivatives.
 
     Parameters
@@ -104,7 +128,7 @@ def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Slop
 
     Returns
     -------
-    Arrays of shape (G, K).
+    Slopes, float64 of shape (G, K, 7).
 
     Raises
     ------
@@ -113,12 +137,12 @@ def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Slop
     """
     store = MechanismStore.open(url)
     spacing = store.grid.spacing_km
-    total = Slope.zero(places_km.shape[:-1])
-    for column in (c for index in group for c in columns_of(store, store.plan[index], 1)):
+    total = np.zeros((*places_km.shape[:-1], SLOPE_NUMBERS))
+    for column in columns_of(store, group):
         east = column.i * spacing - places_km[..., :1]
         north = column.j * spacing - places_km[..., 1:]
         joint = (column.beliefs[TRUTH][:, None] * column.rows).T
-        add_slope(total, (), slope_at(np.broadcast_to(east, north.shape), north, joint))
+        total += slope_at(np.broadcast_to(east, north.shape), north, joint)
     return total
 
 
@@ -156,11 +180,11 @@ def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_record
     error, alone = np.zeros(attackers), 0.0
     expected = []
     every = guesses.places_km.reshape(-1, 2)
-    for block in (store.plan[index] for index in group):
+    for index in group:
+        block = store.plan[index]
         of_block = np.full(block.owned_shape, np.nan)
-        for column in columns_of(store, block, 1):
-            prior = column.beliefs[TRUTH]
-            places = np.stack([np.full(len(column.j), column.i), column.j], axis=-1) * spacing
+        for column in columns_of(store, (index,)):
+            prior, places = column.beliefs[TRUTH], column.places_km(spacing)
             apart = cdist(places, every).reshape(len(places), attackers, outputs)
             of_record = (column.rows[:, None] * apart).sum(axis=2)
             error += (prior[:, None] * of_record).sum(axis=0)
@@ -168,3 +192,18 @@ def judge_blocks(url: str, group: tuple[int, ...], guesses: Guesses, keep_record
             of_block[column.i - block.owned_x.start, column.j - block.owned_y.start] = of_record[:, 0]
         expected.append(of_block)
     return Judged(error, alone, tuple(expected) if keep_records else ())
+
+
+def judged(passes: Passes, guesses: Guesses, keep: bool) -> tuple[Array, float, Array | None]:
+    """Return the errors of all attackers, of the guess without a report, and of all records, in km."""
+    store = passes.store
+    errors, alone = np.zeros(len(guesses.places_km)), 0.0
+    expected = np.full(store.grid.shape, np.nan) if keep else None
+    parts = passes.each("errors", judge_blocks, ((group, guesses, keep) for group in passes.groups))
+    for group, part in zip(passes.groups, parts, strict=True):
+        errors += part.error_km
+        alone += part.alone_km
+        if expected is not None:
+            for index, of_block in zip(group, part.expected_km, strict=True):
+                expected[store.plan[index].owned_x, store.plan[index].owned_y] = of_block
+    return errors, alone, expected

@@ -1,6 +1,7 @@
 """Districts: which records belong to which part of the city, and what people there lose and give away."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError, first_line
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
-from mdpext_dask.evaluation.spread import SHARES
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import HALF_TURN
@@ -50,19 +50,15 @@ def rectangles(grid: Grid) -> Districts:
 
     A record on a side between two belongs to the one to its upper right, as records do to source cells.
     """
-    parts, counts = [], []
+    parts = []
     for records, cells in zip(grid.shape, (grid.cells_x, grid.cells_y), strict=True):
-        count = min(_RECTANGLES, cells)
-        starts = np.array([part[0] for part in np.array_split(np.arange(cells), count)])
+        starts = [part[0] for part in np.array_split(np.arange(cells), min(_RECTANGLES, cells))]
         cell = np.minimum(np.arange(records) // grid.factor, cells - 1)
         parts.append(np.searchsorted(starts, cell, side="right") - 1)
-        counts.append(count)
-    label = parts[0][:, None] * counts[1] + parts[1][None, :]
-    names = tuple(
-        f"column {a + 1} of {counts[0]}, row {b + 1} of {counts[1]}"
-        for a in range(counts[0])
-        for b in range(counts[1])
-    )
+    across, along = (int(part[-1]) + 1 for part in parts)
+    label = parts[0][:, None] * along + parts[1]
+    places = np.ndindex(across, along)
+    names = tuple(f"column {a + 1} of {across}, row {b + 1} of {along}" for a, b in places)
     return Districts(names, label.astype(np.int32))
 
 
@@ -116,23 +112,34 @@ def _geojson(path: Path) -> list[tuple[str, Any]]:
 
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
-        features = document["features"] if document["type"] == "FeatureCollection" else [document]
         found = []
-        for number, feature in enumerate(features, 1):
-            geometry = feature["geometry"] if feature["type"] == "Feature" else feature
-            if geometry is None:
-                continue
-            shape = shapely.from_geojson(json.dumps(geometry))
-            found.append((_name(feature.get("properties"), number), shape))
+        for number, (properties, geometry) in enumerate(_features(document), 1):
+            if geometry is not None:
+                found.append((_name(properties, number), shapely.from_geojson(json.dumps(geometry))))
     except FileNotFoundError:
         raise DataError(f"{OPTION}: {path} does not exist") from None
     except OSError as error:
         raise DataError(f"{OPTION}: {path} cannot be read: {first_line(error)}") from None
     except (ValueError, RecursionError, shapely.errors.GEOSException) as error:
         raise DataError(f"{OPTION}: {path}: not a GeoJSON file: {first_line(error)}") from None
-    except (KeyError, TypeError, AttributeError):
-        raise DataError(f"{OPTION}: {path}: not a GeoJSON file: features must have a geometry") from None
     return _checked(found, path)
+
+
+def _features(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield properties and geometry of every feature; of a geometry alone, no properties.
+
+    Raises
+    ------
+    ValueError
+        If they are not where GeoJSON has them.
+    """
+    collection = isinstance(document, dict) and document.get("type") == "FeatureCollection"
+    features = document.get("features") if collection else [document]
+    for feature in features if isinstance(features, list) else [None]:
+        wrapped = isinstance(feature, dict) and feature.get("type") == "Feature"
+        if not isinstance(feature, dict) or "type" not in feature or (wrapped and "geometry" not in feature):
+            raise ValueError("features must have a geometry")
+        yield feature.get("properties"), feature["geometry"] if wrapped else feature
 
 
 def _by_gdal(path: Path) -> list[tuple[str, Any]]:
@@ -143,18 +150,14 @@ def _by_gdal(path: Path) -> list[tuple[str, Any]]:
         raise DataError(f"{OPTION}: {path} does not exist")
     for layer in read_layers(path, OPTION):
         flat = [number for number, shape in enumerate(layer.shapes) if shapely.get_dimensions(shape) == 2]
-        if not flat:
-            continue
-        named = {key: values.tolist() for key, values in layer.fields.items()}
-        found = []
+        named, found = {key: values.tolist() for key, values in layer.fields.items()}, []
         for number in flat:
             name = _name({key: values[number] for key, values in named.items()}, number + 1)
             parts = shapely.get_parts(layer.shapes[number])
-            found += [
-                (name, on_ground(part, layer, f"{OPTION}: {path}"))
-                for part in parts[~shapely.is_empty(parts)]
-            ]
-        return found
+            source = f"{OPTION}: {path}"
+            found += [(name, on_ground(part, layer, source)) for part in parts[~shapely.is_empty(parts)]]
+        if flat:
+            return found
     return []
 
 
@@ -185,19 +188,14 @@ def _checked(found: list[tuple[str, Any]], path: Path) -> list[tuple[str, Any]]:
         west, south, east, north = shapely.bounds(shape)
         if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
             raise DataError(f"{OPTION}: {path}: {name!r} is out of range; coordinates must be degrees")
-        if any(_goes_round(ring) for part in shapely.get_parts(shape) for ring in shapely.get_rings(part)):
+        rings = shapely.get_rings(shapely.get_parts(shape))
+        if any((np.abs(np.diff(shapely.get_coordinates(r)[:, 0])) > HALF_TURN).any() for r in rings):
             raise DataError(
                 f"{OPTION}: {path}: {name!r} has a side that goes more than half-way round the Earth; "
                 "polygons across the antimeridian must be cut there (RFC 7946, section 3.1.9)"
             )
         polygons.append((name, shape))
     return polygons
-
-
-def _goes_round(ring: Any) -> bool:
-    import shapely
-
-    return bool((np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])) > HALF_TURN).any())
 
 
 def by_district(districts: Districts, prior: Array, loss_km: Array, error_km: Array) -> list[dict[str, Any]]:
@@ -227,13 +225,14 @@ def by_district(districts: Districts, prior: Array, loss_km: Array, error_km: Ar
     answers = []
     for number, name in [*enumerate(districts.names), (-1, ELSEWHERE)]:
         at = order[(ends[number] if number >= 0 else 0) : ends[number + 1]]
-        if number < 0 and not len(at):
-            continue
         mass = float(weight[at].sum())
-        answer: dict[str, Any] = {"name": name, "records": len(at), "probability": mass}
-        there = len(at) > 0
-        answer["loss_km"] = float((weight[at] * losses[at]).sum() / mass) if there else None
-        answer["loss_quantiles_km"] = weighted_quantiles(losses[at], weight[at], SHARES) if there else None
-        answer["inference_error_km"] = float((weight[at] * errors[at]).sum() / mass) if there else None
-        answers.append(answer)
+        known: dict[str, Any] = dict.fromkeys(("loss_km", "loss_quantiles_km", "inference_error_km"))
+        if len(at):
+            known = {
+                "loss_km": float((weight[at] * losses[at]).sum() / mass),
+                "loss_quantiles_km": weighted_quantiles(losses[at], weight[at]),
+                "inference_error_km": float((weight[at] * errors[at]).sum() / mass),
+            }
+        if len(at) or number >= 0:
+            answers.append({"name": name, "records": len(at), "probability": mass, **known})
     return answers

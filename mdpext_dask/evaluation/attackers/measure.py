@@ -4,6 +4,7 @@ docs/attackers.md says what each number means. Everything but the curve of repea
 all records; sums run in the order of the blocks, so they are the same bits wherever tasks run.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,44 +14,29 @@ from numpy.typing import NDArray
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.attackers.best_guesses import (
-    Guesses,
-    best_guesses,
-    judge_blocks,
-    nearest_records,
-    slopes_of_blocks,
-)
+from mdpext_dask.evaluation.attackers.best_guesses import best_guesses, judged, refined
 from mdpext_dask.evaluation.attackers.districts import Districts, by_district, read_districts, rectangles
-from mdpext_dask.evaluation.attackers.geometric_median import Slope, add_slope, descend, lower_bound
-from mdpext_dask.evaluation.attackers.leakage import leakage, losses_of_guesses, misled, misled_loss_km
-from mdpext_dask.evaluation.attackers.ranks import (
+from mdpext_dask.evaluation.attackers.leakage import (
     MOST_SORTED,
     counted_ranks,
-    output_groups,
-    rank_outputs,
-    sorted_ranks,
+    exact_ranks,
+    leakage,
+    losses_of_guesses,
+    misled_loss_km,
 )
-from mdpext_dask.evaluation.attackers.release_curve import (
-    CONFIDENCE,
-    LEAST_VICTIMS,
-    release_curve,
-    victims_for,
-)
+from mdpext_dask.evaluation.attackers.passes import Passes
+from mdpext_dask.evaluation.attackers.repeated_releases import releases_told
 from mdpext_dask.evaluation.attackers.requests import (
-    Attacker,
     AttackRequest,
     PointPrior,
     attackers_of,
     read_attacker_prior,
 )
-from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, groups_of, tally_blocks
+from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, tally_all
 from mdpext_dask.evaluation.spread import Spread
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
-Groups = list[tuple[int, ...]]
-# How close the informed attacker's error is brought to its bound, relatively.
-_GOOD_GAP = 5e-4
 # Of fewer people, a mean has no error that could be told.
 _LEAST_DRAWN = 2
 # Records that the client holds a few numbers of: some 40 bytes each.
@@ -81,11 +67,6 @@ class Attack:
     def keeps_records(self) -> bool:
         """Whether the loss of every record is needed."""
         return self.districts is not None
-
-    @property
-    def attackers(self) -> tuple[Attacker, ...]:
-        """Who attacks, the informed one first."""
-        return attackers_of(2 if self.points is None else 3)
 
 
 def prepare(store: MechanismStore, request: AttackRequest) -> Attack:
@@ -135,17 +116,16 @@ def measure_attacks(
         If what is stored is damaged.
     """
     missing: dict[str, str] = {}
+    passes = Passes(store, executor, stages)
     records, outputs = spread.records, store.outputs
-    # Twice: it is added up for all records, whoever is believed to be there.
-    work = len(attack.attackers[0].shares) * outputs**2
+    priors = 2 if attack.points is None else 3
+    work = priors * outputs**2
     loss = work <= _MOST_COSTS and store.grid.records * work <= _MOST_PRODUCTS
     sort = records * outputs <= MOST_SORTED
-    plan = TallyPlan.of(store.grid, outputs, attack.attackers, sort=sort, loss=loss)
-    groups = groups_of(store)
-    tally, group_prior = _tally(store, executor, stages, groups, plan, attack.points)
-    guesses = best_guesses(store.grid, plan, tally)
-    guesses = _refined(store, executor, stages, groups, guesses, tally)
-    errors, alone, error_km = _judge(store, executor, stages, groups, guesses, attack.keeps_records)
+    plan = TallyPlan.of(store.grid, outputs, attackers_of(priors), sort=sort, loss=loss)
+    tally, group_prior = tally_all(passes, plan, attack.points)
+    guesses = refined(passes, best_guesses(store.grid, plan, tally), tally)
+    errors, alone, error_km = judged(passes, guesses, attack.keeps_records)
     found: dict[str, Any] = {
         "inference_error_km": float(errors[0]),
         "inference_error_lower_km": min(float(guesses.lower_km[0].sum()), float(errors[0])),
@@ -161,7 +141,7 @@ def measure_attacks(
         missing["error_under_loss_km"] = (
             f"{outputs} outputs and {store.grid.records} records: the loss of every guess would take too long"
         )
-    found |= _ranks(store, executor, stages, records, outputs) if sort else counted_ranks(tally)
+    found |= exact_ranks(passes, records) if sort else counted_ranks(tally)
     found["worst_record"] = _worst(store, spread, tally)
     if found["worst_record"] is None:
         missing["worst_record"] = f"more than {MOST_RECORDS} records"
@@ -169,17 +149,16 @@ def measure_attacks(
         {
             "prior": attacker.name,
             "inference_error_km": float(errors[position]),
-            **misled(tally, position),
-            "error_under_loss_km": misled_loss_km(tally, attacker.shares) if loss else None,
+            # In one try: Σ_y π(x) M(y|x) for x, the record that he believes in most after y.
+            "vulnerability": math.fsum(tally.guess_joint[position]),
+            "error_under_loss_km": misled_loss_km(tally, attacker.mixed(tally.costs)) if loss else None,
         }
-        for position, attacker in enumerate(attack.attackers)
+        for position, attacker in enumerate(plan.attackers)
         if position > 0
     ]
     if attack.points is not None:
         found["beliefs"][-1]["points_left_out"] = attack.points.outside
-    found["releases"] = _releases(
-        store, executor, stages, attack, groups, group_prior, records, found, missing
-    )
+    found["releases"] = releases_told(passes, attack.request, group_prior, records, found, missing)
     found["districts"] = None
     if attack.districts is None or error_km is None or spread.expected_km is None:
         missing["districts"] = f"more than {MOST_RECORDS} records"
@@ -189,104 +168,8 @@ def measure_attacks(
     return {**found, "not_measured": missing}
 
 
-def _tally(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    groups: Groups,
-    plan: TallyPlan,
-    points: PointPrior | None,
-) -> tuple[Tally, Array]:
-    """Return the tally of all blocks, and Σ π of every group of them."""
-    sides = [-(-n // plan.bin_side) for n in store.grid.shape]
-    total = Tally.nothing(plan, store.outputs, (sides[0], sides[1]))
-    tasks = []
-    for group in groups:
-        blocks = [store.plan[index] for index in group]
-        at = [None if points is None else points.of_block(store.grid, block) for block in blocks]
-        tasks.append((store.url, group, plan, at))
-    masses = []
-    with stages.stage("attackers", len(tasks)):
-        parts = stages.in_order(executor, "attackers", tally_blocks, tasks)
-        for group, part in zip(groups, parts, strict=True):
-            masses.append(float(part.prior[0]))
-            total.add(part, *plan.bins_of([store.plan[index] for index in group]))
-    return total, np.array(masses)
-
-
-def _refined(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    groups: Groups,
-    guesses: Guesses,
-    tally: Tally,
-) -> Guesses:
-    """Return the informed attacker's guesses, improved on the records themselves, and the best bounds."""
-    reported = tally.reported[0]
-    weight = np.where(reported > 0, reported, 1.0)[:, None]
-    grid = store.grid
-
-    def judge(places: Array) -> Slope:
-        found = Slope.zero(places.shape[:2])
-        arguments = [(store.url, group, places[:, :, 0]) for group in groups]
-        with stages.stage("guesses", len(arguments)):
-            for part in stages.in_order(executor, "guesses", slopes_of_blocks, arguments):
-                add_slope(found, (), part)
-        return found.over(weight[:, 0]).along_last()
-
-    def bound(slope: Slope) -> Array:
-        # What the bins say holds as well.
-        return np.asarray(
-            np.maximum(lower_bound(slope, 1.0, grid.records), guesses.lower_km[0][:, None] / weight)
-        )
-
-    begin = guesses.places_km[0][None, :, None]
-    guess, _, lower = descend(
-        judge, begin, lambda places: nearest_records(grid, places), bound, weight, _GOOD_GAP
-    )
-    places, bounds = guesses.places_km.copy(), guesses.lower_km.copy()
-    # Weights are sums of as many numbers as there are records.
-    rounding = 4 * (grid.records + 8) * np.finfo(float).eps
-    places[0], bounds[0] = guess[:, 0], (lower * weight)[:, 0] * (1 - rounding)
-    return Guesses(places, bounds, guesses.alone_km, guesses.alone_lower_km)
-
-
-def _judge(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    groups: Groups,
-    guesses: Guesses,
-    keep: bool,
-) -> tuple[Array, float, Array | None]:
-    """Return the errors of all attackers, of the guess without a report, and of all records, in km."""
-    tasks = [(store.url, group, guesses, keep) for group in groups]
-    errors, alone = np.zeros(len(guesses.places_km)), 0.0
-    expected = np.full(store.grid.shape, np.nan) if keep else None
-    with stages.stage("errors", len(tasks)):
-        for group, part in zip(groups, stages.in_order(executor, "errors", judge_blocks, tasks), strict=True):
-            errors += part.error_km
-            alone += part.alone_km
-            if expected is not None:
-                for index, of_block in zip(group, part.expected_km, strict=True):
-                    expected[store.plan[index].owned_x, store.plan[index].owned_y] = of_block
-    return errors, alone, expected
-
-
-def _ranks(
-    store: MechanismStore, executor: Executor, stages: Stages, records: int, outputs: int
-) -> dict[str, object]:
-    tasks = [(store.url, first, last, records) for first, last in output_groups(records, outputs)]
-    masses = np.zeros(2 * records + 1)
-    with stages.stage("ranks", len(tasks)):
-        for part in stages.in_order(executor, "ranks", rank_outputs, tasks):
-            masses += part
-    return sorted_ranks(masses)
-
-
 def _worst(store: MechanismStore, spread: Spread, tally: Tally) -> dict[str, float | None] | None:
-    """Return where the record is that loses most, and how much; None if nobody knows."""
+    """Return where the record is that loses most, and how much; None if that is not known."""
     grid = store.grid
     loss_km, record = tally.worst_km, tally.worst_record
     if record < 0:
@@ -299,43 +182,3 @@ def _worst(store: MechanismStore, spread: Spread, tally: Tally) -> dict[str, flo
     degrees = [None, None] if store.projection is None else store.projection.to_degrees(place)[0].tolist()
     x, y = place[0].tolist()
     return {"loss_km": loss_km, "x_km": x, "y_km": y, "lon": degrees[0], "lat": degrees[1]}
-
-
-def _releases(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    attack: Attack,
-    groups: Groups,
-    group_prior: Array,
-    records: int,
-    found: dict[str, Any],
-    missing: dict[str, str],
-) -> dict[str, Any] | None:
-    """Return the curve of independent releases; what one release tells is known without any draw."""
-    request = attack.request
-    if request.releases == 0:
-        return None
-    victims = victims_for(request, records)
-    if victims < min(LEAST_VICTIMS, request.victims):
-        missing["releases"] = (
-            f"{records} records with a prior: there is time for {victims} people only; ask for fewer releases"
-        )
-        return None
-    curve = release_curve(store, executor, stages, request, groups, group_prior, victims)
-    once = {
-        "inference_error_km": found["inference_error_km"],
-        "inference_error_lower_km": found["inference_error_lower_km"],
-        "vulnerability": found["vulnerability"],
-        "entropy_bits": found["conditional_entropy_bits"],
-    }
-    for entry in curve:
-        entry["exact"] = entry["releases"] == 1
-    curve[0] |= {**dict.fromkeys((key for key in curve[0] if "half_width" in key), 0.0), **once}
-    return {
-        "victims": victims,
-        "confidence": CONFIDENCE,
-        "random_seed": request.random_seed,
-        "curve": curve,
-        "sticky": once,
-    }

@@ -9,19 +9,38 @@ Tasks work block by block: what they answer with has the size of people times le
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-from mdpext_dask.evaluation.attackers.geometric_median import Slope, add_slope, slope_at
-from mdpext_dask.evaluation.attackers.requests import TRUTH
-from mdpext_dask.evaluation.attackers.tallies import Column, columns_of
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.evaluation.attackers.best_guesses import nearest_records
+from mdpext_dask.evaluation.attackers.geometric_median import (
+    COST,
+    SLOPE_NUMBERS,
+    descend,
+    lower_bound,
+    slope_at,
+)
+from mdpext_dask.evaluation.attackers.passes import Passes
+from mdpext_dask.evaluation.attackers.requests import TRUTH, AttackRequest
+from mdpext_dask.evaluation.attackers.tallies import columns_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
+# Additions of log M that a curve may take, and the fewest people that a mean is worth stating of.
+MOST_ADDITIONS, LEAST_VICTIMS = 2 * 10**10, 10
+CONFIDENCE = 0.95
+# What is left out of a posterior where guesses are judged, by all groups of blocks together.
+_NEGLIGIBLE = 1e-9
+# Numbers by group, person and length that the client keeps to tell which groups are negligible, 128 MB.
+_MOST_KEPT = 2**24
+# Good enough next to the error of the draw.
+_GOOD_GAP = 2e-3
 _STEPS = (1, 2, 3, 5)
 # Records whose posteriors are worked out together, and numbers of posteriors at once: they fit into a cache.
 _SLAB, _AT_ONCE = 4096, 2**15
@@ -59,11 +78,7 @@ def draw_groups(masses: Array, victims: int, random_seed: int) -> list[list[tupl
 
 
 def draw_reports(
-    url: str,
-    group: tuple[int, ...],
-    victims: Sequence[tuple[int, float]],
-    releases: int,
-    random_seed: int,
+    url: str, group: tuple[int, ...], victims: Sequence[tuple[int, float]], releases: int, random_seed: int
 ) -> NDArray[np.int32]:
     """Draw the reports of the people in some blocks, int32 of shape (people, releases).
 
@@ -73,25 +88,35 @@ def draw_reports(
         If what is stored is damaged.
     """
     reports = np.zeros((len(victims), releases), dtype=np.int32)
-    if not victims:
-        return reports
-    store = MechanismStore.open(url)
-    columns = list(_with_prior(store, group))
-    prior = np.concatenate([prior for _, prior, _ in columns])
-    rows = np.concatenate([rows for _, _, rows in columns])
-    sums = np.cumsum(prior)
+    people = _People.concatenated(_with_prior(MechanismStore.open(url), group))
+    sums = np.cumsum(people.prior)
     for row, (victim, at) in zip(reports, victims, strict=True):
         record = min(int(np.searchsorted(sums, at, side="right")), len(sums) - 1)
         draws = np.random.default_rng([random_seed, _STREAM_REPORTS, victim]).random(releases)
-        until = np.cumsum(rows[record])
+        until = np.cumsum(people.rows[record])
         row[:] = np.minimum(np.searchsorted(until, draws * until[-1], side="right"), len(until) - 1)
     return reports
 
 
-def _with_prior(store: MechanismStore, group: tuple[int, ...]) -> Iterator[tuple[Column, Array, Array]]:
-    for column in (c for index in group for c in columns_of(store, store.plan[index], 1)):
+@dataclass(frozen=True)
+class _People:
+    """Records with π > 0: where, seen from the corner of the grid, (n, 2) in km; π; M of shape (n, K)."""
+
+    places_km: Array
+    prior: Array
+    rows: Array
+
+    @classmethod
+    def concatenated(cls, parts: Iterable["_People"]) -> "_People":
+        fields = zip(*((part.places_km, part.prior, part.rows) for part in parts), strict=True)
+        return cls(*map(np.concatenate, fields))
+
+
+def _with_prior(store: MechanismStore, group: Sequence[int]) -> Iterator[_People]:
+    for column in columns_of(store, group):
         used = column.beliefs[TRUTH] > 0
-        yield column, column.beliefs[TRUTH][used], column.rows[used]
+        places = column.places_km(store.grid.spacing_km)
+        yield _People(places[used], column.beliefs[TRUTH][used], column.rows[used])
 
 
 @dataclass
@@ -123,18 +148,11 @@ class Posteriors:
     @classmethod
     def nothing(cls, victims: int, lengths: int) -> "Posteriors":
         """Return the sums over no records."""
-        shape = victims, lengths
-        return cls(
-            np.full(shape, -np.inf), np.zeros((*shape, 2)), np.zeros(shape), np.zeros((*shape, 2)),
-            np.zeros(shape),
-        )  # fmt: skip
+        none, nowhere = np.zeros((2, victims, lengths)), np.zeros((2, victims, lengths, 2))
+        return cls(np.full(none[0].shape, -np.inf), nowhere[0], none[0], nowhere[1], none[1])
 
-    def add(self, other: "Posteriors") -> None:
-        """Add sums over other records, which come after."""
-        self.add_to(slice(None), other)
-
-    def add_to(self, victims: slice, other: "Posteriors") -> None:
-        """Add sums over other records, of some people only."""
+    def add(self, other: "Posteriors", victims: slice = slice(None)) -> None:
+        """Add sums over other records, which come after; of some people only, if that is said."""
         peak = np.maximum(self.peak[victims], other.peak)
         later = other.peak > self.peak[victims]
         mine, theirs = _lowered(self.peak[victims], peak), _lowered(other.peak, peak)
@@ -199,16 +217,9 @@ def observe_blocks(
             peak = np.take_along_axis(logs, at[..., None], axis=2)[..., 0]
             logs -= peak[..., None]
             share = np.exp(logs)
-            part = Posteriors(
-                peak=peak,
-                peak_xy_km=slab.places_km[at],
-                mass=share.sum(axis=2),
-                centre_km=np.stack(
-                    [(share * slab.places_km[:, axis]).sum(axis=2) for axis in (0, 1)], axis=-1
-                ),
-                spread=(share * logs).sum(axis=2),
-            )
-            found.add_to(victims, part)
+            centre = np.stack([(share * axis).sum(axis=2) for axis in slab.places_km.T], axis=-1)
+            mass, spread = share.sum(axis=2), (share * logs).sum(axis=2)
+            found.add(Posteriors(peak, slab.places_km[at], mass, centre, spread), victims)
     return found
 
 
@@ -220,7 +231,7 @@ def judge_posteriors(
     log_total: Array,
     guesses_km: Array,
     needed: NDArray[np.intp],
-) -> Slope:
+) -> Array:
     """Return what the records that some blocks own add to Σ_x p(x) ‖x − g‖ and its derivatives.
 
     Parameters
@@ -236,10 +247,9 @@ def judge_posteriors(
 
     Returns
     -------
-    Arrays of shape (G, V, C).
+    Slopes, float64 of shape (G, V, C, 7).
     """
-    shape = guesses_km.shape[:-1]
-    total = Slope.zero(shape)
+    total = np.zeros((*guesses_km.shape[:-1], SLOPE_NUMBERS))
     if not needed.any():
         return total
     for slab in _slabs(MechanismStore.open(url), group):
@@ -248,7 +258,7 @@ def judge_posteriors(
             share = np.exp(logs - log_total[victims, :some, None])
             for g, guess in enumerate(guesses_km[:, victims, :some]):
                 east, north = (slab.places_km[:, axis] - guess[..., axis, None] for axis in (0, 1))
-                add_slope(total, (g, victims, slice(some)), slope_at(east, north, share))
+                total[g, victims, :some] += slope_at(east, north, share)
     return total
 
 
@@ -260,31 +270,23 @@ class _Slab:
     log_prior: Array
     log_rows: Array
 
+    @classmethod
+    def of(cls, columns: list[_People]) -> "_Slab":
+        people = _People.concatenated(columns)
+        return cls(people.places_km, np.log(people.prior), np.ascontiguousarray(np.log(people.rows).T))
+
 
 def _slabs(store: MechanismStore, group: tuple[int, ...]) -> Iterator[_Slab]:
-    held: list[tuple[Column, Array, Array]] = []
+    held: list[_People] = []
     records = 0
     for column in _with_prior(store, group):
-        if held and records + len(column[1]) > _SLAB:
-            yield _slab(store.grid, held)
+        if held and records + len(column.prior) > _SLAB:
+            yield _Slab.of(held)
             held, records = [], 0
         held.append(column)
-        records += len(column[1])
+        records += len(column.prior)
     if records:
-        yield _slab(store.grid, held)
-
-
-def _slab(grid: Grid, held: list[tuple[Column, Array, Array]]) -> _Slab:
-    places = [
-        np.stack([np.full(len(column.j), column.i), column.j], axis=-1)[column.beliefs[TRUTH] > 0]
-        for column, _, _ in held
-    ]
-    rows = np.concatenate([rows for _, _, rows in held])
-    return _Slab(
-        np.concatenate(places) * grid.spacing_km,
-        np.log(np.concatenate([prior for _, prior, _ in held])),
-        np.ascontiguousarray(np.log(rows).T),
-    )
+        yield _Slab.of(held)
 
 
 def _log_posteriors(
@@ -310,3 +312,154 @@ def _log_posteriors(
             logs[:, position] = sums
             done = length
         yield victims, logs
+
+
+# --- the curve ------------------------------------------------------------------------------------
+
+
+def releases_told(
+    passes: Passes,
+    request: AttackRequest,
+    group_prior: Array,
+    records: int,
+    found: dict[str, Any],
+    missing: dict[str, str],
+) -> dict[str, Any] | None:
+    """Return the curve of independent releases; what one release tells is known without any draw."""
+    if request.releases == 0:
+        return None
+    victims = victims_for(request, records)
+    if victims < min(LEAST_VICTIMS, request.victims):
+        missing["releases"] = (
+            f"{records} records with a prior: there is time for {victims} people only; ask for fewer releases"
+        )
+        return None
+    curve = release_curve(passes, request, group_prior, victims)
+    once = {
+        "inference_error_km": found["inference_error_km"],
+        "inference_error_lower_km": found["inference_error_lower_km"],
+        "vulnerability": found["vulnerability"],
+        "entropy_bits": found["conditional_entropy_bits"],
+    }
+    for entry in curve:
+        entry["exact"] = entry["releases"] == 1
+    curve[0] |= {**dict.fromkeys((key for key in curve[0] if "half_width" in key), 0.0), **once}
+    return {
+        "victims": victims,
+        "confidence": CONFIDENCE,
+        "random_seed": request.random_seed,
+        "curve": curve,
+        "sticky": once,
+    }
+
+
+def victims_for(request: AttackRequest, records: int) -> int:
+    """Return how many people there is time for, of those asked for."""
+    return min(request.victims, MOST_ADDITIONS // max(records * request.releases, 1))
+
+
+def release_curve(
+    passes: Passes, request: AttackRequest, group_prior: Array, victims: int
+) -> list[dict[str, Any]]:
+    """Return what is told by n independent releases of one record, for some n.
+
+    Every mean is over `victims` people drawn from the prior, with a half-width from Student's t: the interval
+    is that of a normal approximation, of the draw of people and reports alone.
+
+    Parameters
+    ----------
+    passes
+        Over the store.
+    request
+        Lengths, and the random seed.
+    group_prior
+        Σ π of each group of blocks, float64 of shape (groups,).
+    victims
+        How many people to draw, at least 2.
+
+    Returns
+    -------
+    For every n: `releases`; `inference_error_km`, the expected distance to the attacker's guess under his
+    posterior, for the best guess found; `inference_error_lower_km`, a bound from below for the same draws;
+    `vulnerability`, the largest posterior; `entropy_bits` of the posterior; and the half-widths of 95 %.
+    """
+    lengths = lengths_up_to(request.releases)
+    reports = _reports(passes, request, group_prior, victims)
+    total, parts = _observe(passes, reports, lengths)
+    error, lower = _errors(passes, reports, lengths, total, parts)
+    measured = {
+        "inference_error": (error, "_km"),
+        "inference_error_lower": (lower, "_km"),
+        "vulnerability": (total.vulnerability(), ""),
+        "entropy": (total.entropy_bits(), "_bits"),
+    }
+    quantile = float(stdtrit(victims - 1, (1 + CONFIDENCE) / 2))
+    curve = []
+    for position, length in enumerate(lengths):
+        entry: dict[str, Any] = {"releases": length}
+        for name, (values, unit) in measured.items():
+            column = values[:, position]
+            entry[f"{name}{unit}"] = float(column.mean())
+            entry[f"{name}_half_width{unit}"] = quantile * float(column.std(ddof=1)) / math.sqrt(victims)
+        curve.append(entry)
+    return curve
+
+
+def _reports(passes: Passes, request: AttackRequest, group_prior: Array, victims: int) -> NDArray[np.int32]:
+    """Return reports of all people, int32 of shape (V, releases)."""
+    releases, seed = request.releases, request.random_seed
+    drawn = draw_groups(group_prior, victims, seed)
+    groups = [(group, people) for group, people in zip(passes.groups, drawn, strict=True) if people]
+    reports = np.zeros((victims, releases), dtype=np.int32)
+    parts = passes.each("draws", draw_reports, ((group, people, releases, seed) for group, people in groups))
+    for (_, people), part in zip(groups, parts, strict=True):
+        reports[[victim for victim, _ in people]] = part
+    return reports
+
+
+def _observe(
+    passes: Passes, reports: NDArray[np.int32], lengths: tuple[int, ...]
+) -> tuple[Posteriors, Array | None]:
+    """Return sums over all records, and log Σ exp(a) by group, person and length, if they are few."""
+    shape = len(passes.groups), len(reports), len(lengths)
+    parts = np.empty(shape) if math.prod(shape) <= _MOST_KEPT else None
+    total = Posteriors.nothing(len(reports), len(lengths))
+    arguments = ((group, reports, lengths) for group in passes.groups)
+    for index, found in enumerate(passes.each("releases", observe_blocks, arguments)):
+        total.add(found)
+        if parts is not None:
+            parts[index] = found.log_total()
+    return total, parts
+
+
+def _errors(
+    passes: Passes,
+    reports: NDArray[np.int32],
+    lengths: tuple[int, ...],
+    total: Posteriors,
+    parts: Array | None,
+) -> tuple[Array, Array]:
+    """Return expected distances to the best guesses found, and bounds from below, of shape (V, C), in km."""
+    grid, groups, log_total = passes.store.grid, passes.groups, total.log_total()
+    needed = np.full((len(groups), len(reports)), len(lengths))
+    if parts is not None:
+        held = parts - log_total >= math.log(_NEGLIGIBLE / len(groups))
+        # With how many of the lengths, up to the last one that the group has a part in.
+        needed = np.where(held.any(axis=2), len(lengths) - held[..., ::-1].argmax(axis=2), 0)
+
+    def judge(guesses: Array) -> Array:
+        arguments = (
+            (group, reports, lengths, log_total, guesses, some)
+            for group, some in zip(groups, needed, strict=True)
+        )
+        return passes.summed("guesses", judge_posteriors, arguments)
+
+    def bound(slope: Array) -> Array:
+        # What is left out of a posterior can tilt it no more than it weighs.
+        least = lower_bound(slope, 1.0, grid.records) - 2 * _NEGLIGIBLE * slope[..., COST]
+        return np.asarray(np.maximum(least, 0.0))
+
+    guesses = np.stack([total.mean_km(), total.peak_xy_km])
+    weight = np.ones(log_total.shape)
+    _, cost, lower = descend(judge, guesses, partial(nearest_records, grid), bound, weight, _GOOD_GAP)
+    return cost, lower

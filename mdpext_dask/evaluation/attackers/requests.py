@@ -62,6 +62,11 @@ class Attacker:
     name: str
     shares: tuple[float, ...]
 
+    def mixed(self, by_prior: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mixture of numbers that are given for every prior, along the first axis."""
+        parts = zip(self.shares, by_prior, strict=True)
+        return np.asarray(sum(share * part for share, part in parts if share))
+
 
 def attackers_of(priors: int) -> tuple[Attacker, ...]:
     """Return all attackers, the informed one first, where there are so many priors to mix: 2, or 3."""

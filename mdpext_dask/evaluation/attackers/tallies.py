@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
-from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker
+from mdpext_dask.evaluation.attackers.passes import Passes
+from mdpext_dask.evaluation.attackers.requests import TRUTH, Attacker, PointPrior
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.loss import cached_loss
@@ -30,8 +31,6 @@ from mdpext_dask.store.rows import rows_of
 Array = NDArray[np.float64]
 # Numbers in one array of bins, 16 MB; a task holds one like it, the client all three.
 MOST_BINNED = 2**21
-# Probabilities that a task looks at, at most, but for one block: of fewer, starting it is most of the work.
-NUMBERS_OF_TASK = 2**19
 # Classes of sizes of π M, for all outputs together: from 1 down to a power of two that nothing is below.
 _MOST_CLASSES, _OCTAVES = 2**20, 128
 _FINEST_OCTAVE = 128
@@ -45,8 +44,6 @@ class TallyPlan:
     ----------
     attackers
         Who attacks.
-    priors
-        How many priors beliefs are mixed from.
     bin_side
         Records along a side of a bin.
     classes
@@ -56,10 +53,14 @@ class TallyPlan:
     """
 
     attackers: tuple[Attacker, ...]
-    priors: int
     bin_side: int
     classes: int
     loss: bool
+
+    @property
+    def priors(self) -> int:
+        """How many priors beliefs are mixed from."""
+        return len(self.attackers[0].shares)
 
     @classmethod
     def of(
@@ -71,20 +72,17 @@ class TallyPlan:
             side += 1
             if side >= max(grid.shape):
                 break
-        classes = 0 if sort else max(min(_MOST_CLASSES // (_OCTAVES * outputs), _FINEST_OCTAVE), 1)
+        classes = max(min(_MOST_CLASSES // (_OCTAVES * outputs), _FINEST_OCTAVE), 1)
         # A power of two, so that the bits of a number say its class.
-        return cls(attackers, priors, side, 1 << (classes.bit_length() - 1) if classes else 0, loss)
+        return cls(attackers, side, 0 if sort else 1 << (classes.bit_length() - 1), loss)
 
     def bins_of(self, blocks: Sequence[Block]) -> tuple[slice, slice]:
         """Return half-open ranges of bins, to the east and to the north, that hold what some blocks own."""
-        across, along = (
-            slice(
-                min(owned.start for owned in side) // self.bin_side,
-                (max(owned.stop for owned in side) - 1) // self.bin_side + 1,
-            )
-            for side in ([b.owned_x for b in blocks], [b.owned_y for b in blocks])
-        )
-        return across, along
+        side, found = self.bin_side, []
+        for owned in ([block.owned_x for block in blocks], [block.owned_y for block in blocks]):
+            first, last = min(part.start for part in owned), max(part.stop for part in owned) - 1
+            found.append(slice(first // side, last // side + 1))
+        return found[0], found[1]
 
 
 @dataclass
@@ -93,8 +91,6 @@ class Tally:
 
     Parameters
     ----------
-    records
-        How many have π > 0.
     prior
         Σ p, of shape (P,).
     self_bits
@@ -108,8 +104,8 @@ class Tally:
     guess, guess_record, guess_joint
         By attacker and output, of shape (A, K): the most that belief times M is; the first record, by flat
         index, where it is; π M there.
-    alone, alone_prior
-        By attacker, the most that belief is without any report, and π at the first such record; shape (A,).
+    alone
+        max π: the likeliest record without a report.
     costs
         Σ p M c, of shape (P, K, K), in km; empty if nobody asks.
     worst_km, worst_record
@@ -117,80 +113,65 @@ class Tally:
     bins
         Mass, and mass times x and y as seen from the corner of the grid, in km, of shape
         (3, bins east, bins north, P, K); mass alone where bins are single records.
-    counts, masses
-        Records with π > 0, and their π M, by output and class, of shape (K, classes); empty if nobody asks.
+    by_class
+        Records with π > 0, and their π M, by output and class: (2, K, classes); empty if nobody asks.
     first_class
         Where these classes begin.
     """
 
-    records: int
     prior: Array
-    self_bits: float
-    joint_bits: float
     reported: Array
     likeliest: Array
     guess: Array
     guess_record: NDArray[np.int64]
     guess_joint: Array
-    alone: Array
-    alone_prior: Array
     costs: Array
-    worst_km: float
-    worst_record: int
     bins: Array
-    counts: Array
-    masses: Array
+    by_class: Array
     first_class: int = 0
+    self_bits: float = 0.0
+    joint_bits: float = 0.0
+    alone: float = 0.0
+    worst_km: float = -math.inf
+    worst_record: int = -1
 
     @classmethod
     def nothing(cls, plan: TallyPlan, outputs: int, bins: tuple[int, int]) -> "Tally":
         """Return what no records add."""
         priors, attackers = plan.priors, len(plan.attackers)
-        classes = (outputs, _OCTAVES * plan.classes)
         return cls(
-            records=0,
             prior=np.zeros(priors),
-            self_bits=0.0,
-            joint_bits=0.0,
             reported=np.zeros((priors, outputs)),
             likeliest=np.zeros(outputs),
             guess=np.zeros((attackers, outputs)),
             guess_record=np.full((attackers, outputs), -1, dtype=np.int64),
             guess_joint=np.zeros((attackers, outputs)),
-            alone=np.zeros(attackers),
-            alone_prior=np.zeros(attackers),
             costs=np.zeros((priors, outputs, outputs) if plan.loss else (0, 0, 0)),
-            worst_km=-math.inf,
-            worst_record=-1,
             bins=np.zeros((1 if plan.bin_side == 1 else 3, *bins, priors, outputs)),
-            counts=np.zeros(classes),
-            masses=np.zeros(classes),
+            by_class=np.zeros((2, outputs, _OCTAVES * plan.classes)),
         )
 
     def trimmed(self) -> "Tally":
         """Drop classes at both ends that hold nothing, so that less is sent."""
-        held = np.flatnonzero(self.counts.any(axis=0))
+        held = np.flatnonzero(self.by_class[0].any(axis=0))
         first, last = (int(held[0]), int(held[-1]) + 1) if len(held) else (0, 0)
         self.first_class += first
-        self.counts = self.counts[:, first:last].copy()
-        self.masses = self.masses[:, first:last].copy()
+        self.by_class = self.by_class[..., first:last].copy()
         return self
 
     def add(self, other: "Tally", across: slice, along: slice) -> None:
         """Add what others add, in bins of these ranges."""
-        self.records += other.records
         self.self_bits += other.self_bits
         self.joint_bits += other.joint_bits
         self.prior += other.prior
         self.reported += other.reported
         self.costs += other.costs
         self.bins[:, across, along] += other.bins
-        classes = slice(other.first_class, other.first_class + other.counts.shape[1])
-        self.counts[:, classes] += other.counts
-        self.masses[:, classes] += other.masses
+        classes = other.by_class.shape[2]
+        self.by_class[..., other.first_class : other.first_class + classes] += other.by_class
         np.maximum(self.likeliest, other.likeliest, out=self.likeliest)
         self.take_guesses(other.guess, other.guess_record, other.guess_joint)
-        self.take_alone(other.alone, other.alone_prior)
+        self.alone = max(self.alone, other.alone)
         self.take_worst(other.worst_km, other.worst_record)
 
     def take_guesses(self, guess: Array, record: NDArray[np.int64], joint: Array) -> None:
@@ -201,11 +182,6 @@ class Tally:
         better = (guess > self.guess) | tied
         self.guess[better], self.guess_joint[better] = guess[better], joint[better]
         self.guess_record[better] = record[better]
-
-    def take_alone(self, alone: Array, prior: Array) -> None:
-        """Take guesses without a report where they are better."""
-        better = alone > self.alone
-        self.alone[better], self.alone_prior[better] = alone[better], prior[better]
 
     def take_worst(self, loss_km: float, record: int) -> None:
         """Take a record if it loses more, or as much and is before."""
@@ -234,29 +210,41 @@ class Column:
     beliefs: Array
     rows: Array
 
+    def places_km(self, spacing_km: float) -> Array:
+        """Return the records as seen from the corner of the grid, float64 of shape (n, 2), in km."""
+        return np.asarray(np.stack([np.full(len(self.j), self.i), self.j], axis=-1) * spacing_km)
+
+
+# Positions among the records that a block owns, and their probabilities in another prior.
+Points = tuple[NDArray[np.int64], Array]
+
 
 def columns_of(
-    store: MechanismStore,
-    block: Block,
-    priors: int,
-    points: tuple[NDArray[np.int64], Array] | None = None,
+    store: MechanismStore, group: Sequence[int], priors: int = 1, points: Sequence[Points | None] = ()
 ) -> Iterator[Column]:
-    """Yield the records that a block owns and the store keeps, column by column.
+    """Yield the records that some blocks own and the store keeps, column by column.
 
     Parameters
     ----------
-    store, block
-        Which block of which store.
+    store, group
+        Which blocks of which store.
     priors
         How many priors to fill in: π; all kept records alike; `points`.
     points
-        See :meth:`mdpext_dask.evaluation.attackers.requests.PointPrior.of_block`.
+        By block, see :meth:`mdpext_dask.evaluation.attackers.requests.PointPrior.of_block`.
 
     Raises
     ------
     StoreError
         If what is stored is damaged.
     """
+    for index, at in zip(group, points or (None,) * len(group), strict=True):
+        yield from _columns_of_block(store, store.plan[index], priors, at)
+
+
+def _columns_of_block(
+    store: MechanismStore, block: Block, priors: int, points: Points | None
+) -> Iterator[Column]:
     grid = store.grid
     shape = block.owned_shape
     beliefs = np.zeros((priors, *shape))
@@ -264,53 +252,42 @@ def columns_of(
     if not (beliefs[TRUTH] >= 0).all():
         raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
     if priors > 1:
-        i, j = np.meshgrid(
-            np.arange(block.owned_x.start, block.owned_x.stop),
-            np.arange(block.owned_y.start, block.owned_y.stop),
-            indexing="ij",
-        )
-        kept = grid.are_vertices_of(store.kept, i.ravel(), j.ravel()).reshape(shape)
-        beliefs[1] = kept / grid.count_vertices_of(store.kept)
+        i, j = np.indices(shape).reshape(2, -1)
+        kept = grid.are_vertices_of(store.kept, i + block.owned_x.start, j + block.owned_y.start)
+        beliefs[1] = kept.reshape(shape) / grid.count_vertices_of(store.kept)
     if points is not None:
         beliefs[2].reshape(-1)[points[0]] = points[1]
     used: NDArray[np.bool_] = np.any(beliefs != 0, axis=0)
-    if not used.any():  # where nobody is, rows that are not stored need not be made again either
+    if not used.any():  # skipped blocks without a prior need not be extended
         return
     probability = rows_of(store, block.owned_x, block.owned_y)
-    for column in np.flatnonzero(used.any(axis=1)):
+    for column in np.flatnonzero(used.any(axis=1)).tolist():
         at = np.flatnonzero(used[column])
         rows = probability[column, at].astype(np.float64)
         rows /= rows.sum(axis=1)[:, None]
         if not (rows > 0).all():
             raise StoreError(f"{store.url}: block {block.index}: rows are damaged; use --overwrite")
-        yield Column(
-            int(block.owned_x.start + column), at + block.owned_y.start, beliefs[:, column, at], rows
-        )
+        yield Column(block.owned_x.start + column, at + block.owned_y.start, beliefs[:, column, at], rows)
 
 
-def groups_of(store: MechanismStore) -> list[tuple[int, ...]]:
-    """Return which blocks a task looks at, one after the other: many only where they are small.
+def tally_all(passes: Passes, plan: TallyPlan, points: PointPrior | None) -> tuple[Tally, Array]:
+    """Return the tally of all blocks, and Σ π of every group of them."""
+    store = passes.store
+    across, along = (-(-n // plan.bin_side) for n in store.grid.shape)
+    total = Tally.nothing(plan, store.outputs, (across, along))
+    blocks = [[store.plan[index] for index in group] for group in passes.groups]
+    arguments = (
+        (group, plan, [None if points is None else points.of_block(store.grid, block) for block in some])
+        for group, some in zip(passes.groups, blocks, strict=True)
+    )
+    masses = []
+    for some, part in zip(blocks, passes.each("attackers", tally_blocks, arguments), strict=True):
+        masses.append(float(part.prior[TRUTH]))
+        total.add(part, *plan.bins_of(some))
+    return total, np.array(masses)
 
-    They depend on the store alone, so that sums are the same wherever tasks run.
-    """
-    groups: list[tuple[int, ...]] = []
-    room = 0
-    for block in store.plan:
-        size = math.prod(block.owned_shape) * store.outputs
-        if not groups or size > room:
-            groups.append(())
-            room = NUMBERS_OF_TASK
-        groups[-1] += (block.index,)
-        room -= size
-    return groups
 
-
-def tally_blocks(
-    url: str,
-    group: tuple[int, ...],
-    plan: TallyPlan,
-    points: Sequence[tuple[NDArray[np.int64], Array] | None],
-) -> Tally:
+def tally_blocks(url: str, group: tuple[int, ...], plan: TallyPlan, points: Sequence[Points | None]) -> Tally:
     """Return what the records that some blocks own add.
 
     Parameters
@@ -328,18 +305,15 @@ def tally_blocks(
         If what is stored is damaged.
     """
     store = MechanismStore.open(url)
-    blocks = [store.plan[index] for index in group]
-    across, along = plan.bins_of(blocks)
+    grid, (across, along) = store.grid, plan.bins_of([store.plan[index] for index in group])
     found = Tally.nothing(plan, store.outputs, (across.stop - across.start, along.stop - along.start))
-    grid = store.grid
     x, y = grid.x_km(), grid.y_km()
-    for block, at in zip(blocks, points, strict=True):
-        for column in columns_of(store, block, plan.priors, at):
-            losses = None
-            if plan.loss:
-                places = np.stack([np.full(len(column.j), x[column.i]), y[column.j]], axis=-1)
-                losses = cached_loss(store.url, store.problem_sha256).rows(places)
-            add_column(found, plan, grid, column, losses, (across.start, along.start))
+    for column in columns_of(store, group, plan.priors, points):
+        losses = None
+        if plan.loss:
+            places = np.stack([np.full(len(column.j), x[column.i]), y[column.j]], axis=-1)
+            losses = cached_loss(store.url, store.problem_sha256).rows(places)
+        add_column(found, plan, grid, column, losses, (across.start, along.start))
     return found.trimmed()
 
 
@@ -365,16 +339,16 @@ def add_column(
     """
     rows, beliefs = column.rows, column.beliefs
     flat = column.i * np.int64(grid.shape[1]) + column.j
-    there = beliefs[TRUTH] > 0
     prior = beliefs[TRUTH]
+    there = prior > 0
     joints = beliefs[:, :, None] * rows
-    found.records += int(there.sum())
     found.prior += beliefs.sum(axis=1)
     found.self_bits -= float((prior[there] * np.log2(prior[there])).sum())
     found.joint_bits += float((joints[TRUTH][there] * np.log2(rows[there])).sum())
     found.reported += joints.sum(axis=1)
     np.maximum(found.likeliest, rows.max(axis=0), out=found.likeliest)
-    _add_guesses(found, plan, flat, beliefs, joints)
+    found.alone = max(found.alone, float(prior.max()))
+    _add_guesses(found, plan, flat, joints)
     _add_bins(found, plan, grid, column, joints, corner)
     if plan.classes:
         _add_classes(found, plan, joints[TRUTH][there])
@@ -387,22 +361,16 @@ def add_column(
             found.take_worst(float(expected[at]), int(flat[there][at]))
 
 
-def _add_guesses(
-    found: Tally, plan: TallyPlan, flat: NDArray[np.int64], beliefs: Array, joints: Array
-) -> None:
+def _add_guesses(found: Tally, plan: TallyPlan, flat: NDArray[np.int64], joints: Array) -> None:
     outputs = np.arange(joints.shape[2])
-    shares = np.array([attacker.shares for attacker in plan.attackers])
     best, record, joint = [], [], []
-    for share in shares:
-        believed = sum(s * joints[p] for p, s in enumerate(share) if s)
+    for attacker in plan.attackers:
+        believed = attacker.mixed(joints)
         at = believed.argmax(axis=0)
         best.append(believed[at, outputs])
         record.append(flat[at])
         joint.append(joints[TRUTH, at, outputs])
     found.take_guesses(np.array(best), np.array(record), np.array(joint))
-    mixed = np.einsum("ap,px->ax", shares, beliefs)
-    at = mixed.argmax(axis=1)
-    found.take_alone(mixed[np.arange(len(mixed)), at], beliefs[TRUTH, at])
 
 
 def _add_bins(
@@ -421,10 +389,11 @@ def _add_bins(
 
 
 def _add_classes(found: Tally, plan: TallyPlan, joint: Array) -> None:
-    outputs, classes = found.counts.shape
+    counts, masses = found.by_class
+    outputs, classes = counts.shape
     at = np.arange(outputs) * classes + class_of(joint, plan.classes)
-    np.add.at(found.counts.reshape(-1), at.ravel(), 1.0)
-    np.add.at(found.masses.reshape(-1), at.ravel(), joint.ravel())
+    np.add.at(counts.reshape(-1), at.ravel(), 1.0)
+    np.add.at(masses.reshape(-1), at.ravel(), joint.ravel())
 
 
 def class_of(values: Array, classes: int) -> NDArray[np.int64]:

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize
 
@@ -35,7 +34,7 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.dense_rows import Array, Indices
 from mdpext_dask.evaluation.baselines.lp import costs
 from mdpext_dask.evaluation.baselines.pair_rows import budgets
-from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, rows_of_array
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 from mdpext_dask.seed.budget import log_ratio_error
 from mdpext_dask.seed.highs import solve_linear_program
 
@@ -75,15 +74,16 @@ def const_opt(problem: Problem, seconds: float) -> BaselineMechanism:
     fixed = _decaying(problem, distance, cost)
     radius = min(grid.records, _MOST_RECORDS, max(_MOST_FREE // outputs, 1))
     free = _Free.nearest(problem, xy, distance, fixed, radius)
-    rows, facts = free.optimise(cost, deadline)
+    found, facts = free.optimise(cost, deadline)
+    rows = found.reshape(*grid.shape, outputs)
     return BaselineMechanism(
-        rows=rows_of_array(rows.reshape(*grid.shape, outputs)),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.EPSILON,
         note=(
             "Kept between all pairs, unlike in the recipe: far entries decay with ε/2 and are normalised, "
             "and near ones keep ε with them."
         ),
-        facts={"r": radius, "records_with_free_entries": len(np.unique(free.record))} | facts,
+        facts={"r": radius, "records_with_free_entries": np.unique(free.record).size} | facts,
     )
 
 
@@ -122,66 +122,60 @@ def _decaying(problem: Problem, distance_km: Array, cost: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Free:
-    """The free entries, ordered by output, nearest records first.
+    """The free entries: r of each output.
 
     Parameters
     ----------
-    problem
-        The problem.
-    xy_km
-        Records, float64 of shape (N, 2), in km.
     fixed
         E, float64 of shape (N, K).
-    record, output
-        Record and output of each free entry, shape (n,): r of each output.
+    record
+        Record of each free entry, shape (K, r), nearest first.
+    budget
+        Budgets between the records of an output, in log units, float64 of shape (K, r, r).
     low, high
-        What the fixed entries allow, in log units, shape (n,), rounded inward.
+        What the fixed entries allow, in log units, float64 of shape (K, r), rounded inward.
+    min_probability
+        Floor δ.
     """
 
-    problem: Problem
-    xy_km: Array
     fixed: Array
     record: Indices
-    output: Indices
+    budget: Array
     low: Array
     high: Array
+    min_probability: float
 
     @classmethod
     def nearest(cls, problem: Problem, xy_km: Array, distance_km: Array, fixed: Array, r: int) -> "_Free":
         """Free the r records nearest to each output."""
-        near = np.argsort(distance_km, axis=0, kind="stable")[:r]
-        low, high = [], []
-        for output, records in enumerate(near.T):
+        near = np.argsort(distance_km, axis=0, kind="stable")[:r].T
+        bounds, pairs = [], []
+        for output, records in enumerate(near):
             others = np.ones(len(xy_km), dtype=bool)
             others[records] = False
-            bounds = _bounds(problem, xy_km[records], xy_km[others], np.log(fixed[others, output]))
-            low.append(bounds[0])
-            high.append(bounds[1])
-        return cls(
-            problem=problem,
-            xy_km=xy_km,
-            fixed=fixed,
-            record=near.T.ravel(),
-            output=np.repeat(np.arange(near.shape[1]), r),
-            low=np.concatenate(low),
-            high=np.concatenate(high),
-        )
+            place = xy_km[records]
+            bounds.append(_bounds(problem, place, xy_km[others], np.log(fixed[others, output])))
+            pairs.append(budgets(problem.epsilon_per_km, problem.distances_km(place, place)))
+        low, high = np.array(bounds).swapaxes(0, 1)
+        return cls(fixed, near, np.array(pairs), low, high, problem.min_probability)
 
     @property
     def _base(self) -> Array:
-        return np.asarray(self.fixed[self.record, self.output])
+        return np.asarray(self.fixed[self.record, np.arange(len(self.record))[:, None]])
 
-    def _pairs(self) -> list[tuple[slice, Array]]:
-        """Return, for each output, its free entries and the budgets between their records."""
-        count = self.fixed.shape[1]
-        r = len(self.record) // count
-        found = []
-        for output in range(count):
-            part = slice(output * r, (output + 1) * r)
-            place = self.xy_km[self.record[part]]
-            distance = self.problem.distances_km(place, place)
-            found.append((part, budgets(self.problem.epsilon_per_km, distance)))
-        return found
+    def _excess(self, z: Array) -> Array:
+        """Return log z_i − log z_j − b_ij of two free entries of an output, float64 of shape (K, r, r)."""
+        logs = np.log(z)
+        return np.asarray(logs[:, :, None] - logs[:, None] - self.budget)
+
+    def _nearest_pairs(self) -> Indices:
+        """Return the rows between every free entry and its nearest, both ways: indices into (K, r, r)."""
+        near = np.argsort(self.budget, axis=2, kind="stable")[:, :, 1 : _NEAR + 1]
+        chosen = np.zeros(self.budget.shape, dtype=bool)
+        np.put_along_axis(chosen, near, True, axis=2)
+        chosen |= chosen.swapaxes(1, 2)
+        # What follows from δ ≤ z ≤ 1 is left out: its huge coefficient would only do harm.
+        return np.flatnonzero(chosen & (self.budget < -math.log(self.min_probability)))
 
     def optimise(self, cost: Array, deadline: float) -> tuple[Array, dict[str, float | int]]:
         """Return all rows with the free entries at their best, and what is worth telling.
@@ -191,41 +185,33 @@ class _Free:
         SolverError
             If it is not solved in time, or not well enough.
         """
-        pairs, base = self._pairs(), self._base
-        entries = len(base)
-        records, row = np.unique(self.record, return_inverse=True)
+        (outputs, r), base = self.record.shape, self._base
+        entries = base.size
+        records, row = np.unique(self.record.ravel(), return_inverse=True)
         # Entries are scaled by K, so that they are about 1.
-        scale = float(self.fixed.shape[1])
-        weight = cost[self.record, self.output]
+        scale = float(outputs)
+        weight = cost[self.record, np.arange(outputs)[:, None]]
         # An entry that is free alone in its row has no choice.
-        alone = np.bincount(row)[row] == 1
-        lower = np.where(alone, base, np.maximum(np.exp(self.low), self.problem.min_probability))
+        alone = (np.bincount(row)[row] == 1).reshape(base.shape)
+        lower = np.where(alone, base, np.maximum(np.exp(self.low), self.min_probability))
         upper = np.where(alone, base, np.minimum(np.exp(self.high), 1.0))
         sums = sparse.csr_array((np.ones(entries), (row, np.arange(entries))), shape=(len(records), entries))
-        total = sums @ base
-        chosen = _nearest_pairs(pairs, _NEAR)
-        # What follows from δ ≤ z ≤ 1 is left out: its huge coefficient would only do harm.
-        chosen = _kept(chosen, chosen[2] < -math.log(self.problem.min_probability))
+        total = sums @ base.ravel()
+        chosen = self._nearest_pairs()
         rounds = iterations = 0
         while True:
             rounds += 1
-            risen, fallen, budget = chosen
-            growth = np.exp(budget)
-            index = np.arange(len(risen))
-            matrix = sparse.csr_array(
-                (
-                    np.concatenate([np.ones(len(risen)), -growth]),
-                    (np.concatenate([index, index]), np.concatenate([risen, fallen])),
-                ),
-                shape=(len(risen), entries),
-            )
-            rows_low = np.concatenate([np.full(len(risen), -np.inf), scale * total])
-            rows_high = np.concatenate([np.zeros(len(risen)), scale * total])
+            risen, fallen = chosen // r, chosen // (r * r) * r + chosen % r
+            ones, growth = np.ones(len(chosen)), np.exp(self.budget.ravel()[chosen])
+            at = np.tile(np.arange(len(chosen)), 2), np.concatenate([risen, fallen])
+            matrix = sparse.csr_array((np.concatenate([ones, -growth]), at), shape=(len(chosen), entries))
+            rows_low = np.concatenate([np.full(len(chosen), -np.inf), scale * total])
+            rows_high = np.concatenate([np.zeros(len(chosen)), scale * total])
             solve = partial(
                 solve_linear_program,
                 f"COPT's linear program ({entries} free entries)",
-                cost=weight / (float(np.abs(weight).max()) or 1.0),
-                bounds=(scale * lower, scale * upper),
+                cost=weight.ravel() / (float(np.abs(weight).max()) or 1.0),
+                bounds=(scale * lower.ravel(), scale * upper.ravel()),
                 matrix=sparse.csr_array(sparse.vstack([matrix, sums])),
                 row_bounds=(rows_low, rows_high),
             )
@@ -237,43 +223,37 @@ class _Free:
                     raise
                 found, _, steps = solve(simplex=True, seconds=left)
             iterations += steps
-            z = np.clip(found / scale, lower, upper)
+            z = np.clip(found.reshape(base.shape) / scale, lower, upper)
             # Fixed entries are never touched, so what solver and clipping leave over goes to the free ones.
-            z *= (total / (sums @ z))[row]
-            broken = _broken(pairs, np.log(z))
-            if not len(broken[0]):
+            z *= (total / (sums @ z.ravel()))[row].reshape(base.shape)
+            broken = np.flatnonzero(self._excess(z) > _BROKEN)
+            if not len(broken):
                 break
             if rounds == _ROUNDS:
                 raise SolverError(f"COPT: rows are still broken after {_ROUNDS} rounds")
-            chosen = _joined([chosen, broken])
-        rows = self._repair(z, pairs)
+            chosen = np.concatenate([chosen, broken])
+        rows = self._repair(z)
         return rows, {
             "variables": entries,
-            "constraints": len(chosen[0]) + len(records),
+            "constraints": len(chosen) + len(records),
             "rounds": rounds,
             "iterations": iterations,
             "loss_of_decay_km": float((cost * self.fixed).sum()),
         }
 
-    def _repair(self, z: Array, pairs: list[tuple[slice, Array]]) -> Array:
+    def _repair(self, z: Array) -> Array:
         """Return all rows, (1 − t) z + t E with the least t that keeps everything for certain."""
-        base, allowance = self._base, log_ratio_error(self.fixed.shape[1])
+        (outputs, r), base = self.record.shape, self._base
+        allowance, pairs = log_ratio_error(outputs), ~np.eye(r, dtype=bool)
         share = 0.0
         while share <= _LARGEST_SHARE:
             mixed = (1 - share) * z + share * base
             logs = np.log(mixed)
-            excess = max(
-                float(
-                    (logs[part, None] - logs[part] - budget)[~np.eye(len(budget), dtype=bool)].max(
-                        initial=-np.inf
-                    )
-                )
-                for part, budget in pairs
-            )
+            excess = float(self._excess(mixed)[:, pairs].max(initial=-np.inf))
             excess = max(excess, float((logs - self.high).max()), float((self.low - logs).max()))
             if excess + allowance <= 0:
                 rows = self.fixed.copy()
-                rows[self.record, self.output] = mixed
+                rows[self.record, np.arange(outputs)[:, None]] = mixed
                 return rows
             share = max(2 * share, 1e-9)
         raise SolverError("COPT's solution breaks its rows beyond repair")
@@ -290,40 +270,3 @@ def _bounds(problem: Problem, free_xy_km: Array, fixed_xy_km: Array, logs: Array
         low.append((logs - budget).max(axis=1))
         high.append((logs + budget).min(axis=1))
     return np.concatenate(low), np.concatenate(high)
-
-
-_Rows = tuple[NDArray[np.intp], NDArray[np.intp], Array]
-
-
-def _nearest_pairs(pairs: list[tuple[slice, Array]], count: int) -> _Rows:
-    """Return the rows between every free entry and its nearest of the same output: risen, fallen, budget."""
-    found = []
-    for part, budget in pairs:
-        near = np.argsort(budget, axis=1, kind="stable")[:, 1 : count + 1]
-        risen = np.repeat(np.arange(len(budget)), near.shape[1])
-        fallen = near.ravel()
-        both = np.unique(
-            np.concatenate([np.stack([risen, fallen]), np.stack([fallen, risen])], axis=1), axis=1
-        )
-        found.append((both[0] + part.start, both[1] + part.start, budget[both[0], both[1]]))
-    return _joined(found)
-
-
-def _broken(pairs: list[tuple[slice, Array]], logs: Array) -> _Rows:
-    """Return the rows that are broken."""
-    found = []
-    for part, budget in pairs:
-        excess = logs[part, None] - logs[part] - budget
-        risen, fallen = np.nonzero(excess > _BROKEN)
-        found.append((risen + part.start, fallen + part.start, budget[risen, fallen]))
-    return _joined(found)
-
-
-def _kept(rows: _Rows, which: NDArray[np.bool_]) -> _Rows:
-    """Return some of the rows."""
-    return rows[0][which], rows[1][which], rows[2][which]
-
-
-def _joined(found: list[_Rows]) -> _Rows:
-    risen, fallen, budget = (np.concatenate(part) for part in zip(*found, strict=True))
-    return risen, fallen, budget

@@ -1,4 +1,4 @@
-"""The optimal mechanism: the linear program over all records and all pairs.
+"""The optimal mechanism: the linear program over all records and all pairs; and LP-A, on the coarse grid.
 
 N. E. Bordenabe, K. Chatzikokolakis, C. Palamidessi, "Optimal geo-indistinguishable mechanisms for location
 privacy", CCS 2014.
@@ -6,6 +6,12 @@ privacy", CCS 2014.
 A pair needs no rows of its own where a record z lies between its two, d(x, z) + d(z, x') = d(x, x'): their
 budgets add up. On a lattice that leaves few directions (:func:`needed_directions`), of which the program
 starts with the shortest and makes the others where they are broken.
+
+LP-A is the usual way around the size of the linear program, called LP or LP+CA (coarse approximation) where
+newer methods are compared with it: R. Liu, C. Qiu, arXiv 2509.08720, and arXiv 2601.09946. Every record
+borrows the row of its nearest corner. It is ε-mDP between corners. Two records on both sides of the line
+between two corners are one fine step h apart but use rows that may differ by ε h_0: the log ratio may be
+F = h_0 / h times what ε allows.
 """
 
 import math
@@ -21,7 +27,7 @@ from mdpext_dask.evaluation.baselines.pair_rows import (
     check_size,
     solve_pairs,
 )
-from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, rows_of_array
+from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 
 # Directions that a program starts with: steps of at most so many records along an axis.
 _FIRST_STEPS = 2
@@ -40,22 +46,53 @@ def full_lp(problem: Problem, seconds: float) -> BaselineMechanism:
     check_size(what, grid.records, outputs, seconds)
     xy = problem.records_xy_km(slice(None))
     solution = solve_lattice(problem, xy, costs(problem), grid.shape, seconds, what)
+    rows = solution.rows.reshape(*grid.shape, outputs)
     return BaselineMechanism(
-        rows=rows_of_array(solution.rows.reshape(*grid.shape, outputs)),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.EPSILON,
         note="Kept between all pairs of records; the loss is within the gap of the least possible.",
         facts=solution.facts(),
     )
 
 
+def coarse_lp(problem: Problem, seconds: float) -> BaselineMechanism:
+    """Make the optimal mechanism of the corners of the source cells, for all records.
+
+    Prior and cost of every record count at its nearest corner; half way, at the one to the east or north.
+
+    Raises
+    ------
+    SolverError
+        If there are too many corners, or it is not solved in time.
+    """
+    grid, outputs = problem.grid, problem.outputs
+    what = "the linear program on the coarse grid"
+    check_size(what, grid.seeds, outputs, seconds)
+    i, j = ((np.arange(length, dtype=np.intp) + grid.factor // 2) // grid.factor for length in grid.shape)
+    cost: Array = np.zeros((*grid.seeds_shape, outputs))
+    np.add.at(cost, (i[:, None], j), costs(problem).reshape(*grid.shape, outputs))
+    solution = solve_lattice(
+        problem, grid.seeds_xy_km(), cost.reshape(-1, outputs), grid.seeds_shape, seconds, what
+    )
+    corners = solution.rows.reshape(*grid.seeds_shape, outputs)
+    return BaselineMechanism(
+        rows=lambda east: corners[i[east]][:, j],
+        # Where every record is a corner there is nothing to borrow.
+        guarantee=Guarantee.NONE if grid.factor > 1 else Guarantee.EPSILON,
+        note=(
+            "Kept between the corners of source cells: neighbouring records that use the rows of two corners "
+            f"may differ {grid.factor} times as much as ε allows."
+        ),
+        facts={"corners": grid.seeds} | solution.facts(),
+    )
+
+
 def costs(problem: Problem) -> Array:
     """Return π(x) c(x, y) of all records, float64 of shape (N, K), in km."""
-    return np.concatenate(
-        [
-            problem.prior[i, :, None] * problem.loss.rows(problem.records_xy_km(slice(i, i + 1)))
-            for i in range(problem.grid.shape[0])
-        ]
+    columns = (
+        (prior[:, None], problem.records_xy_km(slice(i, i + 1))) for i, prior in enumerate(problem.prior)
     )
+    return np.concatenate([prior * problem.loss.rows(records) for prior, records in columns])
 
 
 def solve_lattice(
@@ -83,11 +120,8 @@ def solve_lattice(
     SolverError
         If it is not solved in time.
     """
-    program = PairProgram(
-        cost=cost,
-        budget=budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km)),
-        min_probability=problem.min_probability,
-    )
+    budget = budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km))
+    program = PairProgram(cost, budget, problem.min_probability)
     first = needed_directions(shape, problem.metric_p)
     first = first[np.abs(first).max(axis=1) <= _FIRST_STEPS]
     return solve_pairs(program, pairs_along(first, shape), seconds, what)
@@ -112,7 +146,7 @@ def needed_directions(shape: tuple[int, int], p: float) -> NDArray[np.intp]:
     -------
     Integers of shape (n, 2), one of (a, b) and (−a, −b): a > 0, or a = 0 and b > 0.
     """
-    longest = (shape[0], shape[1]) if 1 < p < math.inf else (min(shape[0], 2), min(shape[1], 2))
+    longest = shape if 1 < p < math.inf else (min(shape[0], 2), min(shape[1], 2))
     found = [
         (a, b)
         for a in range(longest[0])
@@ -131,6 +165,5 @@ def pairs_along(directions: NDArray[np.intp], shape: tuple[int, int]) -> tuple[I
         low, high = max(-b, 0), max(b, 0)
         first.append(index[:width, low : low + height].ravel())
         second.append(index[a:, high : high + height].ravel())
-    if not first:
-        return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
-    return np.concatenate(first), np.concatenate(second)
+    none = index[:0, 0]
+    return np.concatenate([none, *first]), np.concatenate([none, *second])

@@ -62,11 +62,6 @@ class PairProgram:
     budget: Array
     min_probability: float
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Records and outputs."""
-        return self.cost.shape[0], self.cost.shape[1]
-
     def objective(self, rows: Array) -> float:
         """Return Σ C_ik z_ik in km."""
         return float((self.cost * rows).sum())
@@ -163,11 +158,6 @@ class PairSolution:
     rounds: int
     constraints: int
 
-    @property
-    def gap(self) -> float:
-        """Relative duality gap (primal − dual) / primal."""
-        return (self.primal - self.dual) / max(abs(self.primal), np.finfo(float).tiny)
-
     def facts(self) -> dict[str, float | int]:
         """Return what is worth telling, plain JSON values."""
         return {
@@ -176,7 +166,7 @@ class PairSolution:
             "rounds": self.rounds,
             "iterations": self.iterations,
             "lower_bound_km": self.dual,
-            "gap": self.gap,
+            "gap": (self.primal - self.dual) / max(abs(self.primal), np.finfo(float).tiny),
         }
 
 
@@ -243,7 +233,7 @@ def solve_pairs(
         If it is not solved in time, or not well enough.
     """
     deadline = time.monotonic() + seconds
-    records, outputs = program.shape
+    records, outputs = program.cost.shape
     if outputs == 1 or records == 1 or not program.cost.any():
         return _trivial(program)
 
@@ -258,20 +248,12 @@ def solve_pairs(
         while True:
             rounds += 1
             growth = np.exp(program.budget[triples.risen, triples.fallen])
-            solution = solve_program(
-                GridProgram(
-                    cost=np.ascontiguousarray(program.cost.T[:, None]) / scale,
-                    rows=PairRows((outputs, 1, records), triples, growth),
-                    # Columns are scaled by K, so that the uniform mechanism is z = 1.
-                    lower=np.array(program.min_probability * outputs),
-                    upper=np.array(float(outputs)),
-                    capped=False,
-                    start=np.ones((outputs, 1, records)),
-                    total=float(outputs),
-                ),
-                gap=_GAPS[stage],
-                watcher=check_time,
+            grid = GridProgram.over_mechanisms(
+                np.ascontiguousarray(program.cost.T[:, None]) / scale,
+                PairRows((outputs, 1, records), triples, growth),
+                program.min_probability * outputs,
             )
+            solution = solve_program(grid, gap=_GAPS[stage], watcher=check_time)
             iterations += solution.iterations
             rows = np.maximum(solution.z[:, 0].T / outputs, program.min_probability)
             last, missing = stage == len(_GAPS) - 1, program.uniform_share(rows) > _SHARE
@@ -288,14 +270,8 @@ def solve_pairs(
     if solution.gap > _LARGEST_GAP:
         raise SolverError(f"{what}: stopped at a relative gap of {solution.gap:.1e}")
     repaired = program.repair(rows)
-    return PairSolution(
-        rows=repaired,
-        primal=program.objective(repaired),
-        dual=scale / outputs * solution.dual,
-        iterations=iterations,
-        rounds=rounds,
-        constraints=len(triples),
-    )
+    primal, dual = program.objective(repaired), scale / outputs * solution.dual
+    return PairSolution(repaired, primal, dual, iterations, rounds, len(triples))
 
 
 def _worth_having(program: PairProgram, triples: Triples) -> Triples:
@@ -306,10 +282,10 @@ def _worth_having(program: PairProgram, triples: Triples) -> Triples:
 
 def _trivial(program: PairProgram) -> PairSolution:
     """Return the solution where there is one mechanism, one record, or no loss."""
-    records, outputs = program.shape
-    rows = np.full(program.shape, 1 / outputs)
+    records, outputs = program.cost.shape
+    rows = np.full(program.cost.shape, 1 / outputs)
     if records == 1:
         rows[:] = program.min_probability
         rows[0, program.cost[0].argmin()] += 1 - outputs * program.min_probability
     value = program.objective(rows)
-    return PairSolution(rows=rows, primal=value, dual=value, iterations=0, rounds=0, constraints=0)
+    return PairSolution(rows, primal=value, dual=value, iterations=0, rounds=0, constraints=0)

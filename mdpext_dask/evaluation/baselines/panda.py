@@ -101,27 +101,21 @@ def _panda(problem: Problem, seconds: float, decay: Decay) -> BaselineMechanism:
     cost = np.zeros((len(anchor), outputs))
     np.add.at(cost, nearest, costs(problem))
     kept_km = _kept_distances(problem, xy, nearest, len(anchor))
-    program = PairProgram(
-        cost=cost,
-        budget=budgets(problem.epsilon_per_km, kept_km),
-        min_probability=problem.min_probability,
-    )
+    program = PairProgram(cost, budgets(problem.epsilon_per_km, kept_km), problem.min_probability)
     solution = solve_pairs(program, _not_implied(program.budget), seconds, what)
     margin = problem.epsilon_per_km * (problem.distances_km(xy[anchor], xy[anchor]) - kept_km)
     apart = ~np.eye(len(anchor), dtype=bool)
     shape = nearest.reshape(grid.shape)
+    note = (
+        f"(ε, δ)-PmDP with δ = {_DELTA:g}: of the pairs of records with two given anchors, all equally "
+        "likely, a share δ at most may exceed ε; what users' anchors tell the server is not deducted."
+    )
+    if np.bincount(nearest).max() > _RECORDS_OF_ANCHOR:
+        note += f" Margins are estimated with {_RECORDS_OF_ANCHOR} records of each anchor."
     return BaselineMechanism(
         rows=lambda east: solution.rows[shape[east]],
         guarantee=Guarantee.PROBABILISTIC,
-        note=(
-            f"(ε, δ)-PmDP with δ = {_DELTA:g}: of the pairs of records with two given anchors, all equally "
-            "likely, a share δ at most may exceed ε; what users' anchors tell the server is not deducted."
-            + (
-                f" Margins are estimated with {_RECORDS_OF_ANCHOR} records of each anchor."
-                if np.bincount(nearest).max() > _RECORDS_OF_ANCHOR
-                else ""
-            )
-        ),
+        note=note,
         facts={
             "users": users,
             "anchors": len(anchor),
@@ -172,13 +166,12 @@ def _draw_anchors(problem: Problem, xy_km: Array, decay: Decay, most: int) -> tu
 def _nearest(problem: Problem, xy_km: Array, anchor_xy_km: Array) -> tuple[Array, Indices]:
     """Return distance in km and index of each record's nearest anchor, the first of several, shape (N,)."""
     step = max(2_000_000 // len(anchor_xy_km), 1)
-    distance, nearest = np.empty(len(xy_km)), np.empty(len(xy_km), dtype=np.intp)
+    distance, nearest = [], []
     for first in range(0, len(xy_km), step):
-        part = slice(first, first + step)
-        apart = problem.distances_km(xy_km[part], anchor_xy_km)
-        nearest[part] = apart.argmin(axis=1)
-        distance[part] = apart.min(axis=1)
-    return distance, nearest
+        apart = problem.distances_km(xy_km[first : first + step], anchor_xy_km)
+        nearest.append(apart.argmin(axis=1))
+        distance.append(apart.min(axis=1))
+    return np.concatenate(distance), np.concatenate(nearest)
 
 
 def _kept_distances(problem: Problem, xy_km: Array, nearest: Indices, anchors: int) -> Array:

@@ -3,7 +3,6 @@
 All methods get the same records, outputs, prior, loss and ε; differences between them are then theirs.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,17 +57,16 @@ class Problem:
     random_seed: int = 0
 
     @classmethod
-    def of_store(cls, store: MechanismStore, random_seed: int = 0) -> "Problem":
+    def of_store(cls, store: MechanismStore) -> "Problem":
         """Return the problem that a store was made for; it need not have any rows yet."""
         return cls(
             grid=store.grid,
             epsilon_per_km=float(store.attributes["epsilon_planar_per_km"]),
             metric_p=store.metric_p,
-            output_xy_km=store.read_output_xy_km(),
+            output_xy_km=store.output_xy_km(),
             prior=np.asarray(store.read("prior"), dtype=np.float64),
             loss=read_loss(store),
             min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
-            random_seed=random_seed,
         )
 
     @classmethod
@@ -97,10 +95,6 @@ class Problem:
 
     def distances_km(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return d_p between places, float64 of shape (n, m), in km."""
-        if math.isinf(self.metric_p):
-            return np.asarray(cdist(xy_km, other_xy_km, "chebyshev"))
-        if self.metric_p == 2:
-            return np.asarray(cdist(xy_km, other_xy_km))
         return np.asarray(cdist(xy_km, other_xy_km, "minkowski", p=self.metric_p))
 
 
@@ -154,10 +148,18 @@ def strips(problem: Problem) -> list[slice]:
     return [slice(first, min(first + step, across)) for first in range(0, across, step)]
 
 
+def expected_loss(problem: Problem, rows: RowsOf) -> float:
+    """Return UL(M) = Σ_x π(x) Σ_y M(y|x) c(x, y) in km, with rows divided by their sums."""
+    total = 0.0
+    for strip in strips(problem):
+        prior = problem.prior[strip].ravel()
+        used = np.flatnonzero(prior)
+        if len(used):
+            part = rows(strip).reshape(-1, problem.outputs)[used]
+            loss = problem.loss.rows(problem.records_xy_km(strip)[used])
+            total += float(prior[used] @ ((part * loss).sum(axis=1) / part.sum(axis=1)))
+    return total
+
+
 # A method: from a problem, and how many seconds it may take, to a mechanism.
 Method = Callable[[Problem, float], BaselineMechanism]
-
-
-def rows_of_array(rows: Array) -> RowsOf:
-    """Return the strips of rows that are in memory, float64 of shape (n_x, n_y, K)."""
-    return lambda east: rows[east]

@@ -17,16 +17,10 @@ from scipy import sparse
 from scipy.special import softmax
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.problem import (
-    Array,
-    BaselineMechanism,
-    Guarantee,
-    Problem,
-    rows_of_array,
-)
-from mdpext_dask.evaluation.baselines.seed_cost import seed_cost
+from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
 from mdpext_dask.seed.budget import axis_budgets, candidate_splits, half_budgets
 from mdpext_dask.seed.highs import InfeasibleError, solve_linear_program
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
@@ -54,14 +48,14 @@ def published_mcshane_whitney(problem: Problem, seconds: float) -> BaselineMecha
         If the time is up or the problem is too large.
     """
     clock = Clock(seconds)
-    split, seed = _best_seed(problem, clock)
-    rows, crossings = by_envelopes(_on_corners(problem, seed), problem.grid, "own", clock)
+    corners, facts = _best_seed(problem, clock)
+    rows, crossings = by_envelopes(corners, problem.grid, "own", clock)
     return BaselineMechanism(
-        rows=rows_of_array(rows),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.NONE,
         note="Envelopes of a fixed slope over rows that were normalised at every level: they cross where the "
         "rows are steeper, and normalising makes them steeper than ε.",
-        facts={**_facts(split, seed), "crossing_by_level": crossings},
+        facts={**facts, "crossing_by_level": crossings},
     )
 
 
@@ -74,17 +68,17 @@ def published_cell_programs(problem: Problem, seconds: float) -> BaselineMechani
         If the time is up or the problem is too large.
     """
     clock = Clock(seconds)
-    split, seed = _best_seed(problem, clock)
+    corners, facts = _best_seed(problem, clock)
     rows, counts = by_cell_programs(
-        _on_corners(problem, seed), problem.grid, problem.loss.rows, problem.min_probability, clock=clock
+        corners, problem.grid, problem.loss.rows, problem.min_probability, clock=clock
     )
     return BaselineMechanism(
-        rows=rows_of_array(rows),
+        rows=lambda east: rows[east],
         guarantee=Guarantee.NONE,
         note="Cell programs know their corners and not their sides, which are arithmetic averages; where one "
         "has no solution its inner points are averages, too: both are steeper than ε.",
         facts={
-            **_facts(split, seed),
+            **facts,
             "infeasible_share": sum(failed for failed, _ in counts) / sum(cells for _, cells in counts),
             "infeasible_share_by_level": [failed / cells for failed, cells in counts],
         },
@@ -117,20 +111,25 @@ class Clock:
         return left
 
 
-def _best_seed(problem: Problem, clock: Clock) -> tuple[tuple[float, float], SeedMechanism]:
-    """Return the published split of ε under which the seed LP's optimum is least, and the seed."""
-    if problem.grid.records * problem.outputs > _MOST_NUMBERS:
-        raise SolverError(
-            f"{problem.grid.records:,} records x {problem.outputs} outputs are too many to hold in memory"
-        )
-    cost, best = seed_cost(problem), None
+def _best_seed(problem: Problem, clock: Clock) -> tuple[Array, dict[str, Any]]:
+    """Return the seed on the corners under the published split of ε that costs least, and what it is."""
+    grid, outputs = problem.grid, problem.outputs
+    if grid.records * outputs > _MOST_NUMBERS:
+        raise SolverError(f"{grid.records:,} records x {outputs} outputs are too many to hold in memory")
+    cost, seeds = seed_cost(problem), []
     for split in candidate_splits(problem.epsilon_per_km, problem.metric_p):
         clock.left("solving the seed")
-        seed = solve_half_seed(problem, cost, split)
-        if best is None or seed.primal < best[1].primal:
-            best = split, seed
-    assert best is not None  # there is always the even split
-    return best
+        seeds.append((split, solve_half_seed(problem, cost, split)))
+    split, seed = min(seeds, key=lambda found: found[1].primal)
+    facts = {"slope_per_km": SLOPE, "split_per_km": list(split), "seed_primal_km": seed.primal}
+    return seed.rows.reshape(*grid.seeds_shape, -1), facts
+
+
+def seed_cost(problem: Problem) -> Array:
+    """Return C = Wᵀ diag(π) L of a problem, float64 of shape (J, K), in km, as a store's seed has it."""
+    grid = problem.grid
+    cells = slice(0, grid.cells_x), slice(0, grid.cells_y)
+    return assemble_seed_cost(grid, corner_costs(grid, problem.loss, problem.prior, cells))
 
 
 def solve_half_seed(problem: Problem, cost: Array, split: tuple[float, float]) -> SeedMechanism:
@@ -141,21 +140,13 @@ def solve_half_seed(problem: Problem, cost: Array, split: tuple[float, float]) -
     problem
         The problem.
     cost
-        Its :func:`mdpext_dask.evaluation.baselines.seed_cost.seed_cost`.
+        Its :func:`seed_cost`.
     split
         (ε_1, ε_2), in 1/km.
     """
     grid = problem.grid
     budgets = axis_budgets(grid, half_budgets(split).beta)
     return solve_seed_problem(SeedProblem(cost, grid.seeds_shape, *budgets, problem.min_probability))
-
-
-def _on_corners(problem: Problem, seed: SeedMechanism) -> Array:
-    return seed.rows.reshape(*problem.grid.seeds_shape, -1)
-
-
-def _facts(split: tuple[float, float], seed: SeedMechanism) -> dict[str, Any]:
-    return {"slope_per_km": SLOPE, "split_per_km": list(split), "seed_primal_km": seed.primal}
 
 
 # --- envelopes ------------------------------------------------------------------------------------

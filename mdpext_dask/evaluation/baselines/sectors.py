@@ -232,12 +232,9 @@ def edge_integrals(distance: Array, from_: Array, to: Array) -> tuple[Array, Arr
     rest = np.arctan2(a_part * (outer - stop), a_part**2 + outer * stop)
     angle = np.arctan2(a_part * (outer - near), a_part**2 + outer * near)
     parts = (beyond, within + rest, angle)
-    total = [np.bincount(owner, part, len(a)).astype(np.float64) for part in parts]
-    return (
-        total[0].reshape(distance.shape),
-        total[1].reshape(distance.shape),
-        total[2].reshape(distance.shape),
-    )
+    totals = (np.asarray(np.bincount(owner, part, len(a)), dtype=np.float64) for part in parts)
+    beyond, within, angle = (total.reshape(distance.shape) for total in totals)
+    return beyond, within, angle
 
 
 def _quadrature(a: Array, low: Array, length: Array) -> tuple[Array, Array]:

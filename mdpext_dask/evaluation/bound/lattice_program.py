@@ -141,16 +141,8 @@ def lattice_bound(
     lattice = lattice.with_lines_for(reach)
     n, m = lattice.kept.shape
     cost = by_output(lattice.cost / scale, False).reshape(outputs, n // reach, reach * m)
-    program = GridProgram(
-        cost=cost,
-        rows=PairRows((n // reach, reach, m), _growth(lattice, promise, 1 / floor, reach)),
-        lower=np.array(_FLOOR),
-        upper=np.array(float(outputs)),
-        capped=False,
-        # Columns are scaled by K, so that the uniform mechanism is z = 1.
-        start=np.ones_like(cost),
-        total=float(outputs),
-    )
+    rows = PairRows((n // reach, reach, m), _growth(lattice, promise, 1 / floor, reach))
+    program = GridProgram.over_mechanisms(cost, rows, _FLOOR)
     with one_blas_thread():
         solution = solve_program(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
     # For every mechanism M of the lattice, (1 − K δ') M + δ' is one of the program.

@@ -14,7 +14,7 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluation.bound.lattice_program import Lattice, LatticePromise, lattice_bound, reach_of
 from mdpext_dask.seed.grid_rows import directions
 from mdpext_dask.seed.interior_point import InverseSums
-from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Offset = tuple[int, int]
@@ -68,17 +68,14 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
         If the prior or the tables of the loss are damaged.
     """
     east, north = (slice(first, None, stride) for first in offset)
-    x, y = store.grid.x_km()[east], store.grid.y_km()[north]
     prior = store.read("prior", east, north)
     if not ((prior >= 0) & np.isfinite(prior)).all():
         raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
-    loss = cached_loss(store.url, store.problem_sha256)
     cost = np.zeros((*prior.shape, store.outputs))
-    for i in np.flatnonzero(prior.any(axis=1)):
-        used = np.flatnonzero(prior[i])
-        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        cost[i, used] = loss.rows(records) * prior[i, used, None]
-    return Lattice(x, y, cost, store.grid.vertices_of(store.kept)[east, north])
+    for i, used, _, losses in loss_columns(store, east, north, prior):
+        cost[i, used] = losses * prior[i, used, None]
+    kept = store.grid.vertices_of(store.kept)[east, north]
+    return Lattice(store.grid.x_km()[east], store.grid.y_km()[north], cost, kept)
 
 
 def bound_lattices(url: str, stride: int, offsets: list[Offset]) -> list[tuple[float, float]]:
@@ -116,14 +113,8 @@ def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
     block = store.plan[index]
     total = np.zeros([min(stride, side) for side in store.grid.shape])
     prior = store.read("prior", block.owned_x, block.owned_y)
-    if not prior.any():
-        return total
-    loss = cached_loss(url, store.problem_sha256)
-    x, y = store.grid.x_km()[block.owned_x], store.grid.y_km()[block.owned_y]
-    for i in np.flatnonzero(prior.any(axis=1)):
-        used = np.flatnonzero(prior[i])
-        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        least = loss.rows(records).min(axis=1) * prior[i, used]
+    for i, used, _, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
+        least = losses.min(axis=1) * prior[i, used]
         residue = (block.owned_y.start + used) % stride
         total[(block.owned_x.start + i) % stride] += np.bincount(residue, least, minlength=total.shape[1])
     # Sums of this many numbers, none negative.
@@ -131,7 +122,7 @@ def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the shapes of the lattices of a grid, and how many there are of each."""
+    """Yield the shapes of the lattices of a grid, the largest first, and how many there are of each."""
     sizes = []
     for side in shape:
         # Records (first, first + stride, ...) below `side`; the first offsets may have one more.

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,8 @@ class LowerBound:
     Parameters
     ----------
     lower_bound_km
-        The bound, in km.
-    certified
-        Whether it is proved; if not, it is an unbiased estimate of what all offsets together would prove.
+        The bound, in km; with a standard error, an unbiased estimate of what all offsets together would
+        prove.
     standard_error_km
         Standard error of the estimate, in km; None for what is certified.
     certified_km
@@ -80,7 +79,6 @@ class LowerBound:
     """
 
     lower_bound_km: float
-    certified: bool
     standard_error_km: float | None
     certified_km: float
     stride: int
@@ -88,6 +86,11 @@ class LowerBound:
     offsets_total: int
     source: str
     seconds: float
+
+    @property
+    def certified(self) -> bool:
+        """Whether the bound is proved."""
+        return self.standard_error_km is None
 
     @property
     def offsets_used(self) -> int:
@@ -102,12 +105,19 @@ class LowerBound:
 
 @dataclass(frozen=True)
 class BoundRequest:
-    """What to spend on a lower bound; see :func:`lower_bound`.
+    """What to spend on a lower bound.
 
     Parameters
     ----------
-    seconds, stride, offsets, random_seed
-        As there; no seconds and no stride ask for no bound.
+    seconds
+        How long programs may be predicted to take; 0 without a stride for no bound.
+    stride
+        Steps between records of a lattice; default: the finest whose programs fit into the time, for all
+        offsets, or if there is none, for a part.
+    offsets
+        How many offsets to draw, without replacement; default: all of them, if that fits.
+    random_seed
+        For the draw.
     """
 
     seconds: float = SECONDS
@@ -132,15 +142,7 @@ def bound_facts(
         raise SpecError(f"--bound-seconds: must be at least 0, got {request.seconds:g}")
     if request.seconds == 0 and request.stride is None:
         return dict.fromkeys(_FACTS)
-    found = lower_bound(
-        store,
-        executor,
-        stages,
-        stride=request.stride,
-        seconds=request.seconds,
-        offsets=request.offsets,
-        random_seed=request.random_seed,
-    )
+    found = lower_bound(store, executor, stages, request)
     # The loss adds up so many numbers, none negative, in sums of sums.
     rounding = (store.grid.records + store.outputs) * sys.float_info.epsilon
     if loss_km * (1 + rounding) < found.certified_km:
@@ -148,22 +150,16 @@ def bound_facts(
             f"{store.url}: its loss of {loss_km:.6g} km is less than the {found.certified_km:.6g} km that "
             "every mechanism with its promise loses; rows, prior or tables of the loss are damaged: audit it"
         )
-    value, certified, error = found.lower_bound_km, found.certified, found.standard_error_km
-    if not certified and value > loss_km:
+    if not found.certified and found.lower_bound_km > loss_km:
         # The loss itself tells that the estimate is too high; what is proved is not.
-        value, certified, error = found.certified_km, True, None
+        found = replace(found, lower_bound_km=found.certified_km, standard_error_km=None)
+    value = found.lower_bound_km
     facts = (
-        value,
-        certified,
-        error,
-        found.certified_km,
-        found.source,
-        found.stride,
-        found.offsets_used,
-        found.offsets_total,
+        value, found.certified, found.standard_error_km, found.certified_km, found.source, found.stride,
+        found.offsets_used, found.offsets_total,
         None if found.whole else [list(offset) for offset in found.offsets],
         loss_km / value - 1 if value > 0 else None,
-    )
+    )  # fmt: skip
     return dict(zip(_FACTS, facts, strict=True))
 
 
@@ -171,11 +167,7 @@ def lower_bound(
     store: MechanismStore,
     executor: Executor,
     stages: Stages,
-    *,
-    stride: int | None = None,
-    seconds: float = SECONDS,
-    offsets: int | None = None,
-    random_seed: int = 0,
+    request: BoundRequest,
 ) -> LowerBound:
     """Bound the loss of every mechanism that keeps the promise of a store from below.
 
@@ -187,15 +179,8 @@ def lower_bound(
         Where programs are solved.
     stages
         Is told of the stage ``"bound"``.
-    stride
-        Steps between records of a lattice; by default the finest whose programs are predicted to take no
-        more than `seconds`: for all offsets, or if there is none, for a part.
-    seconds
-        See `stride`.
-    offsets
-        How many offsets to draw, without replacement; by default all of them, if that fits.
-    random_seed
-        For the draw.
+    request
+        What to spend.
 
     Raises
     ------
@@ -203,38 +188,29 @@ def lower_bound(
         If there is no such stride or number of offsets, or programs that large do not fit into the memory.
     """
     started = time.perf_counter()
-    chosen, count = _choose(store, executor, stride, seconds, offsets)
-    every = offsets_of(chosen, store.grid.shape)
+    stride, count = _choose(store, executor, request)
+    every = offsets_of(stride, store.grid.shape)
     # In the order in which they are drawn: the first has a part of its own in the estimate.
     drawn = list(range(len(every)))
     if count < len(every):
-        drawn = np.random.default_rng(random_seed).permutation(len(every))[:count].tolist()
+        drawn = np.random.default_rng(request.random_seed).permutation(len(every))[:count].tolist()
     at = sorted(drawn)
     used = [every[i] for i in at]
     with stages.stage("bound", len(used), "lattices"):
-        found = dict(zip(at, _solve(store, executor, stages, chosen, used), strict=True))
+        found = dict(zip(at, _solve(store, executor, stages, stride, used), strict=True))
         bounds, shares = ([found[i][part] for i in drawn] for part in (0, 1))
         error: float | None = None
         if count == len(every):
-            value = certified = _down(math.fsum(bounds))
+            value = certified = math.fsum(bounds) * (1 - _ROUNDING)
         else:
             value, error = estimate(bounds, shares, len(every))
-            certified = _certified(store, executor, chosen, used, bounds)
+            certified = _certified(store, executor, stride, used, bounds)
         dual, source = seed_dual_bound(store), "lattices"
         if dual is not None and dual >= value:
             value, error, source = dual, None, "seed dual"
-        certified = max(certified, dual or 0.0)
-    return LowerBound(
-        lower_bound_km=value,
-        certified=error is None,
-        standard_error_km=error,
-        certified_km=certified,
-        stride=chosen,
-        offsets=tuple(used),
-        offsets_total=len(every),
-        source=source,
-        seconds=time.perf_counter() - started,
-    )
+    seconds = time.perf_counter() - started
+    certified = max(certified, dual or 0.0)
+    return LowerBound(value, error, certified, stride, tuple(used), len(every), source, seconds)
 
 
 def estimate(bounds: Sequence[float], shares: Sequence[float], total: int) -> tuple[float, float]:
@@ -277,7 +253,8 @@ def _solve(
             found.append(solve_alone(store, executor, bound_alone, stride, offset))
             stages.observer(TaskDone("bound"))
         return found
-    seconds = predicted_seconds(_largest(store, stride), store.outputs, store.metric_p)
+    (largest, _), *_ = shapes_of(store.grid.shape, stride)
+    seconds = predicted_seconds(largest, store.outputs, store.metric_p)
     most = max(len(offsets) // (_TASKS_EACH * executor.workers), 1)
     size = min(max(math.ceil(_TASK_SECONDS / seconds), 1), most)
     tasks = [(store.url, stride, offsets[first : first + size]) for first in range(0, len(offsets), size)]
@@ -298,38 +275,37 @@ def _certified(
     free = np.sum([found[position] for position in range(len(blocks))], axis=0)
     free[tuple(np.transpose(used))] = 0.0
     rounding = (len(blocks) + 1) * sys.float_info.epsilon
-    return _down(math.fsum([*bounds, math.fsum(free.ravel()) * (1 - rounding)]))
+    return math.fsum([*bounds, math.fsum(free.ravel()) * (1 - rounding)]) * (1 - _ROUNDING)
 
 
-def _choose(
-    store: MechanismStore, executor: Executor, stride: int | None, seconds: float, offsets: int | None
-) -> tuple[int, int]:
+def _choose(store: MechanismStore, executor: Executor, request: BoundRequest) -> tuple[int, int]:
     """Return the stride, and how many offsets to solve."""
-    shape = store.grid.shape
-    if stride is not None:
-        if not 1 <= stride <= max(shape):
-            raise SpecError(f"--stride: must be between 1 and {max(shape)} for this grid, got {stride}")
-        total = _count(stride, shape)
-        needed, there = _memory(store, executor, stride, offsets or total)
+    shape, offsets = store.grid.shape, request.offsets
+    there = int(_MEMORY_SHARE * psutil.virtual_memory().total)
+    if request.stride is not None:
+        if not 1 <= request.stride <= max(shape):
+            raise SpecError(
+                f"--stride: must be between 1 and {max(shape)} for this grid, got {request.stride}"
+            )
+        total = _count(request.stride, shape)
+        _, needed = _needs(store, executor, request.stride, offsets or total)
         if needed > there:
             raise SpecError(
-                f"--stride: programs of every {stride}. record need {needed / 2**30:,.1f} GiB of memory at "
-                f"once, but there are {there / 2**30:,.1f} GiB; use a larger one"
+                f"--stride: programs of every {request.stride}. record need {needed / 2**30:,.1f} GiB of "
+                f"memory at once, but there are {there / 2**30:,.1f} GiB; use a larger one"
             )
-        return stride, _checked(offsets, total)
-    if offsets is not None:
-        _checked(offsets, store.grid.records)
+        return request.stride, _checked(offsets, total)
+    _checked(offsets, store.grid.records)
     for wanted in (offsets,) if offsets else (None, _GOOD_PART, LEAST_PART):
-        for candidate in range(1, max(shape) + 1):
-            total = _count(candidate, shape)
+        for stride in range(1, max(shape) + 1):
+            total = _count(stride, shape)
             count = total if wanted is None else min(wanted, total)
-            if _predicted(store, executor, candidate, count) > seconds:
+            seconds, needed = _needs(store, executor, stride, count)
+            if seconds > request.seconds or needed > there:
                 continue
-            needed, there = _memory(store, executor, candidate, count)
-            if needed <= there:
-                if offsets is None and count < total:
-                    count = _as_many(store, executor, candidate, count, total, seconds)
-                return candidate, count
+            if offsets is None and count < total:  # as many as there is time for
+                count = max(count, min(int(request.seconds / (seconds / count)), total))
+            return stride, count
     # Not even three lattices of single records.
     return max(shape), _checked(offsets or LEAST_PART, store.grid.records)
 
@@ -347,42 +323,19 @@ def _checked(offsets: int | None, total: int) -> int:
     return min(offsets, total)
 
 
-def _as_many(
-    store: MechanismStore, executor: Executor, stride: int, count: int, total: int, seconds: float
-) -> int:
-    """Return how many offsets fit into the time, at least so many."""
-    each = _predicted(store, executor, stride, count) / count
-    return max(count, min(int(seconds / each), total))
-
-
 def _one_by_one(offsets: int, executor: Executor) -> bool:
     """Whether every lattice gets all workers or threads, rather than each worker a lattice."""
     return offsets < executor.workers or executor.workers < executor.threads
 
 
-def _largest(store: MechanismStore, stride: int) -> tuple[int, int]:
-    n, m = store.grid.shape
-    return -(-n // stride), -(-m // stride)
-
-
-def _predicted(store: MechanismStore, executor: Executor, stride: int, count: int) -> float:
-    """Return about how many seconds the programs of so many offsets take."""
-    outputs, p = store.outputs, store.metric_p
+def _needs(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[float, int]:
+    """Return about how many seconds the programs of so many offsets take, and how many bytes at once."""
+    size = store.outputs, store.metric_p
     shapes = list(shapes_of(store.grid.shape, stride))
-    total = sum(many for _, many in shapes)
-    work = sum(many * predicted_seconds(shape, outputs, p) for shape, many in shapes) * count / total
+    largest, total = shapes[0][0], sum(many for _, many in shapes)
+    work = sum(many * predicted_seconds(shape, *size) for shape, many in shapes) * count / total
+    at_once = executor.workers if executor.on_this_machine else 1
     if _one_by_one(count, executor):
-        return work / max(_THREADS_USE * executor.threads, 1.0)
-    return max(work / executor.workers, predicted_seconds(_largest(store, stride), outputs, p))
-
-
-def _memory(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[int, int]:
-    """Return what programs need of this machine's memory at once, in bytes, and how much there is."""
-    there = int(_MEMORY_SHARE * psutil.virtual_memory().total)
-    each = predicted_bytes(_largest(store, stride), store.outputs, store.metric_p)
-    at_once = 1 if _one_by_one(count, executor) or not executor.on_this_machine else executor.workers
-    return each * min(at_once, count), there
-
-
-def _down(total: float) -> float:
-    return total * (1 - _ROUNDING)
+        return work / max(_THREADS_USE * executor.threads, 1.0), predicted_bytes(largest, *size)
+    seconds = max(work / executor.workers, predicted_seconds(largest, *size))
+    return seconds, predicted_bytes(largest, *size) * min(at_once, count)

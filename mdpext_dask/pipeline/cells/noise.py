@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.laplace import planar_laplace
+from mdpext_dask.evaluation.baselines.noise import planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Array, Problem, RowsOf, strips
 from mdpext_dask.seed.budget import dual_exponent
 

@@ -24,7 +24,7 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, cell_patches, line_patches
 from mdpext_dask.pipeline.cells.sweep import Swept, Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
-from mdpext_dask.store.loss import cached_loss
+from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Floats = NDArray[np.float64]
@@ -236,13 +236,9 @@ def write_costs(url: str, index: int) -> None:
     store = MechanismStore.open(url, mode="r+")
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y)
-    x, y = store.grid.x_km()[block.owned_x], store.grid.y_km()[block.owned_y]
     values = np.zeros((*prior.shape, store.outputs))
-    loss = cached_loss(url, store.problem_sha256)
-    for i in np.flatnonzero(prior.any(axis=1)):
-        used = np.flatnonzero(prior[i])
-        records = np.stack([np.full(len(used), x[i]), y[used]], axis=-1)
-        values[i, used] = prior[i, used, None] * loss.rows(records)
+    for i, used, _, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
+        values[i, used] = prior[i, used, None] * losses
     owned = ((part.start, part.stop) for part in (block.owned_x, block.owned_y))
     COSTS.write(store, Box(*owned), values)
 

@@ -1,30 +1,29 @@
-"""Answers that are there: one small file for every method and repetition, named by what decides it.
+"""Answers: one small file for every method and repetition, named by a digest of what decides it.
 
-So a comparison that was killed at any moment goes on where it stopped, and answers to other questions may lie
-beside it in the same folder.
+A comparison that was killed at any moment resumes from them, and answers to other questions may lie in the
+same folder.
 """
 
 import hashlib
 import json
-import math
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 import mdpext_dask
 from mdpext_dask.job.spec import JobSpec, fingerprint_of
 from mdpext_dask.reports.compare.methods import entry_of, with_settings
 
+# The case that is the job itself.
+ITSELF = "the job"
 # The row that is no method.
 BOUND = "lower-bound"
-# What a method that is no store of ours does not depend on.
+# Sections of a job that only our own methods depend on.
 _OURS_ALONE = ("extension", "seed", "store")
-# Of an answer of a method, what there must be, and what there may be.
-_FIGURES, _WORDS = ("loss_km", "seconds"), ("verdict", "guarantee", "note")
-_MAY_BE_NONE = ("violation_ratio", "sampled_standard_error_km")
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Case:
     Parameters
     ----------
     name
-        What it is called.
+        Name of the case.
     spec
         Its job; repetitions only draw other outputs and tasks.
     methods
@@ -57,18 +56,17 @@ class Case:
 
     @property
     def draws(self) -> bool:
-        """Whether repetitions differ in anything; k-means of the prior begins elsewhere in each."""
+        """Whether repetitions differ; k-means of the prior starts elsewhere in each."""
         outputs, loss = self.spec.outputs, self.spec.loss
-        return outputs.choose in ("road-nodes", "prior") or (
-            loss.kind == "travel" and loss.tasks_file is None
-        )
+        travels = loss.kind == "travel" and loss.tasks_file is None
+        return outputs.choose in ("road-nodes", "prior") or travels
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
         return self.spec.identity()
 
     def key(self, method: str) -> str:
-        """Return what identifies a method on this problem: the SHA-256 of all that decides its answers."""
+        """Return the SHA-256 of all that decides the answers of a method on this problem."""
         entry = None if method == BOUND else entry_of(method)
         identity = self._identity
         if entry is None or entry.made_by is not None:
@@ -77,6 +75,10 @@ class Case:
         else:
             identity = with_settings(identity, entry.settings)
         return fingerprint_of({"software": _software(), "method": method, **identity})
+
+    def answer_path(self, folder: Path, method: str, repetition: int) -> Path:
+        """Return where an answer is in a folder of answers, or will be."""
+        return folder / method / self.key(method)[:16] / f"{repetition}.json"
 
 
 @cache
@@ -88,69 +90,59 @@ def _software() -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Answers:
-    """A folder of answers.
+_Figure = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
-    Parameters
-    ----------
-    folder
-        Where they are.
-    """
 
-    folder: Path
+class _Failed(BaseModel):
+    completed: Literal[False]
+    reason: str
+    limited: bool = False
+    limit_seconds: _Figure | None = None
 
-    def path(self, case: Case, method: str, repetition: int) -> Path:
-        """Return where an answer is, or will be."""
-        return self.folder / method / case.key(method)[:16] / f"{repetition}.json"
+    @model_validator(mode="after")
+    def _limits_are_known(self) -> "_Failed":
+        if self.limited and self.limit_seconds is None:
+            raise ValueError("limited by what?")
+        return self
 
-    def read(self, case: Case, method: str, repetition: int) -> dict[str, Any] | None:
-        """Return an answer, if it is there and whole."""
-        return read_answer(self.path(case, method, repetition))
 
-    def all_of(self, case: Case, method: str, repeats: int) -> Iterator[dict[str, Any]]:
-        """Yield the answers of all repetitions that are there, in order."""
-        for repetition in range(repeats):
-            answer = self.read(case, method, repetition)
-            if answer is not None:
-                yield {"repetition": repetition, **answer}
+class _Bound(BaseModel):
+    completed: Literal[True]
+    lower_bound_km: _Figure
+    expected_km: _Figure
+    stride: Annotated[int, Field(strict=True)]
+    given_seconds: _Figure = 0
+
+
+class _Done(BaseModel):
+    completed: Literal[True]
+    loss_km: _Figure
+    seconds: _Figure
+    verdict: str
+    guarantee: str
+    note: str
+    epsilon_audited: _Figure | Literal["inf"] | None
+    violation_ratio: _Figure | None = None
+    sampled_standard_error_km: _Figure | None = None
+    given_seconds: _Figure = 0
+
+
+_ANSWER = TypeAdapter[_Failed | _Bound | _Done](_Failed | _Bound | _Done)
 
 
 def read_answer(path: Path) -> dict[str, Any] | None:
-    """Return an answer, if it is there and whole."""
+    """Return an answer, or None if it is missing or damaged; then it is made again."""
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = path.read_bytes()
+        _ANSWER.validate_json(content)
+        answer: dict[str, Any] = json.loads(content)
+    except (OSError, ValueError):
         return None
-    return answer if isinstance(answer, dict) and _is_whole(answer) else None
-
-
-def _is_whole(answer: dict[str, Any]) -> bool:
-    """Whether an answer has all that is read of it; one that was damaged since is made again."""
-    if answer.get("completed") is False:
-        limit = answer.get("limit_seconds", None if answer.get("limited") else 0)
-        return _is_figure(limit) and isinstance(answer.get("reason"), str)
-    if answer.get("completed") is not True or not _is_figure(answer.get("given_seconds", 0)):
-        return False
-    if "lower_bound_km" in answer:
-        figures = _is_figure(answer["lower_bound_km"]) and _is_figure(answer.get("expected_km"))
-        return figures and type(answer.get("stride")) is int
-    audited = answer.get("epsilon_audited", "")
-    return (
-        all(_is_figure(answer.get(name)) for name in _FIGURES)
-        and all(isinstance(answer.get(name), str) for name in _WORDS)
-        and (audited is None or audited == "inf" or _is_figure(audited))
-        and all(answer.get(name) is None or _is_figure(answer[name]) for name in _MAY_BE_NONE)
-    )
-
-
-def _is_figure(value: Any) -> bool:
-    # True is an int to Python, and its JSON reads not-a-number.
-    return type(value) in (int, float) and 0 <= value < math.inf
+    return answer
 
 
 def write_answer(path: Path, values: dict[str, Any]) -> None:
-    """Write an answer under a name of its own first: nobody reads half of it, and others may write it too."""
+    """Write an answer whole or not at all, while others may write it too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     beside.write_text(json.dumps(values, allow_nan=False), encoding="utf-8")
@@ -158,10 +150,9 @@ def write_answer(path: Path, values: dict[str, Any]) -> None:
 
 
 def is_settled(answer: dict[str, Any] | None, limit_seconds: float) -> bool:
-    """Whether an answer is one, or would be no other with so much time.
+    """Whether an answer is there and would be the same with this time limit.
 
-    A method that says that it cannot be done may say so because of the time; and what has gone wrong around
-    it need not go wrong again.
+    A method may have failed for lack of time; and what went wrong around it need not go wrong again.
     """
     if answer is None or answer.get("passing"):
         return False

@@ -1,16 +1,23 @@
-"""One repetition: the problem is made once, then each method on it, in a process of its own.
+"""One method on one problem, in a process of its own with a limit of time and of memory.
 
-Run as ``python -m mdpext_dask.reports.compare.attempt REQUEST.json PARENT``, with one thread: an arithmetic
-library that uses more would make the methods unequal, and could not be forked.
+Run as ``python -m mdpext_dask.reports.compare.attempt REQUEST.json PARENT``. A solver does not return to
+Python when its time is up, so a timer of the kernel ends the process. Arithmetic libraries get one thread:
+with more the methods would be unequal.
 """
 
 import contextlib
 import json
+import os
+import resource
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +29,29 @@ from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.auditors.subject import plain_subject, store_subject
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import DataError
-from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem, strips
-from mdpext_dask.evaluation.bound.lower_bound import lower_bound
+from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line
+from mdpext_dask.evaluation.baselines.problem import (
+    BaselineMechanism,
+    Guarantee,
+    Problem,
+    expected_loss,
+    strips,
+)
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.spec import JobSpec, json_number, parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import complete
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.reports.compare.answers import BOUND, given_up, write_answer
-from mdpext_dask.reports.compare.children import Outcome, in_child
 from mdpext_dask.reports.compare.methods import entry_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 _ROWS, _STORE = "rows.npy", "mechanism.zarr"
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
+_POLL_SECONDS = 1.0
+# All methods get one processor.
+_ALONE = InlineExecutor(threads=1)
 
 
 @dataclass(frozen=True)
@@ -44,92 +60,163 @@ class Request:
 
     Parameters
     ----------
+    method
+        Name of the method, or :data:`~mdpext_dask.reports.compare.answers.BOUND`.
     job
         The job of this repetition, as plain JSON values.
-    answers
-        By method, the file its answer goes to.
+    answer
+        The file of its answer.
     scratch
         A folder for what is made.
     limit_seconds
-        What one construction may take.
-    bound_seconds
-        What the lower bound may take.
+        Time limit of the construction, or of the lower bound.
     memory_bytes
-        What one construction may hold.
+        What a construction may hold beyond what the process holds before it.
     random_seed
         For methods that draw anything.
     """
 
+    method: str
     job: dict[str, Any]
-    answers: dict[str, str]
+    answer: str
     scratch: str
     limit_seconds: float
-    bound_seconds: float
     memory_bytes: int
     random_seed: int
 
 
-def serve(request: Request, parent: int) -> None:
-    """Do all that is asked for, while the process that asks is there; every answer is written at once."""
-    spec = parse_job(request.job, source="job")
-    domain = build_domain(spec)
-    for name, answer in request.answers.items():
-        path = Path(answer)
-        reason = given_up(path, request.limit_seconds)
-        if reason is not None and name != BOUND:
-            limits = {"limited": True, "limit_seconds": request.limit_seconds}
-            write_answer(path, {"completed": False, "reason": reason, **limits})
-            continue
-        with tempfile.TemporaryDirectory(dir=request.scratch) as folder:
-            values = _attempt(name, spec, domain, request, Path(folder), partial(in_child, parent=parent))
-        write_answer(path, values)
+# --- the process that asks ------------------------------------------------------------------------
 
 
-def _attempt(
-    name: str,
-    spec: JobSpec,
-    domain: Domain,
-    request: Request,
-    folder: Path,
-    ended: Callable[..., Outcome],
+def attempt(request: Request) -> None:
+    """Answer a request in a process of its own.
+
+    Raises
+    ------
+    ClusterError
+        If the process ends before it has begun with the method.
+    """
+    path = Path(request.answer)
+    reason = given_up(path, request.limit_seconds)
+    if reason is not None and request.method != BOUND:
+        write_answer(path, _failure(request, reason, limited=True))
+        return
+    with tempfile.TemporaryDirectory(dir=request.scratch) as folder:
+        asked = Path(folder) / "request.json"
+        asked.write_text(json.dumps(asdict(request)), encoding="utf-8")
+        process = subprocess.Popen(  # noqa: S603 our own interpreter and module
+            [sys.executable, "-m", __name__, str(asked), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_ONE_THREAD},
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said = process.communicate()[1]
+        except BaseException:
+            # An interrupt reaches this process alone; what it has started must not go on.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    code = process.returncode
+    if code == -signal.SIGALRM:
+        late = f"not finished within {request.limit_seconds:g} s"
+        write_answer(path, _failure(request, late, limited=True))
+    elif code < 0:
+        write_answer(path, _failure(request, f"ended by signal {-code}", passing=True))
+    elif code > 0:
+        last = (said.strip().splitlines() or ["no reason given"])[-1]
+        raise ClusterError(f"compare: a process ended with {code}: {last}; run again to go on")
+
+
+def _failure(
+    request: Request, reason: str, *, limited: bool = False, passing: bool = False
 ) -> dict[str, Any]:
-    """Return what is to be told of one method, whatever became of it."""
-    if name == BOUND:
-        bound = partial(_bound, spec, domain, folder, request.bound_seconds)
-        # The time is the bound's own affair: it takes what fits.
-        given = dict.fromkeys(("given_seconds", "limit_seconds"), request.bound_seconds)
-        return _told(ended(bound, folder / "answer.json"), given)
-    work = partial(_construct, name, spec, domain, folder, request)
-    made = ended(work, folder / "made.json", seconds=request.limit_seconds, memory_bytes=request.memory_bytes)
-    if made.values is None:
-        return _told(made, {"limit_seconds": request.limit_seconds})
-    judged = ended(partial(_judge, spec, domain, folder), folder / "judged.json")
-    told = {**made.values, "seconds": made.seconds}
-    if entry_of(name).spends_time:
-        told["given_seconds"] = request.limit_seconds
-    return _told(judged, told)
+    """Return the answer of a method that has failed.
+
+    Parameters
+    ----------
+    request
+        What was asked.
+    reason
+        Why, in one line.
+    limited
+        Whether it was one of its limits.
+    passing
+        Whether the reason lies outside the method (a full disk, a signal, a crash): it may work next time.
+    """
+    told = {"limit_seconds": request.limit_seconds, "limited": limited, "passing": passing}
+    return {"completed": False, "reason": reason, **told}
 
 
-def _alone() -> InlineExecutor:
-    """Return what runs with one thread, as all methods do: seconds are those of one processor for each."""
-    return InlineExecutor(threads=1)
+# --- the process that answers ---------------------------------------------------------------------
 
 
-def _told(outcome: Outcome, before: dict[str, Any]) -> dict[str, Any]:
-    completed = outcome.values is not None
-    told = {"completed": completed, "reason": outcome.reason, **before, **(outcome.values or {})}
-    if not completed:
-        told |= {"limited": outcome.limited, "passing": outcome.passing}
-    return told
+def main(arguments: list[str]) -> None:
+    """Answer one request, as long as the process that asks is there."""
+    threading.Thread(target=_end_with, args=(int(arguments[1]),), daemon=True).start()
+    file = Path(arguments[0])
+    request = Request(**json.loads(file.read_text(encoding="utf-8")))
+    with contextlib.redirect_stdout(sys.stderr):
+        spec = parse_job(request.job, source="job")
+        answer = _answer(request, spec, build_domain(spec), file.parent)
+    write_answer(Path(request.answer), answer)
 
 
-def _construct(name: str, spec: JobSpec, domain: Domain, folder: Path, request: Request) -> dict[str, Any]:
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)
+
+
+def _answer(request: Request, spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
+    """Return what is known of the method afterwards, whatever became of it."""
+    limit, done = request.limit_seconds, {"completed": True, "reason": None}
+    try:
+        if request.method == BOUND:
+            # It takes the time that it is given.
+            return {**done, "given_seconds": limit, **_bound(spec, domain, folder, limit)}
+        try:
+            with _limits(limit, request.memory_bytes):
+                started = time.perf_counter()
+                made = _construct(request, spec, domain, folder)
+                seconds = time.perf_counter() - started
+        except MemoryError:
+            needed = f"more than {request.memory_bytes / 2**30:.1f} GiB of memory are needed"
+            return _failure(request, needed, limited=True)
+        given = {"given_seconds": limit} if entry_of(request.method).spends_time else {}
+        return {**done, **made, "seconds": seconds, **given, **_judge(spec, domain, folder)}
+    except MdpextError as error:
+        outside = isinstance(error, StoreError | ClusterError)
+        return _failure(request, " ".join(str(error).split()), passing=outside)
+    except BaseException as error:  # SystemExit included: no method ends this process
+        traceback.print_exc()
+        return _failure(request, f"{type(error).__name__}: {first_line(error)}", passing=True)
+
+
+@contextlib.contextmanager
+def _limits(seconds: float, memory_bytes: int) -> Iterator[None]:
+    """End this process after some time, and let it hold no more than so much memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (held + memory_bytes, hard))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _construct(request: Request, spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
     """Make a mechanism, as a store or as rows; return what it promises."""
-    entry = entry_of(name)
+    entry = entry_of(request.method)
     if entry.made_by is None:
-        job = entry.job(spec)
-        store = create(job, str(folder / _STORE), domain)
-        complete(store, _alone(), Stages(silent))
+        store = create(entry.job(spec), str(folder / _STORE), domain)
+        complete(store, _ALONE, Stages(silent))
         note = "certified over all pairs, from the stored bytes"
         return {"guarantee": Guarantee.EPSILON, "note": note, "facts": {}}
     problem = Problem.of_domain(spec, domain, request.random_seed)
@@ -167,8 +254,8 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
 
 
 def _judge(spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
-    """Return the loss of what was made, and what a strict audit of every triple says."""
-    stages, executor = Stages(silent), _alone()
+    """Return the loss of what was made, and the result of a strict audit of every triple."""
+    stages, executor = Stages(silent), _ALONE
     problem = Problem.of_domain(spec, domain)
     if (folder / _STORE).exists():
         store = MechanismStore.open(str(folder / _STORE))
@@ -181,7 +268,8 @@ def _judge(spec: JobSpec, domain: Domain, folder: Path) -> dict[str, Any]:
     audited = plain_subject(folder / _ROWS, points, problem.epsilon_per_km, problem.metric_p, 0.0)
     with audited as subject:
         report = compare_all(subject, executor, stages)
-    return {"loss_km": expected_loss(problem, rows), **_audited(report)}
+    loss_km = expected_loss(problem, rows.reshape(*problem.grid.shape, -1).__getitem__)
+    return {"loss_km": loss_km, **_audited(report)}
 
 
 def _audited(report: AuditReport) -> dict[str, Any]:
@@ -193,34 +281,10 @@ def _audited(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def expected_loss(problem: Problem, rows: NDArray[np.float64]) -> float:
-    """Return UL(M) = Σ_x π(x) Σ_y M(y|x) c(x, y) in km.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    rows
-        M, float64 of shape (records, K), north fastest.
-    """
-    along = problem.grid.shape[1]
-    total = 0.0
-    for strip in strips(problem):
-        prior = problem.prior[strip].ravel()
-        used = np.flatnonzero(prior)
-        if len(used) == 0:
-            continue
-        part = rows[strip.start * along : strip.stop * along][used]
-        loss = problem.loss.rows(problem.records_xy_km(strip)[used])
-        expected = (part * loss).sum(axis=1) / part.sum(axis=1)
-        total += float(prior[used] @ expected)
-    return total
-
-
 def _bound(spec: JobSpec, domain: Domain, folder: Path, seconds: float) -> dict[str, Any]:
-    """Return what no mechanism can beat, and what more a random part of the lattices leads to expect."""
+    """Return the certified lower bound, and the value that a random part of the lattices suggests."""
     store = create(spec, str(folder / "problem.zarr"), domain)
-    found = lower_bound(store, _alone(), Stages(silent), seconds=seconds)
+    found = lower_bound(store, _ALONE, Stages(silent), BoundRequest(seconds))
     return {
         "lower_bound_km": found.certified_km,
         "expected_km": max(found.lower_bound_km, found.certified_km),
@@ -228,12 +292,6 @@ def _bound(spec: JobSpec, domain: Domain, folder: Path, seconds: float) -> dict[
         "offsets": [found.offsets_used, found.offsets_total],
         "seconds": found.seconds,
     }
-
-
-def main(arguments: list[str]) -> None:
-    """Answer one request."""
-    with contextlib.redirect_stdout(sys.stderr):
-        serve(Request(**json.loads(Path(arguments[0]).read_text(encoding="utf-8"))), int(arguments[1]))
 
 
 if __name__ == "__main__":

@@ -43,37 +43,20 @@ def _panel(axes: "Axes", summary: CaseSummary) -> None:
         if row["loss_km"] is None:
             continue
         marker, colour = _MARKS[row["family"]]
-        error = row["loss_standard_error"]
+        place, error = (max(row["seconds"], 1e-3), row["loss_km"]), row["loss_standard_error"]
         axes.errorbar(
-            max(row["seconds"], 1e-3),
-            row["loss_km"],
-            yerr=None if error is None else NORMAL_95 * error,
-            marker=marker,
-            color=colour,
-            markerfacecolor="white" if row["violation_ratio"] else colour,
-            linestyle="none",
-            capsize=2,
-            markersize=6,
-            label=None if row["family"] in named else row["family"],
-        )
-        named.add(row["family"])
-        axes.annotate(
-            row["method"], (max(row["seconds"], 1e-3), row["loss_km"]), xytext=(5, 4),
-            textcoords="offset points", fontsize=7,
+            *place, yerr=None if error is None else NORMAL_95 * error, marker=marker, color=colour,
+            markerfacecolor="white" if row["violation_ratio"] else colour, linestyle="none", capsize=2,
+            markersize=6, label=None if row["family"] in named else row["family"],
         )  # fmt: skip
+        named.add(row["family"])
+        axes.annotate(row["method"], place, xytext=(5, 4), textcoords="offset points", fontsize=7)
     bound = summary.problem["lower_bound_km"]
     if bound is not None:
-        axes.axhline(
-            bound,
-            color="#666666",
-            linestyle="--",
-            linewidth=1,
-            label="no mechanism on these outputs is below",
-        )
-    axes.set_xscale("log")
+        least = "no mechanism on these outputs is below"
+        axes.axhline(bound, color="#666666", linestyle="--", linewidth=1, label=least)
+    axes.set(xscale="log", xlabel="seconds to construct", ylabel="expected loss, km")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds to construct")
-    axes.set_ylabel("expected loss, km")
     axes.set_title(f"{summary.name} (hollow: breaks ε)", fontsize=9, parse_math=False)
     axes.legend(fontsize=7, loc="lower left")
     axes.margins(x=0.15)

@@ -1,4 +1,4 @@
-"""The methods that are compared: where each is made, and what it is called."""
+"""The methods to compare: their names, and the functions that make them."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,9 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.problem import Method
 from mdpext_dask.job.spec import JobSpec, parse_job
 
-NOISE, PROGRAM, INTERPOLATION, PUBLISHED, OURS = (
-    "predefined noise",
-    "linear program",
-    "interpolation",
-    "as published",
-    "ours",
-)
-# The row of a job whose own settings are none of those below.
+NOISE, PROGRAM, INTERPOLATION = "predefined noise", "linear program", "interpolation"
+PUBLISHED, OURS = "as published", "ours"
+# The row of a job whose settings match no method below.
 OWN = "job"
 
 
@@ -28,15 +23,15 @@ class Entry:
     Parameters
     ----------
     title
-        What it is called in a table.
+        Name in a table.
     family
-        What kind it is.
+        Kind of method.
     made_by
         ``"module:function"`` in :mod:`mdpext_dask.evaluation.baselines`; or else
     settings
-        what to set in a job, by section and key; its store is then the mechanism.
+        keys to set in a job, by section; the job's store is then the mechanism.
     spends_time
-        Whether what it makes depends on how long it may take.
+        Whether the result depends on the time limit.
     """
 
     title: str
@@ -46,7 +41,7 @@ class Entry:
     spends_time: bool = False
 
     def function(self) -> Method:
-        """Return the function that makes it; imported late, for a method may need what others do not."""
+        """Return the function that makes it; imported late, because methods need different libraries."""
         assert self.made_by is not None  # callers ask for stores first
         module, name = self.made_by.split(":")
         return cast(Method, getattr(import_module(f"mdpext_dask.evaluation.baselines.{module}"), name))
@@ -57,7 +52,7 @@ class Entry:
 
 
 def with_settings(document: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a job in plain JSON values with some keys set otherwise."""
+    """Return a job in plain JSON values with some keys replaced."""
     return {name: {**section, **settings.get(name, {})} for name, section in document.items()}
 
 
@@ -66,15 +61,15 @@ def _extension(method: str, stages: str, budget: str) -> dict[str, dict[str, str
 
 
 METHODS = {
-    "em": Entry("EM", NOISE, "em:exponential_mechanism"),
-    "laplace": Entry("planar Laplace, nearest output", NOISE, "laplace:planar_laplace"),
+    "em": Entry("EM", NOISE, "noise:exponential_mechanism"),
+    "laplace": Entry("planar Laplace, nearest output", NOISE, "noise:planar_laplace"),
     "laplace-roads": Entry(
-        "planar Laplace, nearest road node", NOISE, "laplace:continuous_laplace", spends_time=True
+        "planar Laplace, nearest road node", NOISE, "noise:continuous_laplace", spends_time=True
     ),
-    "em-remap": Entry("EM, remapped", NOISE, "remap:em_remap"),
-    "laplace-remap": Entry("planar Laplace, remapped", NOISE, "remap:laplace_remap"),
+    "em-remap": Entry("EM, remapped", NOISE, "noise:em_remap"),
+    "laplace-remap": Entry("planar Laplace, remapped", NOISE, "noise:laplace_remap"),
     "lp": Entry("LP, all pairs", PROGRAM, "lp:full_lp"),
-    "lp-a": Entry("LP-A, coarse grid", PROGRAM, "lp_coarse:coarse_lp"),
+    "lp-a": Entry("LP-A, coarse grid", PROGRAM, "lp:coarse_lp"),
     "copt": Entry("COPT", PROGRAM, "copt:const_opt"),
     "panda-e": Entry("PAnDA-e", PROGRAM, "panda:panda_exponential", spends_time=True),
     "panda-p": Entry("PAnDA-p", PROGRAM, "panda:panda_power_law", spends_time=True),
@@ -110,7 +105,7 @@ def chosen(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def own_method(spec: JobSpec) -> str:
-    """Return which of ours a job makes by its own settings; if none, :data:`OWN`."""
+    """Return which of our methods a job's own settings make; if none, :data:`OWN`."""
     ours = (name for name, entry in METHODS.items() if entry.made_by is None and entry.job(spec) == spec)
     return next(ours, OWN)
 

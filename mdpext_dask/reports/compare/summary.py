@@ -1,13 +1,14 @@
-"""From answers to one row for every method."""
+"""Answers summarised to one row for every method."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.reports.compare.answers import BOUND, Answers, Case
+from mdpext_dask.reports.compare.answers import BOUND, Case, read_answer
 from mdpext_dask.reports.compare.methods import entry_of
 
 # Of a normal distribution: two-sided, 95 %.
@@ -16,18 +17,18 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True)
 class CaseSummary:
-    """What came of one case.
+    """Results of one case.
 
     Parameters
     ----------
     name
-        What it is called.
+        Name of the case.
     problem
-        Its size, and the lower bound, plain JSON values.
+        Size and lower bound, plain JSON values.
     rows
-        One for every method, by loss, with what did not end at the end; plain JSON values.
+        One for every method, plain JSON values, by loss; methods without a result come last.
     answers
-        All single answers: method, repetition, and what was told.
+        All single answers, with case, method and repetition.
     """
 
     name: str
@@ -37,25 +38,25 @@ class CaseSummary:
 
 
 def summarise_case(
-    answers: Answers, case: Case, facts: dict[str, object], repeats: int, *, with_bound: bool
+    answers: Path, case: Case, facts: dict[str, object], repeats: int, *, with_bound: bool
 ) -> CaseSummary:
-    """Sum up all repetitions of a case.
+    """Summarise all repetitions of a case.
 
     Parameters
     ----------
     answers
-        Where they are.
+        The folder of answers.
     case
         The case.
     facts
-        What is to be told of its problem.
+        Size of its problem.
     repeats
-        How many repetitions there should be.
+        Number of repetitions there should be.
     with_bound
         Whether there is a lower bound.
     """
-    told = {name: list(answers.all_of(case, name, repeats)) for name in case.methods}
-    bounds = list(answers.all_of(case, BOUND, repeats)) if with_bound else []
+    told = {name: _answers(answers, case, name, repeats) for name in case.methods}
+    bounds = _answers(answers, case, BOUND, repeats) if with_bound else []
     by_repetition = {one["repetition"]: one["lower_bound_km"] for one in bounds if one["completed"]}
     default = {one["repetition"]: one["loss_km"] for one in told.get(case.default, []) if one["completed"]}
     rows = [
@@ -74,8 +75,14 @@ def summarise_case(
     return CaseSummary(case.name, {**facts, **_bound(bounds, by_repetition)}, rows, flat)
 
 
+def _answers(folder: Path, case: Case, method: str, repeats: int) -> list[dict[str, Any]]:
+    """Return the answers of all repetitions that are there, in order."""
+    found = ((r, read_answer(case.answer_path(folder, method, r))) for r in range(repeats))
+    return [{"repetition": repetition, **answer} for repetition, answer in found if answer is not None]
+
+
 def _bound(bounds: list[dict[str, Any]], certified: dict[int, float]) -> dict[str, Any]:
-    """Return what is to be told of the lower bound: means over repetitions."""
+    """Return the lower bound: means over repetitions."""
     whole = [one for one in bounds if one["completed"]]
     reasons = [one["reason"] for one in bounds if not one["completed"]]
     return {
@@ -89,17 +96,13 @@ def _bound(bounds: list[dict[str, Any]], certified: dict[int, float]) -> dict[st
 
 
 def _row(
-    name: str,
-    told: list[dict[str, Any]],
-    repeats: int,
-    bounds: dict[int, float],
-    default: dict[int, float],
+    name: str, told: list[dict[str, Any]], repeats: int, bounds: dict[int, float], default: dict[int, float]
 ) -> dict[str, Any]:
     entry = entry_of(name)
     done = [one for one in told if one["completed"]]
     failed = [one for one in told if not one["completed"]]
     losses = [one["loss_km"] for one in done]
-    audited = [_number(one["epsilon_audited"]) for one in done if one["epsilon_audited"] is not None]
+    audited = [float(one["epsilon_audited"]) for one in done if one["epsilon_audited"] is not None]
     ratios = [one["violation_ratio"] for one in done if one["violation_ratio"] is not None]
     # The bound is one for these outputs; what reports other places has no rows over them to audit.
     bounded = [one for one in done if one["repetition"] in bounds and one["epsilon_audited"] is not None]
@@ -116,7 +119,7 @@ def _row(
         "loss_km": mean(losses) if losses else None,
         "loss_standard_error": spread,
         "seconds": mean(one["seconds"] for one in done) if done else None,
-        # The worst of all repetitions.
+        # The worst repetition counts.
         "epsilon_audited": json_number(max(audited)) if audited else None,
         "violation_ratio": max(ratios) if ratios else None,
         "verdict": _worst_verdict([one["verdict"] for one in done]),
@@ -138,14 +141,10 @@ def _reason(failed: list[dict[str, Any]], told: int, repeats: int) -> str | None
 
 
 def _worst_verdict(verdicts: Sequence[str]) -> str | None:
-    """Return the verdict of all, if it is one; else the first that is not that it holds."""
+    """Return the first verdict other than "holds", if there is one."""
     return next((verdict for verdict in verdicts if verdict != "holds"), "holds" if verdicts else None)
 
 
 def _standard_error(values: list[float]) -> float | None:
-    """Return s / √n, which one value does not have."""
+    """Return s / √n, or None for fewer than two values."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-def _number(value: float | str) -> float:
-    return float(value)

@@ -1,22 +1,25 @@
-"""Results as files: every answer as CSV, one table as Markdown and HTML."""
+"""Results on the terminal and as files: every answer as CSV, one table as Markdown and HTML."""
 
 import html
 import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pandas as pd
 
 from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.files import rendered
+from mdpext_dask.reports.compare.answers import ITSELF
 from mdpext_dask.reports.compare.figure import comparison_of
 from mdpext_dask.reports.compare.summary import NORMAL_95, CaseSummary
 
 PICTURE = "utility-time.png"
-# Of a bound: it is no other.
+# Bounds that differ by less than this share are the same.
 _SAME = 1e-6
-# Of the single answers; what else a method tells is left to its file.
+# Columns of the single answers; everything else stays in the answer's file.
 _COLUMNS = (
     "case", "method", "repetition", "completed", "reason", "loss_km", "sampled_standard_error_km", "seconds",
     "epsilon_audited", "violation_ratio", "verdict", "guarantee", "audit_seconds", "lower_bound_km",
@@ -26,16 +29,33 @@ HEADER = (
     "method", "family", "loss, km", "to the default", "above the bound", "seconds", "ε audited, 1/km",
     "triples that break ε", "repetitions",
 )  # fmt: skip
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; }
-th, td { border-bottom: 1px solid #8886; padding: .3rem .6rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-tr.default { font-weight: 600; }
-tr.broken td:first-child::after { content: " ✗"; }
-img { max-width: 100%; background: white; }
-"""
+# Which of a row's cells fit on a terminal, under short names.
+_ON_SCREEN = {
+    0: "method", 2: "loss, km", 4: "over bound", 5: "seconds", 6: "ε audited", 7: "breaks ε", 8: "n",
+}  # fmt: skip
+
+
+def show_tables(summaries: Sequence[CaseSummary], files: Sequence[Path]) -> None:
+    """Print the table of every case, and the names of the files."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for summary in summaries:
+        table = Table(title=Text(heading(summary)), title_justify="left", pad_edge=False)
+        for number, name in _ON_SCREEN.items():
+            table.add_column(name, justify="right" if number else "left")
+        for row in summary.rows:
+            style = "bold" if row["default"] else "dim" if row["violation_ratio"] else None
+            shown = cells(row)
+            table.add_row(*(shown[number] for number in _ON_SCREEN), style=style)
+        console.print(table)
+        console.print(bound_sentence(summary), markup=False)
+        for note in notes_on(summary):
+            console.print(f"- {note}", markup=False)
+        console.print()
+    console.print("Written: " + ", ".join(map(str, files)), markup=False)
 
 
 def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
@@ -44,7 +64,7 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
     Parameters
     ----------
     folder
-        Where they go; files of before are replaced.
+        Where they go; existing files are replaced.
     summaries
         All cases.
 
@@ -70,7 +90,7 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
 
 
 def _draw(summaries: Sequence[CaseSummary], path: Path) -> bool:
-    """Draw the cases that have any loss; return whether there were some, and something to draw them with."""
+    """Draw the cases that have any loss; return whether there was one, and matplotlib to draw it."""
     drawn = [summary for summary in summaries if any(row["loss_km"] is not None for row in summary.rows)]
     if not drawn:
         return False
@@ -118,21 +138,18 @@ def with_error(value: float | None, standard_error: float | None) -> str:
 
 
 def heading(summary: CaseSummary) -> str:
-    """Return what the table of a case is about, in one line."""
+    """Return the heading of a case: its name and size."""
     problem = summary.problem
     size = (
         f"{problem['records']:,} records, {problem['outputs']} outputs, {problem['seeds']} seeds of "
         f"{problem['cell_km']:g} km, ε = {problem['epsilon_per_km']:g}/km"
     )
-    return (
-        f"{problem['name']}: {size}"
-        if summary.name == "the job"
-        else f"{problem['name']}, {summary.name}: {size}"
-    )
+    case = "" if summary.name == ITSELF else f", {summary.name}"
+    return f"{problem['name']}{case}: {size}"
 
 
 def bound_sentence(summary: CaseSummary) -> str:
-    """Return what is known of the best possible, in one sentence."""
+    """Return the lower bound in one sentence."""
     problem = summary.problem
     if problem["lower_bound_km"] is None:
         why = problem["lower_bound_reason"]
@@ -164,7 +181,7 @@ def _markdown(summary: CaseSummary) -> str:
 
 
 def notes_on(summary: CaseSummary) -> list[str]:
-    """Return why rows are not complete, and what is to be known of those that were not found to keep ε."""
+    """Return why rows are incomplete, and the notes of methods that do not keep ε."""
     notes = [f"{row['title']}: {row['reason']}." for row in summary.rows if row["reason"]]
     kept = ("epsilon", "holds")
     apart = [row for row in summary.rows if row["note"] and (row["guarantee"], row["verdict"]) != kept]
@@ -187,9 +204,5 @@ def _page(summaries: Sequence[CaseSummary], picture: bool) -> str:
             f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table><ul>{notes}</ul>"
         )
     image = f'<img src="{PICTURE}" alt="Loss against the time that it took, by method">' if picture else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Methods compared</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Methods on equal terms</h1>"
-        f"<p>The same records, outputs, prior, loss and ε for every row. ± is 1.96 standard errors over "
-        f"repetitions with other outputs and tasks. ✗ breaks ε.</p>{image}{''.join(parts)}</body></html>"
-    )
+    page = resources.files(__package__).joinpath("results.html").read_text(encoding="utf-8")
+    return Template(page).substitute(image=image, tables="".join(parts))

@@ -1,4 +1,4 @@
-"""What a report holds, as plain values: taken from a store and from what was found out about it."""
+"""The contents of a page as plain values, from a store and from what was found out about it."""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.result import AuditReport, in_words, sentence
+from mdpext_dask.auditors.result import HOLDS, AuditReport, in_words, sentence
 from mdpext_dask.reports.page import maps, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
-from mdpext_dask.reports.page.rasters import ON_DARK, colour_table
-from mdpext_dask.reports.page.thinned import Table, Thinned, encoded
+from mdpext_dask.reports.page.thinned import Thinned, encoded, quantised
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -31,7 +30,7 @@ def contents_of(store: MechanismStore, found: Findings, now: str) -> dict[str, A
     found
         What was found out about it.
     now
-        When, as text.
+        Date and time, as text.
     """
     return {
         "made": now,
@@ -58,24 +57,20 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
     hashes = attributes.get("chunk_hashes")
     stored = objects.get_json(store.objects, CERTIFICATE)
     stored = stored if isinstance(stored, Mapping) else {}
-    p = store.metric_p
     return {
         "name": str(attributes["job"]["job"].get("name", "mechanism")),
         "store_name": store_name(store),
-        "state": store.state,
         "verdict": words.headline(store.state, report),
         "records": store.grid.records,
         "records_inside": int(attributes.get("records_inside", store.grid.records)),
         **facts,
-        "metric_p": "∞" if math.isinf(p) else f"{p:g}",
         "epsilon_certified": report.epsilon,
         "share_used": report.epsilon / report.limit_per_km,
-        "promise": words.promise(facts),
-        "proof": words.proof(report, facts["distortion"]),
-        "limits": words.limits(facts),
         "factors": words.factors(facts["epsilon_per_km"], facts["quantisation_km"]),
         "certificate": {
             "outcome": sentence(report),
+            "holds": report.verdict == HOLDS,
+            "pairs": report.records * (report.records - 1) // 2,
             "limit_per_km": report.limit_per_km,
             "triples": report.triples_checked,
             "violations": report.violations,
@@ -91,9 +86,9 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
 
 
 def store_name(store: MechanismStore) -> str:
-    """Return what a store is called: of a local path only the last part.
+    """Return the name of a store: its URL, or the last part of a local path.
 
-    Reports are passed around, and folders say where somebody works.
+    Pages are passed around, and folders may be private.
     """
     return store.url if objects.is_remote(store.url) else PurePath(store.url).name
 
@@ -107,40 +102,30 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     a, b = thinned.typical()
     row = thinned.rows[a, b]
     output = int(np.nan_to_num(row).argmax())
-    table = Table.of(thinned.rows)
+    codes, least_log, step_log = quantised(thinned.rows)
     xy = np.stack(np.meshgrid(thinned.x_km, thinned.y_km, indexing="ij"), axis=-1)
     projection = store.projection
     lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
     places = _places(store)
-    here = maps.Frame.place(frame, xy[a, b][None])[0].tolist()
-    outputs_km = store.read_output_xy_km()
+    here = frame.place(xy[a, b][None])[0].tolist()
+    outputs_km = store.output_xy_km()
     radii = _radii_km(thinned)
     within = thinned.within(output, outputs_km[output], radii)
     order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()
-    inside = thinned.kept
     return {
         "base": maps.base_of(store, frame),
         "seeds": maps.seeds_path(store, frame),
         "seed_count": store.grid.seeds,
         "cell_km": store.grid.cell_km,
         "spacing_km": store.grid.spacing_km,
-        "thinned": {
-            "step": thinned.step,
-            "records": int(thinned.prior.size),
-            "error": table.relative_error,
-        },
+        "thinned": {"step": thinned.step, "records": thinned.prior.size, "error": math.expm1(step_log / 2)},
         "typical": {
             "x": here[0],
             "y": here[1],
             "place": place_in_words(xy[a, b], None if lonlat is None else lonlat[a, b]),
             "dots": maps.dots_of(row),
             "top": [
-                {
-                    "number": k,
-                    "place": places[k],
-                    "probability": float(row[k]),
-                    "share": float(row[k] / row[order[0]]),
-                }
+                {"number": k, "place": places[k], "probability": row[k], "share": row[k] / row[order[0]]}
                 for k in order
                 if math.isfinite(row[k])
             ],
@@ -150,8 +135,8 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "place": places[output],
             "field": maps.posterior_field(frame, thinned, output),
             "within": [
-                {"radius_km": radius, "probability": round(probability, 9)}
-                for radius, probability in zip(radii, within, strict=True)
+                {"radius_km": radius, "probability": round(share, 9)}
+                for radius, share in zip(radii, within, strict=True)
             ],
         },
         "prior_field": maps.prior_field(frame, thinned),
@@ -163,11 +148,11 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "outputs": store.outputs,
             "typical": [a, b],
             "output": output,
-            "codes": encoded(table.codes),
-            "least_log": table.least_log,
-            "step_log": table.step_log,
+            "codes": encoded(codes),
+            "least_log": least_log,
+            "step_log": step_log,
             "prior": encoded(thinned.prior.astype(np.float32)),
-            "inside": encoded(inside.astype(np.uint8)),
+            "inside": encoded(thinned.kept.astype(np.uint8)),
             "x": frame.place(np.stack([thinned.x_km, np.zeros(len(thinned.i))], axis=-1))[:, 0].tolist(),
             "y": frame.place(np.stack([np.zeros(len(thinned.j)), thinned.y_km], axis=-1))[:, 1].tolist(),
             "x_km": np.round(thinned.x_km, 4).tolist(),
@@ -176,14 +161,14 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "places": places,
             "outputs_km": np.round(outputs_km, 4).tolist(),
             "radii_km": radii,
-            "colours": encoded(colour_table(ON_DARK)),
+            "colours": encoded(maps.colour_table(maps.ON_DARK)),
             "largest": maps.LARGEST_DOT,
         },
     }
 
 
 def _radii_km(thinned: Thinned) -> list[float]:
-    """Return distances to tell probabilities within: more than squares are wide, less than all of it."""
+    """Return distances that are larger than a square and smaller than the map, in km."""
     box, side = thinned.grid.box, thinned.step * thinned.grid.spacing_km
     most = math.hypot(box.width_km, box.height_km)
     return [radius for radius in _RADII_KM if 2 * side <= radius <= most]
@@ -199,7 +184,7 @@ def _places(store: MechanismStore) -> list[str]:
 
 
 def place_in_words(xy_km: NDArray[np.float64], lonlat: NDArray[np.float64] | None) -> str:
-    """Return a place as latitude and longitude to a tenth of a second or so, or in km."""
+    """Return a place as latitude and longitude to about a metre, or in km."""
     if lonlat is None:
         return f"x {xy_km[0]:.3f}, y {xy_km[1]:.3f} km"
     return f"{lonlat[1]:.5f}, {lonlat[0]:.5f}"

@@ -1,23 +1,31 @@
-"""What a report says of losses, of attackers, and of how much of ε is used, as plain values."""
+"""Losses, attackers and the use of ε as plain values; losses of other mechanisms with the same promise."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
 from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.evaluation.attackers.words import attack_rows
+from mdpext_dask.errors import SolverError
+from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon, exponential_mechanism
+from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
+from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE
 
-# Parts of the promise that ratios are counted in, and of a share that shades stand for.
+# Ratios are counted in tenths of the promise; shades stand for tenths of a share.
 _SHADES = 10
 _LEAST_SHARE = 5e-5
 _NORMAL_95 = 1.96
+# Numbers of a mechanism's rows beyond which making them takes longer than a report page should.
+_MOST_NUMBERS = 200_000_000
+_DRAWS, _DRAWS_AT_ONCE = 20_000, 4_000
 _LOSSES = {
     "travel": "mean error in road distance to the places that people travel to",
     "euclidean": "straight-line distance from the true place to the reported one",
@@ -26,22 +34,22 @@ _LOSSES = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about a store for its report.
+    """What was found out about a store for its page.
 
     Parameters
     ----------
     certificate
         The certificate, computed anew.
     sampled
-        A sampled audit, for how much of the budget pairs use; None if rows cannot be compared.
+        A sampled audit, which shows how much of ε pairs use; None if rows cannot be compared.
     evaluation
-        What ``evaluate`` says; None if losses cannot be worked out.
+        The result of ``evaluate``; None if losses cannot be computed.
     unevaluated
         Why there is no evaluation.
     expected_km
         ℓ(x) of all records, in km; None without an evaluation, or of too many.
     others
-        What other mechanisms lose.
+        Losses of other mechanisms, as bars.
     """
 
     certificate: AuditReport
@@ -49,11 +57,11 @@ class Findings:
     evaluation: dict[str, Any] | None
     unevaluated: str
     expected_km: NDArray[np.float64] | None
-    others: Sequence[Mapping[str, Any]]
+    others: Sequence[dict[str, Any]]
 
 
 def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
-    """Return what a report says of costs.
+    """Return losses, attackers and ratios.
 
     Parameters
     ----------
@@ -77,41 +85,31 @@ def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
 
 
 def _bars(
-    result: Mapping[str, Any], others: Sequence[Mapping[str, Any]], store: MechanismStore
+    result: Mapping[str, Any], others: Sequence[dict[str, Any]], store: MechanismStore
 ) -> list[dict[str, Any]]:
-    """Return losses to set beside each other, in km, least first."""
-    bars: list[dict[str, Any]] = [
-        {"name": "this mechanism", "loss_km": result["loss_km"], "error_km": None, "kind": "own"}
-    ]
-    bars += [{**other, "kind": "other"} for other in others]
+    """Return losses to compare, in km, the least first."""
+    bars = [_bar("this mechanism", result["loss_km"], "own")]
+    bars += others
     remapped = objects.get_json(store.objects, TABLE)
     hashes = store.attributes.get("chunk_hashes") or {}
     if isinstance(remapped, Mapping) and remapped.get("content_sha256") == hashes.get("digest"):
-        own = {"name": "this mechanism, remapped", "loss_km": float(remapped["remapped_loss_km"])}
-        bars.append({**own, "error_km": None, "kind": "own"})
+        bars.append(_bar("this mechanism, remapped", float(remapped["remapped_loss_km"]), "own"))
     if result["lower_bound_km"] is not None:
-        bars.append(
-            {
-                "name": "no mechanism can lose less (certified)",
-                "loss_km": result["lower_bound_certified_km"],
-                "error_km": None,
-                "kind": "bound",
-            }
-        )
+        certified = result["lower_bound_certified_km"]
+        bars.append(_bar("no mechanism can lose less (certified)", certified, "bound"))
         if words.estimate_tells(result):
-            bars.append(
-                {
-                    "name": "all lattices together would show (estimate)",
-                    "loss_km": result["lower_bound_km"],
-                    "error_km": _NORMAL_95 * result["lower_bound_standard_error_km"],
-                    "kind": "bound",
-                }
-            )
+            error = _NORMAL_95 * result["lower_bound_standard_error_km"]
+            name = "all lattices together would show (estimate)"
+            bars.append(_bar(name, result["lower_bound_km"], "bound", error))
     most = max(bar["loss_km"] + (bar["error_km"] or 0) for bar in bars) or 1.0
     shown = [
         {**bar, "share": bar["loss_km"] / most, "error": (bar["error_km"] or 0.0) / most} for bar in bars
     ]
     return sorted(shown, key=lambda bar: (float(bar["loss_km"]), str(bar["name"])))
+
+
+def _bar(name: str, loss_km: float, kind: str, error_km: float | None = None) -> dict[str, Any]:
+    return {"name": name, "loss_km": loss_km, "error_km": error_km, "kind": kind}
 
 
 def _quantiles(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -130,7 +128,7 @@ def _bands(bands: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ratios(sampled: AuditReport) -> dict[str, Any]:
-    """Return how much of ε pairs use, by distance: shares of triples in tenths of the promise, and beyond."""
+    """Return the share of triples in each tenth of the promise, and beyond it, by distance."""
     rows = []
     for stratum in sampled.details["strata"]:
         if not stratum["pairs_drawn"]:
@@ -140,17 +138,14 @@ def _ratios(sampled: AuditReport) -> dict[str, Any]:
         shares = tenths / (stratum["pairs_drawn"] * sampled.outputs)
         shades = np.ceil(shares * (_SHADES - 1)).astype(int)
         largest = stratum["epsilon_audited"]
+        cells = [{"share": s, "shade": h} for s, h in zip(shares.tolist(), shades.tolist(), strict=True)]
         rows.append(
             {
                 "lower_km": stratum["lower_km"],
                 "upper_km": stratum["upper_km"],
                 "pairs": stratum["pairs"],
-                "drawn": stratum["pairs_drawn"],
                 "largest": None if largest is None else float(largest) / sampled.limit_per_km,
-                "cells": [
-                    {"share": share, "shade": shade}
-                    for share, shade in zip(shares.tolist(), shades.tolist(), strict=True)
-                ],
+                "cells": cells,
             }
         )
     total = sum(row["pairs"] for row in rows) or 1
@@ -159,14 +154,64 @@ def _ratios(sampled: AuditReport) -> dict[str, Any]:
     ]
     most = max(overall) or 1.0
     names = [f"{10 * k} to {10 * k + 10}%" for k in range(_SHADES)] + ["over 100%"]
+    used = zip(names, overall, strict=True)
     return {
         "pairs": sampled.details["pairs"],
         "all_pairs": total,
         "triples": sampled.triples_checked,
         "random_seed": sampled.details["random_seed"],
         "rows": rows,
-        "overall": [
-            {"name": name, "share": share, "bar": share / most}
-            for name, share in zip(names, overall, strict=True)
-        ],
+        "overall": [{"name": name, "share": share, "bar": share / most} for name, share in used],
     }
+
+
+# --- other mechanisms -----------------------------------------------------------------------------
+
+
+def exponential_loss(problem: Problem) -> float | None:
+    """Return UL of the exponential mechanism, in km, from all of its rows; None if they are too many.
+
+    It is the one of :func:`mdpext_dask.evaluation.baselines.noise.exponential_mechanism`.
+    """
+    if problem.grid.records * problem.outputs > _MOST_NUMBERS:
+        return None
+    try:
+        made = exponential_mechanism(problem, math.inf)
+    except SolverError:
+        return None
+    assert made.rows is not None  # it reports outputs
+    return expected_loss(problem, made.rows)
+
+
+def laplace_loss(problem: Problem, random_seed: int = 0) -> tuple[float, float]:
+    """Return UL of planar Laplace noise that is reported at the nearest output, and its standard error.
+
+    Both are in km, and estimated from draws of a seeded generator: this is an evaluation, and nothing that is
+    drawn is ever released. The radius of the noise has the density ε² r e^{−ε r}, a Gamma distribution of
+    shape 2 (Andrés, Bordenabe, Chatzikokolakis & Palamidessi, CCS 2013).
+    """
+    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
+    generator = np.random.default_rng(random_seed)
+    x, y = problem.grid.x_km(), problem.grid.y_km()
+    prior = problem.prior.ravel() / problem.prior.sum()
+    nearest = KDTree(problem.output_xy_km)
+    losses = []
+    for _ in range(_DRAWS // _DRAWS_AT_ONCE):
+        i, j = np.divmod(generator.choice(prior.size, _DRAWS_AT_ONCE, p=prior), len(y))
+        radius = generator.gamma(2.0, 1 / epsilon, _DRAWS_AT_ONCE)
+        angle = generator.uniform(0, 2 * np.pi, _DRAWS_AT_ONCE)
+        places = np.stack([x[i], y[j]], axis=-1)
+        noisy = places + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        reported = nearest.query(noisy)[1]
+        losses.append(problem.loss.rows(places)[np.arange(_DRAWS_AT_ONCE), reported])
+    drawn = np.concatenate(losses)
+    return float(drawn.mean()), float(drawn.std(ddof=1) / math.sqrt(len(drawn)))
+
+
+def others(problem: Problem) -> list[dict[str, Any]]:
+    """Return the losses of other mechanisms as bars; `error_km` is None where nothing is estimated."""
+    exponential, (loss, error) = exponential_loss(problem), laplace_loss(problem)
+    bars = [_bar("planar Laplace noise, nearest output", loss, "other", error)]
+    if exponential is not None:
+        bars.append(_bar("exponential mechanism", exponential, "other"))
+    return bars

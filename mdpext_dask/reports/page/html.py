@@ -72,17 +72,14 @@ def _json(values: Any) -> Markup:
     return Markup(text)  # noqa: S704 no letter is left that means anything in HTML
 
 
-def _digits(number: int) -> Callable[[float], str]:
-    def shown(value: float) -> str:
-        if not math.isfinite(value):
-            return "∞" if value > 0 else "unknown"
-        text = f"{value:.{number}g}"
-        # Without an exponent, where that is no longer to read.
-        if "e" in text and 1e-4 <= abs(value) < 1e9:
-            return f"{float(text):,.0f}" if abs(value) >= 1 else f"{value:.{number + 3}f}"
-        return text
-
-    return shown
+def _digits(value: float, number: int) -> str:
+    """Return a number with so many digits, without an exponent where that is no longer to read."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "unknown"
+    text = f"{value:.{number}g}"
+    if "e" in text and 1e-4 <= abs(value) < 1e9:
+        return f"{float(text):,.0f}" if abs(value) >= 1 else f"{value:.{number + 3}f}"
+    return text
 
 
 def percent(share: float) -> str:
@@ -107,18 +104,17 @@ def _points(share: float) -> str:
 
 
 _FILTERS: dict[str, Callable[..., str]] = {
-    "few": _digits(3),
-    "few2": _digits(2),
-    "few4": _digits(4),
-    "nine": _digits(9),
+    "digits": _digits,
+    "above": words.rounded_up,
+    "below": words.rounded_down,
     "percent": percent,
     "percent2": lambda share: f"{100 * share:.2g}%",
-    "certified": words.rounded_up,
-    "certified9": lambda value: words.rounded_up(value, 9),
-    "limit9": lambda value: words.rounded_down(value, 9),
     "used": lambda share: f"{words.rounded_up(100 * share, 4)}%",
-    "bound4": lambda value: words.rounded_down(value, 4),
     "points": _points,
     "ordinal": words.ordinal,
+    "plain": lambda value: f"{value:g}",
+    "parts": lambda share: f"{words.rounded_up(1e6 * share, 2)} parts in a million",
+    "metres": lambda km: f"{words.rounded_up(1000 * km, 3)} m",
+    "factor": words.factor_in_words,
     "count": lambda number: f"{number:,}",
 }

@@ -1,5 +1,10 @@
-"""Maps of a store as values for the page: what lies where in a picture that is drawn by the browser."""
+"""Maps of a store for the page: places in a picture that the browser draws, and fields as PNG in data URLs.
 
+matplotlib and Pillow are imported late.
+"""
+
+import base64
+import io
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +15,21 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.maps import averaged
-from mdpext_dask.reports.page.rasters import ON_DARK, ON_LIGHT, colours_of, cover_png, field_png, points_png
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-# Of a map, in its own units: the longer side; and the largest dot.
+# Perceptually uniform, also in grey and with all common kinds of colour blindness; large values contrast most
+# with the page.
+ON_DARK, ON_LIGHT = "viridis", "viridis_r"
+_TABLE = 256
+# Of the picture of a road network, on its longer side; and how strong one node is, and many.
+_ROAD_PIXELS, _ROAD_ALPHA = 640, (0.6, 1.0)
+_GREY = 128
+# In a map's own units: its longer side, and the radius of the largest dot.
 LONG_SIDE, LARGEST_DOT = 640.0, 24.0
-# Numbers along a side that a picture of a field shows; of more, neighbours are averaged.
+# Pixels along a side of a field; above, neighbours are averaged.
 _MOST_SHOWN = 320
-# What is above this quantile of what is shown has the last colour.
+# Values above this quantile have the last colour.
 _TOP_SHARE = 0.995
 _SCALE_SHARE = 0.3
 _LEGEND_STOPS = 9
@@ -48,11 +59,6 @@ class Frame:
         """Units of the picture in a km."""
         return LONG_SIDE / max(self.box.width_km, self.box.height_km)
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height."""
-        return self.box.width_km * self.scale, self.box.height_km * self.scale
-
     def place(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return where points of shape (n, 2), in km, are in the picture, to a tenth."""
         x = (xy_km[:, 0] - self.box.west_km) * self.scale
@@ -66,31 +72,24 @@ class Frame:
 
     def values(self) -> dict[str, Any]:
         """Return the size, and a scale bar of a round length."""
-        width, height = self.size
         length = _round_below(self.box.width_km * _SCALE_SHARE)
         return {
-            "width": round(width, 1),
-            "height": round(height, 1),
+            "width": round(self.box.width_km * self.scale, 1),
+            "height": round(self.box.height_km * self.scale, 1),
             "scale_km": length,
             "scale": round(length * self.scale, 1),
         }
 
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
-    """Return what all maps of a store share: roads, outputs, the region, whose data it is."""
-    outputs = store.read_output_xy_km()
+    """Return what all maps of a store share: roads, outputs, region, attribution."""
+    outputs, projection, hidden = store.output_xy_km(), store.projection, ~store.kept
+    box = store.grid.box
     radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
-    projection = store.projection
-    hidden = ~store.kept
-    grid = store.grid
-    box = grid.box
     return {
         **frame.values(),
         "roads": _roads(store, frame),
-        "outputs": [
-            {"x": x, "y": y, "number": number}
-            for number, (x, y) in enumerate(frame.place(np.nan_to_num(outputs)).tolist())
-        ],
+        "outputs": [{"x": x, "y": y} for x, y in frame.place(np.nan_to_num(outputs)).tolist()],
         "radius": round(radius, 1),
         "turned_deg": None if projection is None else round(projection.rotation_deg, 2),
         "cover": cover_png(hidden) if hidden.any() else None,
@@ -120,22 +119,22 @@ def field_of(
     least: float | None = None,
     most: float | None = None,
 ) -> dict[str, Any] | None:
-    """Return a field as a picture in a frame, with what a legend says; None if it holds no number.
+    """Return a field as a picture in a frame, with its legend; None if all of it is NaN.
 
     Parameters
     ----------
     frame
-        Where it lies.
+        The frame.
     values
-        float64 of shape (n_x, n_y); not-a-number where there is nothing.
+        float64 of shape (n_x, n_y); NaN where there is no value.
     corner_km
-        Where the first of them lies: its middle, in km.
+        Middle of the first value's square, in km.
     step_km
-        How far they are apart, in km.
+        Side of the squares, in km.
     power
-        Of the scale: colours stand for shares of the largest raised to it.
+        Colours are spaced by shares of the largest value raised to this power.
     least, most
-        What the first and the last colour stand for; default: the least, and nearly the largest.
+        Values of the first and the last colour; default: the least value, and the 99.5 % quantile.
     """
     present = values[np.isfinite(values)]
     if not present.size:
@@ -160,9 +159,11 @@ def legend(least: float, most: float, power: float = 1.0, *, over: bool = False)
     """Return the colours of a scale from the least to the largest, and numbers to read off."""
     stops = np.linspace(0, 1, _LEGEND_STOPS)
     names = [f"{share:.4g}" for share in stops.tolist()]
+    at = (stops * (_TABLE - 1)).astype(int)
+    kinds = (("on_light", ON_LIGHT), ("on_dark", ON_DARK))
+    colours = {kind: [f"#{bytes(rgb).hex()}" for rgb in colour_table(name)[at]] for kind, name in kinds}
     return {
-        "on_light": list(zip(names, colours_of(stops, ON_LIGHT), strict=True)),
-        "on_dark": list(zip(names, colours_of(stops, ON_DARK), strict=True)),
+        **{kind: list(zip(names, found, strict=True)) for kind, found in colours.items()},
         "least": least,
         "middle": least + (most - least) * 0.5 ** (1 / power),
         "most": most,
@@ -226,7 +227,7 @@ def dots_of(row: NDArray[np.float64]) -> list[dict[str, float]]:
     Parameters
     ----------
     row
-        M(·|x), float64 of shape (K,); not-a-number if it is not known.
+        M(·|x), float64 of shape (K,); NaN if it is not known.
     """
     known = np.nan_to_num(row)
     shares = known / max(float(known.max()), np.finfo(float).tiny)
@@ -246,3 +247,72 @@ def _round_below(length: float) -> float:
     """Return the largest of 1, 2, 5 times a power of ten that is no more."""
     power = 10.0 ** math.floor(math.log10(length))
     return max((step * power for step in (1, 2, 5) if step * power <= length), default=power)
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def field_png(shares: NDArray[np.float64], colours: str) -> str:
+    """Return a field as a picture, a pixel a number, north up.
+
+    Parameters
+    ----------
+    shares
+        float64 of shape (n_x, n_y), 0 for the first colour and 1 for the last, as are those beyond;
+        transparent where it is NaN.
+    colours
+        Name of the colour map.
+    """
+    import matplotlib as mpl
+
+    known = np.isfinite(shares)
+    rgba = mpl.colormaps[colours](np.clip(np.where(known, shares, 0.0), 0, 1), bytes=True)
+    rgba[..., 3] = np.where(known, 255, 0)
+    return _png(rgba.swapaxes(0, 1)[::-1])
+
+
+def cover_png(hidden: NDArray[np.bool_]) -> str:
+    """Return a picture that greys out what is hidden, bool of shape (n_x, n_y)."""
+    rgba = np.full((*hidden.shape, 4), _GREY, dtype=np.uint8)
+    rgba[..., 3] = np.where(hidden, 110, 0)
+    return _png(rgba.swapaxes(0, 1)[::-1])
+
+
+def points_png(xy_km: NDArray[np.float64], box: Box) -> str:
+    """Return places as a grey haze, the denser the stronger, seen on light and on dark.
+
+    Parameters
+    ----------
+    xy_km
+        float64 of shape (n, 2), in km; those outside the box are not shown.
+    box
+        What the picture shows.
+    """
+    scale = _ROAD_PIXELS / max(box.width_km, box.height_km)
+    shape = tuple(max(round(side * scale), 1) for side in (box.width_km, box.height_km))
+    counts, _, _ = np.histogram2d(
+        xy_km[:, 0], xy_km[:, 1], bins=shape,
+        range=((box.west_km, box.east_km), (box.south_km, box.north_km)),
+    )  # fmt: skip
+    low, high = _ROAD_ALPHA
+    alpha = np.where(counts > 0, np.minimum(low + (high - low) * (counts - 1) / 3, high), 0.0)
+    rgba = np.full((*shape, 4), _GREY, dtype=np.uint8)
+    # Few levels: a picture that is a fraction of the size.
+    rgba[..., 3] = (np.rint(alpha * 8) / 8 * 255).astype(np.uint8)
+    return _png(rgba.swapaxes(0, 1)[::-1])
+
+
+def colour_table(colours: str) -> NDArray[np.uint8]:
+    """Return the colours of a map from the least to the largest, uint8 of shape (256, 3)."""
+    import matplotlib as mpl
+
+    table: NDArray[np.uint8] = mpl.colormaps[colours](np.arange(_TABLE), bytes=True)[:, :3]
+    return table
+
+
+def _png(rgba: NDArray[Any]) -> str:
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(rgba)).save(content, format="png", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode("ascii")

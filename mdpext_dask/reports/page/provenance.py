@@ -1,14 +1,15 @@
-"""What a report says of how a store was made, as plain values."""
+"""How a store was made, as plain values."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from mdpext_dask.events import STAGES
+from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
 
-# Seconds of these are in the store; what a job did beside them is the rest of the total.
+# The store has the seconds of these stages; the rest of the total is shown apart.
 _STAGE_NAMES = {
     "domain": "reading roads, making the problem",
     "loss": "cost of the seeds",
@@ -20,15 +21,10 @@ _STAGE_NAMES = {
     "evaluate": "expected loss",
 }
 _LICENCES = {"Map data (c) OpenStreetMap contributors, ODbL 1.0": "https://www.openstreetmap.org/copyright"}
-# Of the sections of a job, as people write them.
-_ORDER = (
-    "job", "domain", "privacy", "outputs", "prior", "loss", "seed", "extension", "store", "cluster",
-    "compare",
-)  # fmt: skip
 
 
 def making_of(store: MechanismStore) -> dict[str, Any]:
-    """Return what a report says of a store's making and layout."""
+    """Return stages, software, job, seed and layout of a store."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
     attribution = str(attributes.get("attribution", ""))
     return {
@@ -90,7 +86,7 @@ def _km(value: Any) -> str:
 
 
 def job_toml(job: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-    """Return a job as TOML; of files and folders only the last part of their paths, and their digests.
+    """Return a job as TOML, with names and digests of files and folders instead of their paths.
 
     Parameters
     ----------
@@ -102,8 +98,8 @@ def job_toml(job: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     import tomli_w
 
     lines = []
-    order = sorted(job, key=lambda section: _ORDER.index(section) if section in _ORDER else len(_ORDER))
-    shown = {section: _without_nulls(job[section]) for section in order}
+    known = [*JobSpec.model_fields, *job]
+    shown = {section: _without_nulls(job[section]) for section in sorted(job, key=known.index)}
     for section, keys in shown.items():
         for key, value in keys.items():
             if not isinstance(value, str) or not _is_absolute(value):

@@ -1,4 +1,4 @@
-"""What a report holds of a store's rows: a part of the records, few enough to be sent and looked at."""
+"""The part of a store's rows that a page holds: few enough records to be sent and looked at."""
 
 import base64
 import math
@@ -12,11 +12,11 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
 
-# Numbers that a report holds, a byte each; and records along a side, of which more are no finer to the eye.
+# Probabilities that a page holds, a byte each; and records along a side: more make no visible difference.
 MOST_NUMBERS, MOST_ALONG = 1_000_000, 160
-# Codes of a quantised table: 0 is nothing known, the others are steps of the logarithm.
+# Steps of the logarithm that codes stand for; code 0 is NaN.
 _LEVELS = 254
-# Of rows, and of the prior, that are read together.
+# Numbers of rows, and records of the prior, that are read together.
 _ROW_NUMBERS, _STRIP_RECORDS = 4_000_000, 10_000_000
 
 
@@ -33,7 +33,7 @@ class Thinned:
     i, j
         Which fine columns and rows, shapes (n_x,) and (n_y,).
     rows
-        M, float64 of shape (n_x, n_y, K), normalised; not-a-number where a row cannot be used.
+        M, float64 of shape (n_x, n_y, K), normalised; NaN where a row cannot be used.
     prior
         Prior of the records that are nearest to each, float64 of shape (n_x, n_y).
     kept
@@ -50,12 +50,12 @@ class Thinned:
 
     @classmethod
     def of(cls, store: MechanismStore) -> "Thinned":
-        """Read as many records of a store as a report can hold.
+        """Read as many records of a store as a page can hold.
 
         Parameters
         ----------
         store
-            The store; rows that cannot be read are filled with not-a-number.
+            The store; rows that cannot be read are NaN.
         """
         grid, outputs = store.grid, store.outputs
         step = step_for(grid.shape, outputs)
@@ -80,9 +80,9 @@ class Thinned:
         return self.grid.y_km()[self.j]
 
     def typical(self) -> tuple[int, int]:
-        """Return the position of a record that many are near: the one nearest to the prior's medians.
+        """Return the position of the record nearest to the medians of the prior.
 
-        Of the records whose rows can be used, those with a prior if there are any.
+        Only records with usable rows count, and only those with a prior if there are any.
         """
         usable = np.asarray(np.isfinite(self.rows).all(axis=2))
         wanted = usable & (self.prior > 0)
@@ -105,14 +105,14 @@ class Thinned:
         return joint / total if total > 0 else joint
 
     def within(self, output: int, place_km: NDArray[np.float64], radii_km: Sequence[float]) -> list[float]:
-        """Return how likely somebody who gives a report is within each distance of a place.
+        """Return the probability that a person with a given report is within each distance of a place.
 
         Parameters
         ----------
         output
             Number of the report.
         place_km
-            Where from, x and y in km: as a rule the reported place.
+            The place, x and y in km, as a rule the reported one.
         radii_km
             The distances, ‖·‖₂ in the plane, in km.
         """
@@ -122,7 +122,7 @@ class Thinned:
 
 
 def step_for(shape: tuple[int, int], outputs: int) -> int:
-    """Return the least step with which records along both axes, and numbers in all, are not too many."""
+    """Return the least step with which neither records nor probabilities are too many."""
     step = 1
     while True:
         along = [len(positions(n, step)) for n in shape]
@@ -134,14 +134,14 @@ def step_for(shape: tuple[int, int], outputs: int) -> int:
 
 
 def positions(n: int, step: int) -> NDArray[np.intp]:
-    """Return every `step`-th of n, as much left out before the first as after the last."""
+    """Return every `step`-th of n, centred: as many are left out before the first as after the last."""
     return np.arange((n - 1) % step // 2, n, step, dtype=np.intp)
 
 
 def gathered(
     values: NDArray[np.float64], i: NDArray[np.intp], j: NDArray[np.intp], step: int
 ) -> NDArray[np.float64]:
-    """Add up the values of all records at the nearest of those that are kept.
+    """Add the values of all records to the nearest kept record.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ def gathered(
 
 
 def _starts(kept: NDArray[np.intp], step: int) -> NDArray[np.intp]:
-    """Return the first position that is given to each one that is kept."""
+    """Return the first position that belongs to each kept one."""
     return np.append(0, kept[1:] - step // 2)
 
 
 def _gathered_prior(
     store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], step: int
 ) -> NDArray[np.float64]:
-    """Return :func:`gathered` of the prior, of which no more than a strip is held."""
+    """Return :func:`gathered` of the prior, read in strips."""
     starts = np.append(_starts(i, step), store.grid.shape[0])
     strips = max(_STRIP_RECORDS // (store.grid.shape[1] * step), 1)
     parts = []
@@ -176,44 +176,27 @@ def _gathered_prior(
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Probabilities in a byte each, for looking at, never for sampling.
+def quantised(rows: NDArray[np.float64]) -> tuple[NDArray[np.uint8], float, float]:
+    """Return probabilities in a byte each, for looking at, never for sampling.
 
     Parameters
     ----------
-    codes
-        uint8 of the rows' shape: 0 where nothing is known, else 1 + the number of the step.
-    least_log, step_log
-        log probability of code 1, and of every further code.
+    rows
+        Probabilities, all positive or NaN.
+
+    Returns
+    -------
+    Codes, uint8 of the rows' shape: 0 for NaN, else 1 + the number of the step; the log probability of code
+    1; and the step from one code to the next.
     """
-
-    codes: NDArray[np.uint8]
-    least_log: float
-    step_log: float
-
-    @classmethod
-    def of(cls, rows: NDArray[np.float64]) -> "Table":
-        """Quantise the logarithms of probabilities, all positive or not-a-number."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log(rows)
-        known = np.isfinite(logs)
-        if not known.any():
-            return cls(np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0)
-        least, most = float(logs[known].min()), float(logs[known].max())
-        step = max((most - least) / _LEVELS, 1e-9)
-        codes = np.where(known, 1 + np.rint((np.where(known, logs, least) - least) / step), 0)
-        return cls(codes.astype(np.uint8), least, step)
-
-    @property
-    def relative_error(self) -> float:
-        """By how much a probability is off at most, relative to it."""
-        return math.expm1(self.step_log / 2)
-
-    def probabilities(self) -> NDArray[np.float64]:
-        """Return what the codes stand for; not-a-number where nothing is known."""
-        values = np.exp(self.least_log + self.step_log * (self.codes.astype(np.float64) - 1))
-        return np.where(self.codes > 0, values, np.nan)
+    logs = np.log(rows)
+    known = np.isfinite(logs)
+    if not known.any():
+        return np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0
+    least, most = float(logs[known].min()), float(logs[known].max())
+    step = max((most - least) / _LEVELS, 1e-9)
+    codes = np.where(known, 1 + np.rint((np.where(known, logs, least) - least) / step), 0)
+    return codes.astype(np.uint8), least, step
 
 
 def encoded(values: NDArray[np.generic]) -> str:
@@ -223,7 +206,7 @@ def encoded(values: NDArray[np.generic]) -> str:
 
 
 def _distributions(stored: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return rows that add up to 1; not-a-number for those that the sampler would refuse."""
+    """Return rows divided by their sums; NaN for those that the sampler would refuse."""
     rows = stored.astype(np.float64)
     with np.errstate(invalid="ignore"):
         sound = (rows > 0).all(axis=1) & (rows <= 2).all(axis=1)

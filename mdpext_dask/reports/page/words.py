@@ -1,4 +1,4 @@
-"""What a report says in sentences, made from its numbers."""
+"""Phrases of the page that depend on its numbers; everything else is in the template."""
 
 import math
 from collections.abc import Mapping
@@ -18,14 +18,12 @@ _BOUND = "lower_bound_km"
 def metric_in_words(p: float, *, planar: bool) -> str:
     """Return what distance the promise is about."""
     if p == 2:
-        return "straight-line distance in the plane" if planar else "straight-line distance on the ground"
+        return f"straight-line distance {'in the plane' if planar else 'on the ground'}"
     if p == 1:
-        kind = "distance along the two axes of the plane, added up (p = 1)"
-    elif math.isinf(p):
-        kind = "distance along the longer of the two axes of the plane (p = ∞)"
-    else:
-        kind = f"the distance ‖x − x′‖ with exponent p = {p:g} in the plane"
-    return kind
+        return "distance along the two axes of the plane, added up (p = 1)"
+    if math.isinf(p):
+        return "distance along the longer of the two axes of the plane (p = ∞)"
+    return f"distance ‖x − x′‖ with exponent p = {p:g} in the plane"
 
 
 def headline(state: str, certificate: AuditReport) -> dict[str, Any]:
@@ -39,111 +37,8 @@ def headline(state: str, certificate: AuditReport) -> dict[str, Any]:
             "whatever the certificate says now."
         )
         return {"good": False, "title": "Refused", "text": text}
-    text = "The promise is proved for all pairs of places, from the stored bytes, when this report was made."
+    text = "The promise is proved for all pairs of places, from the stored bytes, when this page was made."
     return {"good": True, "title": "Holds", "text": text}
-
-
-def promise(facts: Mapping[str, Any]) -> list[str]:
-    """Return what was promised, in paragraphs.
-
-    Parameters
-    ----------
-    facts
-        `epsilon_per_km`, `metric`, `outputs`.
-    """
-    epsilon = facts["epsilon_per_km"]
-    return [
-        f"A person’s place is replaced by one of {facts['outputs']:,} fixed places, drawn at random. The "
-        "draw is made so that whoever sees the report cannot tell nearby places apart well: for any two "
-        "places x and x′ of the grid at distance d, every report is at most e^(ε d) times as likely from one "
-        f"as from the other, with ε = {epsilon:g} per km. d is the {facts['metric']}.",
-        "That holds whatever the observer knows beforehand, and however much they can compute. It limits "
-        "what one report adds to what they know.",
-    ]
-
-
-def proof(report: AuditReport, distortion: float) -> list[str]:
-    """Return what was proved, and what proved means, in paragraphs."""
-    pairs = report.records * (report.records - 1) // 2
-    slack = f"the promised {report.epsilon_per_km:g}/km"
-    if not report.details.get("planar"):
-        slack += f" less {_parts(distortion)}, by which the plane may lengthen distances on the ground"
-    result = (
-        f"Certified: ε = {rounded_up(report.epsilon)}/km in the plane"
-        if report.verdict == HOLDS
-        else f"Not proved: the certificate comes to ε = {rounded_up(report.epsilon)}/km in the plane"
-    )
-    return [
-        f"{result}, against a limit of {rounded_down(report.limit_per_km, 9)}/km ({slack}). It covers all "
-        f"{pairs:,} pairs of {report.records:,} records with all {report.outputs:,} reports: "
-        f"{report.triples_checked:,} combinations. None is left out, none is sampled, and no tolerance is "
-        "allowed.",
-        "Proved means: from the stored probabilities themselves, by arithmetic whose rounding is counted "
-        "against the store. On every fine cell of the grid the slopes of the log-probabilities are within ε "
-        "at the corners, hence everywhere between, and along every straight line from one record to another. "
-        "The sampler draws from exactly these numbers. It is a statement about the mechanism; it does not "
-        "watch how the mechanism is used.",
-    ]
-
-
-def limits(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what the promise does not cover, as titles and texts.
-
-    Parameters
-    ----------
-    facts
-        `epsilon_per_km`, `quantisation_km`, `distortion`, `planar`.
-    """
-    epsilon, rho = facts["epsilon_per_km"], facts["quantisation_km"]
-    ground = (
-        "The loss file does not say where on Earth its plane lies, so the promise is about distances in that "
-        "plane, as they are given."
-        if facts["planar"]
-        else f"The proof is about distances in a flat map, which may be {_parts(facts['distortion'])} "
-        "longer than those on the ground. That is charged: the limit is lower by as much."
-    )
-    return [
-        (
-            "Several reports",
-            f"Every report spends ε anew: n independent reports of one place keep n ε only. Ten of them are "
-            f"{10 * epsilon:g} per km, and many of them show the place. Report once and repeat the answer "
-            "(mdpext sample --sticky-key), or limit how often (--release-limit).",
-        ),
-        (
-            "Places that belong together",
-            "Home, way and work of one person are not independent, nor are people who travel together. The "
-            "promise is about one report of one place; what several such reports say together is covered "
-            "only by adding up their ε.",
-        ),
-        (
-            "Far places",
-            "Places far apart are told apart, by design: the promise weakens with distance. It does not hide "
-            "which part of the city somebody is in.",
-        ),
-        (
-            "Rounding to the grid",
-            f"A place is first moved to its nearest record, at most ρ = {rounded_up(1000 * rho, 3)} m away. "
-            "For places as they are, the bound is e^(ε (d + 2ρ)): even for two places next to each other it "
-            f"may come to {factor_in_words(2 * epsilon * rho)}, where they lie on two sides of a line "
-            "between records.",
-        ),
-        ("The flat map", ground),
-        (
-            "Everything but the report",
-            "When somebody reports, how long it takes, from which address, and that they report at all are "
-            "outside the promise; so is whatever else an application sends or keeps.",
-        ),
-        (
-            "Who made this file",
-            "Neither store nor report is signed. Changed bytes are noticed because they no longer fit the "
-            "rest of the store; a store that was replaced as a whole is noticed only if the digest below was "
-            "noted elsewhere.",
-        ),
-    ]
-
-
-def _parts(share: float) -> str:
-    return f"{rounded_up(1e6 * share, 2)} parts in a million"
 
 
 def factors(epsilon_per_km: float, quantisation_km: float) -> list[dict[str, str]]:
@@ -179,7 +74,7 @@ def bound_in_words(result: Mapping[str, Any]) -> str:
     """Return what is known of the least loss that any mechanism with this promise could have."""
     if result[_BOUND] is None:
         return (
-            "No lower bound was computed for this report. Give it time with --bound-seconds 60, or take the "
+            "No lower bound was computed for this page. Give it time with --bound-seconds 60, or take the "
             "figures of an earlier evaluation with --evaluation."
         )
     certified = result["lower_bound_certified_km"]

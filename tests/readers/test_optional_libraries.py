@@ -1,0 +1,34 @@
+"""Libraries that only some files need: without one, who needs it and how to get it is said."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mdpext_dask.errors import SpecError
+from mdpext_dask.problem.region import read_region
+from mdpext_dask.readers.point_files import read_points
+from mdpext_dask.readers.roads.read_network import read_roads
+from tests.support.refusals import refusal
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "read"),
+    [
+        ("pyarrow", "p.parquet", read_points),
+        ("ijson", "p.geojson", read_points),
+        ("osmium", "a.osm", lambda path: read_roads(str(path), None)),
+        ("osmnx", "a.graphml", lambda path: read_roads(str(path), None)),
+        ("pyogrio", "a.gpkg", lambda path: read_roads(str(path), None)),
+        ("pyogrio", "a.shp", lambda path: read_region(str(path))),
+    ],
+)
+def test_a_missing_library_is_named_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, library, None)
+    needs = f"needs {library}: install it with pip install 'mdpext-dask[files]'"
+    refusal(lambda: read(path), str(path), needs, kind=SpecError)
