@@ -77,6 +77,12 @@ def small_job() -> Callable[..., dict[str, dict[str, Any]]]:
     return make
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where a test's store may go."""
+    return tmp_path / "s.zarr"
+
+
 @pytest.fixture(scope="session")
 def city_roads() -> Callable[[str], Path]:
     """Return a function from a city's name to the folder of its network; skips where there is none."""

@@ -2,6 +2,8 @@
 
 import importlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,12 +67,10 @@ def promise(operator: Operator, split: tuple[float, float], cell_km: float) -> f
         If it answers with anything else, or fails.
     """
     first, second = (epsilon / _HALF * cell_km for epsilon in split)
-    try:
+    with _told(f"{_named(operator)}: steepening fails"):
         promised = [float(operator.steepening(*deltas)) for deltas in ((first, second), (second, first))]
-    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
-        raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
     for value in promised:
-        # Not-a-number included. A rule that gives the corners back steepens what is linear by 1.
+        # NaN included. A rule that gives the corners back steepens what is linear by 1.
         if not value >= 1:
             raise SpecError(
                 f"extension.method: {_named(operator)}: steepening must be at least 1, but is {value:g}"
@@ -93,10 +93,8 @@ def closed_form(operator: Operator, split: tuple[float, float], cell_km: float) 
     """
     if math.isinf(promise(operator, split, cell_km)):
         return None
-    try:
+    with _told(f"{_named(operator)}: steepening fails"):
         found = bound_budgets(split, cell_km, operator.steepening)
-    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
-        raise SpecError(f"extension.method: {_named(operator)}: steepening fails: {_told(error)}") from None
     if not min(found.beta) > _LEAST_SHARE * min(split):
         raise SpecError(
             f"extension.method: {_named(operator)}: steepening allows no budgets; it must grow with them"
@@ -112,12 +110,8 @@ def checked_rows(operator: Operator, corners: Corners) -> NDArray[np.float32]:
     SpecError
         If it fails, or answers with something else than rows.
     """
-    try:
+    with _told(f"{_named(operator)}: fails"):
         rows = operator.rows(corners)
-    except (MdpextError, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:  # whatever somebody else's code raises
-        raise SpecError(f"extension.method: {_named(operator)}: fails: {_told(error)}") from error
     factor = math.prod(corners.refine)
     east, north, outputs = corners.scores.shape
     shape = ((east - 1) * factor + 1, (north - 1) * factor + 1, outputs)
@@ -185,15 +179,11 @@ def _corners_of_a_cell(outputs: int, budget: float, refine: tuple[int, ...]) -> 
 
 def _imported(name: str) -> Operator:
     module, _, attribute = name.partition(":")
-    try:
+    with _told(f"{name}: cannot be made where the tasks run"):
         found = getattr(importlib.import_module(module), attribute)
         # A store may come from anywhere: nothing it names is called that is not meant for this.
         if isinstance(found, type) and issubclass(found, Operator):
             return found()
-    except (Exception, SystemExit) as error:  # whatever somebody else's module raises
-        raise SpecError(
-            f"extension.method: {name}: cannot be made where the tasks run: {_told(error)}"
-        ) from None
     raise SpecError(f"extension.method: {name}: is not a subclass of mdpext_dask.extend.operator.Operator")
 
 
@@ -201,5 +191,12 @@ def _named(operator: Operator) -> str:
     return f"{type(operator).__module__}:{type(operator).__qualname__}"
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raise whatever code of the user's own raises as one line of error, but for our errors and memory."""
+    try:
+        yield
+    except (MdpextError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"extension.method: {what}: {type(error).__name__}: {first_line(error)}") from error

@@ -11,9 +11,8 @@ nothing. A rule that must carry *un-normalised* scores from level to level (McSh
 here; take all its levels in one step.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
 import numpy as np
@@ -31,18 +30,6 @@ CellRefinement = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 
 # What dividing by their sum leaves of rows: the numbers' and the sum's own rounding.
 _SUM_ROUNDING = 1e-12
-
-
-@dataclass(frozen=True, eq=False)
-class _Node:
-    records: tuple[Record, ...]
-    rows: NDArray[np.float64] | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Edge:
-    operator: EdgeOperator
-    records: tuple[Record, ...]
 
 
 class ExtensionGraph:
@@ -65,8 +52,10 @@ class ExtensionGraph:
 
     def __init__(self, target: Iterable[Record] | None = None) -> None:
         self._target = None if target is None else _records(target, "the target")
-        self._nodes: dict[str, _Node] = {}
-        self._edges: dict[tuple[str, str], _Edge] = {}
+        self._records: dict[str, tuple[Record, ...]] = {}
+        self._rows: dict[str, NDArray[np.float64]] = {}
+        # By child, then by parent.
+        self._edges: dict[str, dict[str, tuple[EdgeOperator, tuple[Record, ...]]]] = {}
 
     def add_node(self, name: str, records: Iterable[Record], rows: ArrayLike | None = None) -> None:
         """Add a node.
@@ -86,12 +75,13 @@ class ExtensionGraph:
             If the name is taken, a record repeats or cannot be hashed, there is none, or rows are not
             distributions.
         """
-        if name in self._nodes:
-            raise SpecError(f"node {name!r}: there is one of that name already")
-        listed = _records(records, f"node {name!r}")
-        self._nodes[name] = _Node(
-            listed, None if rows is None else _distributions(rows, listed, f"node {name!r}")
-        )
+        where = f"node {name!r}"
+        if name in self._records:
+            raise SpecError(f"{where}: there is one of that name already")
+        listed = _records(records, where)
+        if rows is not None:
+            self._rows[name] = _distributions(rows, listed, where)
+        self._records[name], self._edges[name] = listed, {}
 
     def add_edge(
         self, parent: str, child: str, operator: EdgeOperator, records: Iterable[Record] | None = None
@@ -115,16 +105,16 @@ class ExtensionGraph:
         """
         where = _edge_name(parent, child)
         for name in (parent, child):
-            if name not in self._nodes:
+            if name not in self._records:
                 raise SpecError(f"{where}: there is no node {name!r}")
-        if (parent, child) in self._edges:
+        if parent in self._edges[child]:
             raise SpecError(f"{where}: there is one already; one edge may cover many records")
-        known = self._nodes[child].records
+        known = self._records[child]
         covered = known if records is None else _records(records, where)
         foreign = set(covered) - set(known)
         if foreign:
             raise SpecError(f"{where}: covers {_some(foreign)}, which node {child!r} does not have")
-        self._edges[parent, child] = _Edge(operator, covered)
+        self._edges[child][parent] = operator, covered
 
     def validate(self) -> None:
         """Check that the graph can be run.
@@ -136,32 +126,28 @@ class ExtensionGraph:
             differ in their number of outputs, a record is covered by no edge, or a target record is in no
             node.
         """
-        if not self._nodes:
+        if not self._records:
             raise SpecError("the graph has no nodes")
         self._topological_order()
-        covered: dict[str, set[Record]] = {name: set() for name in self._nodes}
-        for (_, child), edge in self._edges.items():
-            covered[child].update(edge.records)
-        # An edge covers at least one record, so only sources are covered by nothing.
         outputs: dict[str, int] = {}
-        for name, node in self._nodes.items():
-            if covered[name]:
-                if node.rows is not None:
+        for name, records in self._records.items():
+            # An edge covers at least one record, so only sources are covered by nothing.
+            covered = set().union(*(part for _, part in self._edges[name].values()))
+            if covered:
+                if name in self._rows:
                     raise SpecError(f"node {name!r}: has rows of its own, and an edge that gives it some")
-                missing = set(node.records) - covered[name]
-                if missing:
+                if missing := set(records) - covered:
                     raise SpecError(f"node {name!r}: no edge covers {_some(missing)}")
-            elif node.rows is None:
+                continue
+            if name not in self._rows:
                 raise SpecError(f"node {name!r}: no edge leads to it, so it needs rows of its own")
-            else:
-                outputs[name] = node.rows.shape[1]
-                first = next(iter(outputs))
-                if outputs[name] != outputs[first]:
-                    raise SpecError(
-                        f"node {name!r}: has {outputs[name]} outputs, node {first!r} has {outputs[first]}"
-                    )
-        missing = set(self._target or ()).difference(*(node.records for node in self._nodes.values()))
-        if missing:
+            outputs[name] = self._rows[name].shape[1]
+            first = next(iter(outputs))
+            if outputs[name] != outputs[first]:
+                raise SpecError(
+                    f"node {name!r}: has {outputs[name]} outputs, node {first!r} has {outputs[first]}"
+                )
+        if missing := set(self._target or ()).difference(*self._records.values()):
             raise SpecError(f"the target has {_some(missing)}, which is in no node")
 
     def run(self) -> Extended:
@@ -175,68 +161,40 @@ class ExtensionGraph:
         """
         self.validate()
         order = self._topological_order()
-        incoming: dict[str, list[tuple[str, _Edge]]] = {name: [] for name in order}
-        for (parent, child), edge in self._edges.items():
-            incoming[child].append((parent, edge))
         given: list[Given] = []
         rows: dict[str, NDArray[np.float64]] = {}
+        successors: dict[str, tuple[str, ...]] = dict.fromkeys(order, ())
         for name in order:
-            node = self._nodes[name]
-            if node.rows is not None:
-                rows[name] = node.rows
-                given.append(Given(name, name, node.records, node.rows))
+            records = self._records[name]
+            if name in self._rows:
+                rows[name] = self._rows[name]
+                given.append(Given(name, name, records, rows[name]))
                 continue
             by_record: dict[Record, NDArray[np.float64]] = {}
-            for parent, edge in incoming[name]:
-                answer = edge.operator(self._nodes[parent].records, rows[parent], edge.records)
-                outputs = rows[parent].shape[1]
-                part = _distributions(answer, edge.records, _edge_name(parent, name), outputs)
-                given.append(Given(name, parent, edge.records, part))
-                for record, row in zip(edge.records, part, strict=True):
+            for parent, (operator, covered) in self._edges[name].items():
+                successors[parent] += (name,)
+                answer = operator(self._records[parent], rows[parent], covered)
+                part = _distributions(answer, covered, _edge_name(parent, name), rows[parent].shape[1])
+                given.append(Given(name, parent, covered, part))
+                for record, row in zip(covered, part, strict=True):
                     by_record.setdefault(record, row)
-            rows[name] = np.stack([by_record[record] for record in node.records])
+            rows[name] = np.stack([by_record[record] for record in records])
             rows[name].setflags(write=False)
-        everything = dict.fromkeys(record for name in order for record in self._nodes[name].records)
+        everything = dict.fromkeys(record for name in order for record in self._records[name])
         return Extended(
             given=tuple(given),
-            records=MappingProxyType({name: self._nodes[name].records for name in order}),
+            records=MappingProxyType({name: self._records[name] for name in order}),
             rows=MappingProxyType(rows),
-            successors=MappingProxyType(self._successors(order)),
+            successors=MappingProxyType(successors),
             target=tuple(everything) if self._target is None else self._target,
         )
 
-    def _successors(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {name: [] for name in names}
-        for parent, child in self._edges:
-            found[parent].append(child)
-        return {name: tuple(children) for name, children in found.items()}
-
     def _topological_order(self) -> list[str]:
         """Return the nodes, parents before children and sources before all others."""
-        waiting = dict.fromkeys(self._nodes, 0)
-        for _, child in self._edges:
-            waiting[child] += 1
-        successors = self._successors(self._nodes)
-        ready = deque(name for name, parents in waiting.items() if not parents)
-        order = []
-        while ready:
-            order.append(ready.popleft())
-            for child in successors[order[-1]]:
-                waiting[child] -= 1
-                if not waiting[child]:
-                    ready.append(child)
-        stuck = set(self._nodes) - set(order)
-        if stuck:
-            raise SpecError(f"edges form a cycle: {' -> '.join(self._cycle(stuck))}")
-        return order
-
-    def _cycle(self, stuck: set[str]) -> list[str]:
-        """Return a cycle, first node again at the end, among nodes that all have a parent among them."""
-        parent_of = {child: parent for parent, child in self._edges if parent in stuck and child in stuck}
-        path = [next(name for name in self._nodes if name in stuck)]
-        while path[-1] not in path[:-1]:
-            path.append(parent_of[path[-1]])
-        return path[path.index(path[-1]) :][::-1]
+        try:
+            return list(TopologicalSorter(self._edges).static_order())
+        except CycleError as error:
+            raise SpecError(f"edges form a cycle: {' -> '.join(error.args[1])}") from None
 
 
 def grid_tree(grid: Grid, refine_cell: CellRefinement, seed_scores: NDArray[np.float64]) -> ExtensionGraph:

@@ -51,8 +51,8 @@ class Violation:
     bound
         ε d(x, x'); 0 for a record given twice.
     via
-        A1: the node u whose successors are looked at. A3: the node u that is extended to v. A2: who gave the
-        two rows, the parents of v and w, or v and w themselves where they are sources.
+        A1: the node u whose successors are looked at. A3: the node u that is extended to v. A2: where the two
+        rows come from, the parents of v and w, or v and w themselves where they are sources.
     """
 
     nodes: tuple[str, str]
@@ -71,8 +71,6 @@ class Check:
     ----------
     name
         Which statement.
-    holds
-        Whether it is true, up to `rounding` and, where it was given, `tolerance`.
     epsilon
         ε, in 1 over the unit of distances; nothing for A2, which has none.
     rounding
@@ -86,12 +84,16 @@ class Check:
     """
 
     name: str
-    holds: bool
     epsilon: float | None
     rounding: float
     tolerance: float | None
     violations: int
     witnesses: tuple[Violation, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the statement is true, up to `rounding` and, where it was given, `tolerance`."""
+        return self.violations == 0
 
     def __str__(self) -> str:
         """Return one line that names the worst witness, and any tolerance."""
@@ -167,7 +169,7 @@ class Extended:
         tolerance: float | None = None,
     ) -> "Checks":
         """Return the checks of this graph for a metric and an ε; see :class:`Checks`."""
-        return Checks(self, metric, epsilon, rounding=rounding, tolerance=tolerance)
+        return Checks(self, metric, epsilon, rounding, tolerance)
 
     def agreement(self, *, tolerance: float | None = None) -> Check:
         """Return whether a record has the same row wherever it is given (A2).
@@ -197,17 +199,9 @@ class Extended:
             if spread[output] > (tolerance or 0.0):
                 pair = [several[place(rows[:, output])][0] for place in (np.argmax, np.argmin)]
                 first, second = sorted(pair, key=self.given.index)
-                found.append(
-                    Violation(
-                        nodes=(first.node, second.node),
-                        records=(record, record),
-                        output=output,
-                        log_ratio=float(spread[output]),
-                        bound=0.0,
-                        via=(first.giver, second.giver),
-                    )
-                )
-        return _answer("A2", found, epsilon=None, rounding=0.0, tolerance=tolerance)
+                nodes, givers = (first.node, second.node), (first.giver, second.giver)
+                found.append(Violation(nodes, (record, record), output, float(spread[output]), 0.0, givers))
+        return Check("A2", None, 0.0, tolerance, len(found), _worst(found))
 
     def mechanism(self, *, tolerance: float | None = None) -> Mapping[Record, NDArray[np.float64]]:
         """Return the global mechanism: the row M(·|x), float64 of shape (K,), of every target record.
@@ -238,6 +232,7 @@ class Extended:
         return MappingProxyType({record: first[record] for record in self.target})
 
 
+@dataclass(frozen=True, eq=False)
 class Checks:
     """Statements about an extended graph, for one metric and ε; each method decides one of them.
 
@@ -260,34 +255,44 @@ class Checks:
         If ε, `rounding` or `tolerance` is out of range, or the metric is none.
     """
 
-    def __init__(
-        self,
-        extended: Extended,
-        metric: Metric | Callable[[Record, Record], float],
-        epsilon: float,
-        *,
-        rounding: float = ROUNDING,
-        tolerance: float | None = None,
-    ) -> None:
-        if not (epsilon > 0 and math.isfinite(epsilon)):
-            raise SpecError(f"epsilon must be a positive number, got {epsilon}")
-        _check_not_negative("rounding", rounding)
-        _check_not_negative("tolerance", tolerance)
-        self._extended = extended
-        self._epsilon, self._rounding, self._tolerance = epsilon, rounding, tolerance
-        self._names = list(extended.records)
-        self._place = {name: place for place, name in enumerate(self._names)}
-        numbers: dict[Record, int] = {}
-        self._index = [
-            np.array([numbers.setdefault(record, len(numbers)) for record in records])
-            for records in extended.records.values()
-        ]
-        self._logs = [np.log(rows) for rows in extended.rows.values()]
-        self._bound = epsilon * distance_table(metric, list(numbers))
+    extended: Extended
+    metric: Metric | Callable[[Record, Record], float]
+    epsilon: float
+    rounding: float = ROUNDING
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and the metric."""
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise SpecError(f"epsilon must be a positive number, got {self.epsilon}")
+        _check_not_negative("rounding", self.rounding)
+        _check_not_negative("tolerance", self.tolerance)
+        _ = self._bound
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.extended.records)
+
+    @cached_property
+    def _numbers(self) -> dict[Record, int]:
+        every = (record for records in self.extended.records.values() for record in records)
+        return {record: number for number, record in enumerate(dict.fromkeys(every))}
+
+    @cached_property
+    def _index(self) -> list[NDArray[np.intp]]:
+        return [np.array([self._numbers[x] for x in records]) for records in self.extended.records.values()]
+
+    @cached_property
+    def _logs(self) -> list[NDArray[np.float64]]:
+        return [np.log(rows) for rows in self.extended.rows.values()]
+
+    @cached_property
+    def _bound(self) -> NDArray[np.float64]:
+        return self.epsilon * distance_table(self.metric, list(self._numbers))
 
     def sources_hold(self) -> Check:
         """Return whether P(v, w) for all sources v, w: the premise of the theorem."""
-        places = [self._place[name] for name in self._extended.sources]
+        places = [self._names.index(name) for name in self.extended.sources]
         return self._pairs("mDP of the sources", ((v, w, ()) for v in places for w in places))
 
     def a1(self) -> Check:
@@ -296,51 +301,36 @@ class Checks:
         Successors count whole, also where the edge covers only a part of them: two records of a node with
         two parents, one from each, are a pair that some A1 has to see.
         """
-        return self._pairs(
-            "A1",
-            (
-                (v, w, (self._names[u],))
-                for u, successors in self._successors()
-                for v in (u, *successors)
-                for w in (u, *successors)
-            ),
-        )
+        families = (((u, *successors), (self._names[u],)) for u, successors in self._successors())
+        return self._pairs("A1", ((v, w, via) for family, via in families for v in family for w in family))
 
     def a2(self) -> Check:
         """Return whether a record has one row (A2); see :meth:`Extended.agreement`."""
-        return self._extended.agreement(tolerance=self._tolerance)
+        return self.extended.agreement(tolerance=self.tolerance)
 
     def a3(self) -> Check:
         """Return whether P(u, w), u ≠ w, is passed on to every successor v of u: P(v, w) (A3)."""
-        return self._pairs(
-            "A3",
-            (
-                (v, int(w), (self._names[u],))
-                for u, successors in self._successors()
-                for w in np.flatnonzero(self._excess[u] <= self._rounding)
-                if w != u
-                for v in successors
-            ),
+        claims = (
+            (v, int(w), (self._names[u],))
+            for u, successors in self._successors()
+            for w in np.flatnonzero(self._excess[u] <= self.rounding)
+            if w != u
+            for v in successors
         )
+        return self._pairs("A3", claims)
 
     def global_mdp(self) -> Check:
         """Return whether (1) holds for all records of all nodes, and every record has one row."""
         everywhere = range(len(self._names))
         pairs = self._pairs("global mDP", ((v, w, ()) for v in everywhere for w in everywhere))
         agreement = self.a2()
-        return Check(
-            name=pairs.name,
-            holds=pairs.holds and agreement.holds,
-            epsilon=self._epsilon,
-            rounding=self._rounding,
-            tolerance=self._tolerance,
-            violations=pairs.violations + agreement.violations,
-            witnesses=_worst([*pairs.witnesses, *agreement.witnesses]),
-        )
+        violations = pairs.violations + agreement.violations
+        witnesses = _worst([*pairs.witnesses, *agreement.witnesses])
+        return Check(pairs.name, self.epsilon, self.rounding, self.tolerance, violations, witnesses)
 
     def _successors(self) -> Iterable[tuple[int, list[int]]]:
         for u, name in enumerate(self._names):
-            yield u, [self._place[successor] for successor in self._extended.successors[name]]
+            yield u, [self._names.index(successor) for successor in self.extended.successors[name]]
 
     @cached_property
     def _excess(self) -> NDArray[np.float64]:
@@ -357,20 +347,14 @@ class Checks:
 
     def _pairs(self, name: str, claims: Iterable[tuple[int, int, tuple[str, ...]]]) -> Check:
         """Decide P(v, w) for triples of v, w and why they are looked at."""
-        failing = self._excess > self._rounding
+        failing = self._excess > self.rounding
         at_fault: dict[tuple[int, int], tuple[int, int, tuple[str, ...]]] = {}
         for v, w, via in claims:
             if failing[v, w]:
                 at_fault.setdefault((min(v, w), max(v, w)), (v, w, via))
         worst = sorted(at_fault.values(), key=lambda claim: -self._excess[claim[:2]])[:_SHOWN]
-        return _answer(
-            name,
-            [self._violation(*claim) for claim in worst],
-            epsilon=self._epsilon,
-            rounding=self._rounding,
-            tolerance=None,
-            violations=len(at_fault),
-        )
+        witnesses = _worst(self._violation(*claim) for claim in worst)
+        return Check(name, self.epsilon, self.rounding, None, len(at_fault), witnesses)
 
     def _violation(self, v: int, w: int, via: tuple[str, ...]) -> Violation:
         index = self._index[v][:, None], self._index[w]
@@ -378,15 +362,10 @@ class Checks:
         over = np.where(index[0] == index[1], -math.inf, ratio.max(axis=-1) - self._bound[index])
         first, second = map(int, np.unravel_index(over.argmax(), over.shape))
         output = int(ratio[first, second].argmax())
-        names = self._names[v], self._names[w]
-        return Violation(
-            nodes=names,
-            records=(self._extended.records[names[0]][first], self._extended.records[names[1]][second]),
-            output=output,
-            log_ratio=float(ratio[first, second, output]),
-            bound=float(self._bound[index][first, second]),
-            via=via,
-        )
+        nodes = self._names[v], self._names[w]
+        records = self.extended.records[nodes[0]][first], self.extended.records[nodes[1]][second]
+        log_ratio, bound = float(ratio[first, second, output]), float(self._bound[index][first, second])
+        return Violation(nodes, records, output, log_ratio, bound, via)
 
 
 def _check_not_negative(name: str, number: float | None) -> None:
@@ -396,23 +375,3 @@ def _check_not_negative(name: str, number: float | None) -> None:
 
 def _worst(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     return tuple(sorted(violations, key=lambda found: found.bound - found.log_ratio)[:_SHOWN])
-
-
-def _answer(
-    name: str,
-    found: list[Violation],
-    *,
-    epsilon: float | None,
-    rounding: float,
-    tolerance: float | None,
-    violations: int | None = None,
-) -> Check:
-    return Check(
-        name=name,
-        holds=not found,
-        epsilon=epsilon,
-        rounding=rounding,
-        tolerance=tolerance,
-        violations=len(found) if violations is None else violations,
-        witnesses=_worst(found),
-    )

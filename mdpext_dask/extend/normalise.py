@@ -1,5 +1,7 @@
 """From log scores to rows that sum to 1, with the same bits on every machine."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,21 +10,7 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _LOG2_E = 1.4426950408889634
 # Taylor coefficients 1/12! ... 1/0!: for |r| ≤ ln 2 / 2 the rest is below 2e-16.
-_TAYLOR = (
-    1 / 479001600,
-    1 / 39916800,
-    1 / 3628800,
-    1 / 362880,
-    1 / 40320,
-    1 / 5040,
-    1 / 720,
-    1 / 120,
-    1 / 24,
-    1 / 6,
-    1 / 2,
-    1.0,
-    1.0,
-)
+_TAYLOR = tuple(1 / math.factorial(n) for n in range(12, -1, -1))
 _EXPONENT_BIAS = 1023
 # |f| ≤ 0.1716 below: f^23 / 23 is below 1e-19.
 _SQRT_HALF, _LAST_TERM = 0.7071067811865476, 21

@@ -6,9 +6,9 @@ changed rows (central differential privacy, group privacy included). Distances m
 is promised nothing. The triangle inequality is not needed anywhere and not checked.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -147,24 +147,13 @@ def adjacency_metric(records: Iterable[Record], adjacent: Callable[[Record, Reco
     SpecError
         If records repeat.
     """
+    from scipy.sparse.csgraph import shortest_path  # takes longer to import than all of this package
+
     listed = list(records)
-    neighbours: list[list[int]] = [[] for _ in listed]
-    for later in range(len(listed)):
-        for earlier in range(later):
-            if adjacent(listed[earlier], listed[later]):
-                neighbours[earlier].append(later)
-                neighbours[later].append(earlier)
-    steps = np.full((len(listed), len(listed)), math.inf)
-    for start in range(len(listed)):
-        steps[start, start] = 0
-        queue = deque([start])
-        while queue:
-            here = queue.popleft()
-            for there in neighbours[here]:
-                if math.isinf(steps[start, there]):
-                    steps[start, there] = steps[start, here] + 1
-                    queue.append(there)
-    return MatrixMetric(listed, steps)
+    near = np.zeros((len(listed), len(listed)))
+    for earlier, later in itertools.combinations(range(len(listed)), 2):
+        near[earlier, later] = near[later, earlier] = adjacent(listed[earlier], listed[later])
+    return MatrixMetric(listed, shortest_path(near, unweighted=True))
 
 
 def distance_table(

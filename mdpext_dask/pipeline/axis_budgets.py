@@ -71,23 +71,13 @@ def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: floa
         split = even_split(design_epsilon, p)
         candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
     solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
-    best = min(sorted(solved), key=lambda position: solved[position].primal)
-    return _chosen(
-        store,
-        solved[best],
-        candidates[best],
-        {
-            "solves": len(candidates),
-            "tried": [
-                {
-                    "split_per_km": list(candidate.split),
-                    "primal_km": solved[position].primal,
-                    "dual_km": solved[position].dual,
-                }
-                for position, candidate in enumerate(candidates)
-            ],
-        },
-    )
+    seeds = [solved[position] for position in sorted(solved)]
+    best = min(range(len(seeds)), key=lambda position: seeds[position].primal)
+    tried = [
+        {"split_per_km": list(candidate.split), "primal_km": seed.primal, "dual_km": seed.dual}
+        for candidate, seed in zip(candidates, seeds, strict=True)
+    ]
+    return _chosen(store, seeds[best], candidates[best], {"solves": len(candidates), "tried": tried})
 
 
 def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: float, share: float) -> Chosen:
@@ -114,10 +104,6 @@ def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: flo
 def _chosen(
     store: MechanismStore, seed: SeedMechanism, budgets: AxisBudgets, facts: dict[str, Any]
 ) -> Chosen:
-    arrays = axis_budgets(store.grid, budgets.beta)
-    return Chosen(
-        seed,
-        seed.rows,
-        extension_arrays(operator_of_store(store), arrays, exponent=1.0),
-        {"beta_per_km": list(budgets.beta), "split_per_km": list(budgets.split), **facts},
-    )
+    arrays = extension_arrays(operator_of_store(store), axis_budgets(store.grid, budgets.beta), exponent=1.0)
+    noted = {"beta_per_km": list(budgets.beta), "split_per_km": list(budgets.split), **facts}
+    return Chosen(seed, seed.rows, arrays, noted)

@@ -19,7 +19,8 @@ Nothing needs the mechanism in memory, and whatever comes out, the certificate o
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +31,15 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.extend.choose import closed_form
 from mdpext_dask.extend.log_convex import LogConvex
-from mdpext_dask.job.spec import json_number, parse_job
+from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.axis_budgets import LARGE_GAP, Chosen
-from mdpext_dask.pipeline.refine import Refinement, refine
+from mdpext_dask.pipeline.refine import refine
 from mdpext_dask.pipeline.tasks import solve_seed
-from mdpext_dask.pipeline.trials import CONTENT, Trial, Trials
+from mdpext_dask.pipeline.trials import CONTENT, Trial, Trials, told
 from mdpext_dask.seed.budget import axis_budgets, direction_budgets, even_split, many_seeds, tighten
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
-from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import extension_arrays, operator_of_store
+from mdpext_dask.store.mechanism_store import MechanismStore, job_of
 
 Budgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -53,31 +53,6 @@ _CLOSE_ENOUGH = 1.005
 # Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
 # time.
 _ROUNDS_BEFORE_REFINING, _ENOUGH_REFINING = 1, 8
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of the search.
-
-    Parameters
-    ----------
-    start
-        Exponent of the direction in the start it belongs to.
-    loss_km
-        Expected loss of the extended mechanism, before tempering, in km.
-    epsilon_certified
-        Its certificate, in 1/km.
-    failing_share
-        Share of (source cell, output) above ε.
-    seconds
-        How long solving and certifying took.
-    """
-
-    start: float
-    loss_km: float
-    epsilon_certified: float
-    failing_share: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -95,11 +70,10 @@ class _Tried:
 
 @dataclass(frozen=True)
 class _Found:
-    """A mechanism within ε: where it comes from, and the exponent that tempered it."""
+    """A mechanism within ε: where it comes from, and what was tempered or refined to get there."""
 
     source: str
     tried: _Tried
-    alpha: float
     trial: Trial
 
 
@@ -117,53 +91,50 @@ def search_budgets(
     design_epsilon
         ε, in 1/km, for the closed-form budgets that compete.
     observer
-        Is told of every round.
+        Called with a note for every round.
+
+    Returns
+    -------
+    The best seed. Its facts hold `rounds`: exponent of the direction in the start that a round belongs to,
+    loss in km and certificate in 1/km before tempering, the share of (source cell, output) above ε, seconds;
+    and `refinements`, see :func:`mdpext_dask.pipeline.refine.refine`.
 
     Raises
     ------
     SolverError
         If neither the search nor the closed form ends within ε.
     """
-    search = _Search(store, executor, observer)
+    search = _Search(Trials(store, executor), job_of(store), observer)
     try:
         return search.run(design_epsilon)
     finally:
-        search.clear()
+        search.trials.clear()
 
 
 class _Search:
-    def __init__(self, store: MechanismStore, executor: Executor, observer: Observer) -> None:
-        self._store, self._executor, self._observer = store, executor, observer
-        self._trials = Trials(store, executor)
-        self._operator = operator_of_store(store)
-        self._limit = self._trials.limit
-        job = parse_job(store.attributes["job"], source=store.url)
-        self._limits = job.seed
+    def __init__(self, trials: Trials, job: JobSpec, observer: Observer) -> None:
+        self.trials, self._store, self._limit = trials, trials.store, trials.limit
+        self._observer, self._limits = observer, job.seed
         # Refining linearises the certificate of interpolated scores.
-        self._refines = bool(job.seed.refine_rounds) and isinstance(self._operator, LogConvex)
+        self._refines = bool(job.seed.refine_rounds) and isinstance(trials.operator, LogConvex)
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
         self._loosest = -math.log(job.privacy.min_probability)
-        self._rounds: list[Round] = []
+        self._rounds: list[dict[str, Any]] = []
         self._solves, self._slowest = 0, float(np.finfo(float).tiny)
-        self._large = many_seeds(store.grid.seeds)
-
-    def clear(self) -> None:
-        """Delete what is left of trials."""
-        self._trials.clear()
+        self._large = many_seeds(self._store.grid.seeds)
 
     def run(self, design_epsilon: float) -> Chosen:
         """Search from every start, refine the most promising one, and keep the best of all."""
         found: list[_Found] = []
-        refinements: list[Refinement] = []
+        refinements: list[dict[str, Any]] = []
         try:
             found += self._closed_form(design_epsilon)
             start, tried = self._search()
-            found += self._tempered(f"direction {start:g}", tried, self._trials.temper(tried.trial))
+            reached = self.trials.temper(tried.trial)
+            found += [_Found(f"direction {start:g}", tried, reached)] if reached else []
             if self._refines and not self._unbounded(tried):
-                reached, refinements = refine(
-                    self._store, self._executor, tried.trial.rows, self._limits, self._observer
-                )
-                found += self._tempered("refined", tried, reached)
+                reached, refinements = refine(self.trials, tried.trial.rows, self._limits, self._observer)
+                found += [_Found("refined", tried, reached)] if reached else []
         except SolverError as error:
             if not found:
                 raise
@@ -173,21 +144,15 @@ class _Search:
         best = min(found, key=lambda one: one.trial.loss_km)
         # What the store says about budgets are those of the program whose solution is kept or was refined.
         self._store.write_budgets(best.tried.budgets)
-        return Chosen(
-            best.tried.seed,
-            best.trial.rows,
-            extension_arrays(self._operator, best.trial.budgets, best.trial.exponent),
-            {
-                "source": best.source,
-                "tempering": best.alpha,
-                "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
-                "solves": self._solves + len(refinements),
-                "rounds": [
-                    {**asdict(r), "epsilon_certified": json_number(r.epsilon_certified)} for r in self._rounds
-                ],
-                "refinements": [asdict(r) for r in refinements],
-            },
-        )
+        facts = {
+            "source": best.source,
+            "tempering": best.trial.alpha,
+            "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
+            "solves": self._solves + len(refinements),
+            "rounds": self._rounds,
+            "refinements": refinements,
+        }
+        return Chosen(best.tried.seed, best.trial.rows, best.trial.extension, facts)
 
     @property
     def _refining(self) -> bool:
@@ -201,22 +166,18 @@ class _Search:
     def _closed_form(self, design_epsilon: float) -> list[_Found]:
         """Return the budgets by what the operator promises, if they hold: they compete, or help out."""
         split = even_split(design_epsilon, self._store.metric_p)
-        promised = closed_form(self._operator, split, self._store.grid.cell_km)
+        promised = closed_form(self.trials.operator, split, self._store.grid.cell_km)
         if promised is None:
             return []
         budgets = axis_budgets(self._store.grid, promised.beta, self._store.outputs)
         tried = self._try_budgets(budgets, start=None)
-        return [_Found("bound", tried, 1.0, tried.trial)] if tried.epsilon <= self._limit else []
-
-    @staticmethod
-    def _tempered(source: str, tried: _Tried, reached: tuple[float, Trial] | None) -> list[_Found]:
-        return [] if reached is None else [_Found(source, tried, *reached)]
+        return [_Found("bound", tried, tried.trial)] if tried.epsilon <= self._limit else []
 
     def _search(self) -> tuple[float, _Tried]:
         """Make a few rounds from every start and, unless refining follows, more from the most promising."""
         rounds = _ROUNDS_BEFORE_REFINING if self._refining else _ROUNDS_EACH
         begun = {start: self._rounds_from(start, self._start(start), rounds) for start in self._starts()}
-        promised = {start: self._trials.promise(tried.trial) for start, tried in begun.items()}
+        promised = {start: self.trials.promise(tried.trial) for start, tried in begun.items()}
         best = min(promised, key=lambda start: promised[start])
         tried = begun[best]
         if not self._refining and not self._done(tried):
@@ -276,18 +237,14 @@ class _Search:
         self._store.write_budgets(budgets)
         closest = GAP if start is None else _SEARCH_GAP
         gap = LARGE_GAP if self._large else closest
-        seed = solve_alone(self._store, self._executor, solve_seed, None, gap)
+        seed = solve_alone(self._store, self.trials.executor, solve_seed, None, gap)
         self._solves += 1
         self._slowest = max(self._slowest, time.perf_counter() - started)
-        tried = _Tried(seed, budgets, self._trials.run(seed.rows, budgets))
+        tried = _Tried(seed, budgets, self.trials.run(seed.rows, budgets))
         if start is not None:
-            failing = float((tried.trial.norms > self._limit).mean())
-            seconds = time.perf_counter() - started
-            self._rounds.append(Round(start, tried.trial.loss_km, tried.epsilon, failing, seconds))
-            self._note(
-                f"round {len(self._rounds)} (direction {start:g}): loss {tried.trial.loss_km:.4f} km, "
-                f"certificate {tried.epsilon:.4f}/km, {failing:.2%} of cells above"
-            )
+            measures = tried.trial.measures(self._limit)
+            self._rounds.append({"start": start, **measures, "seconds": time.perf_counter() - started})
+            self._note(f"round {len(self._rounds)} (direction {start:g}): {told(measures)}")
         return tried
 
     def _note(self, text: str) -> None:

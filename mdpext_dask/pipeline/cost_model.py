@@ -10,7 +10,6 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.job.spec import JobSpec, check_min_probability
-from mdpext_dask.pipeline import measured_rates
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
@@ -20,7 +19,6 @@ from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.store.blocks import FLOAT64, Plan
 
-# Stages in the order in which a job goes through them.
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
 # and with refining.
@@ -34,6 +32,32 @@ _TASK_BYTES = 20_000
 # What a task answers with, in bytes, where that is little.
 _ANSWER_BYTES = 500
 
+# Seconds that a job's parts take, each measured alone on one core of a server processor of 2024. They scale a
+# plan, they do not promise. `workflows/benchmarks/plan_check.py` compares them with jobs on this machine;
+# docs/scaling.md has what it finds. First those of a worker: an element of the (records x outputs) array; and
+# a task, whatever it does: opening the store, reading the corners, writing small objects.
+ELEMENT = {"loss": 0.9e-8, "extend": 2.0e-8, "audit": 1.9e-8, "evaluate": 0.7e-8, "trial": 6e-8}
+TASK = {"loss": 0.005, "extend": 0.012, "audit": 0.010, "evaluate": 0.007, "trial": 0.008}
+# What operators that make scores of their own take more for an element, in extending and in trials.
+_SCORES = 3.5e-8
+# Reading and checking one element of a loss file.
+_READ = 1.0e-8
+# What client and scheduler do for a task, one after the other, whichever worker runs it.
+DISPATCH = 2.5e-3
+# What the client does for a block when a store is finished: lists it, reads its receipt, compares its sides.
+_CLOSE, _CLOSE_BLOCK = 0.05, 1.0e-3
+# Reading a network costs so much a node; a shortest-path tree, so much a node again; the libraries that it
+# takes; and the prior, a record.
+_NODE, _TREE_NODE, _LIBRARIES, _RECORD = 6e-6, 1.7e-7, 0.35, 1.2e-8
+# The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
+_SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
+# A program of a round of refining, as a share of one from the start.
+_PROGRAM = 0.5
+# Cell programs: a number of a lattice in a try.
+_CELL = 4e-6
+# Starting processes, and what they import.
+_START = 2.2
+
 
 def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
@@ -42,7 +66,7 @@ def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     if spec.privacy.budget == "bound":
         return 1, 0, 0
     shares = 0
-    if spec.extension.method == "cell-lp":
+    if spec.extension.method == CELL_PROGRAMS:
         if spec.privacy.epsilon_per_km * grid.cell_km > DENSE_SEEDS:
             return len(COARSE_SHARES), 0, 0
         shares = len(DENSE_SHARES)
@@ -78,7 +102,7 @@ class _CellWork:
 
 def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
     """Return about what cell programs take; nothing, if the job has none."""
-    if spec.extension.method != "cell-lp":
+    if spec.extension.method != CELL_PROGRAMS:
         return _CellWork(0.0, 1, 0, 0)
     grid = plan.grid
     parts = [n for n in grid.refine if n > 1] or [1]
@@ -92,11 +116,8 @@ def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
         done *= step
         points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
         boxes = round(box_count(points / PATCH**2))
-        work = (
-            points * plan.outputs * measured_rates.CELL
-            + grid.records * plan.outputs * measured_rates.TRIAL
-            + 2 * boxes * measured_rates.TASK_OF_TRIAL
-        )
+        elements = points * plan.outputs * _CELL + grid.records * plan.outputs * ELEMENT["trial"]
+        work = elements + 2 * boxes * TASK["trial"]
         seconds += count * tried * work
         tasks += count * tried * 2 * boxes
     return _CellWork(seconds, boxes, tasks, _ARRAYS * grid.records * plan.outputs * FLOAT64)
@@ -152,26 +173,21 @@ class JobCosts:
     @property
     def dispatch(self) -> float:
         """Seconds of client and scheduler for every task; none where tasks run in this process."""
-        return 0.0 if self.spec.cluster.kind == "inline" else measured_rates.DISPATCH
+        return 0.0 if self.spec.cluster.kind == "inline" else DISPATCH
 
     def task_seconds(self) -> dict[str, float]:
         """Return how long a worker has a task of each stage, in s."""
         elements = self.elements / self.plan.blocks
-        scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else measured_rates.SCORES
-        return {
-            "loss": elements * measured_rates.LOSS + measured_rates.TASK_OF_LOSS,
-            "extend": elements * (measured_rates.EXTEND + scores) + measured_rates.TASK_OF_EXTEND,
-            "audit": elements * measured_rates.AUDIT + measured_rates.TASK_OF_AUDIT,
-            "evaluate": elements * measured_rates.EVALUATE + measured_rates.TASK_OF_EVALUATE,
-            "trial": elements * (measured_rates.TRIAL + scores) + measured_rates.TASK_OF_TRIAL,
-        }
+        scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else _SCORES
+        more = {"extend": scores, "trial": scores}
+        return {stage: elements * (ELEMENT[stage] + more.get(stage, 0.0)) + TASK[stage] for stage in TASK}
 
     @property
     def program_seconds(self) -> float:
         """How long a seed program takes, in s."""
         seeds = self.plan.grid.seeds
         work = seeds**2 * min(self.plan.grid.seeds_shape)
-        return self.plan.outputs * (measured_rates.SEED_ENTRY * seeds + measured_rates.SEED_FLOP * work)
+        return self.plan.outputs * (_SEED_ENTRY * seeds + _SEED_FLOP * work)
 
     def seconds(self, workers: int) -> dict[str, float]:
         """Return about how long each stage takes, and all of it, with so many workers, in s."""
@@ -183,9 +199,7 @@ class JobCosts:
         }
         # Splits are solved side by side, rounds of a search one after the other.
         solves = self.solves if self.trials else -(-self.solves // workers)
-        refining = min(
-            program * measured_rates.PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf
-        )
+        refining = min(program * _PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf)
         seed = program * solves + refining + self.trials * of_tasks.pop("trial")
         # Cell programs solve the seeds that they begin with themselves.
         cells = self.cells.seconds / min(workers, self.cells.parts) + seed if self.cells.tasks else 0.0
@@ -195,21 +209,21 @@ class JobCosts:
             "seed": 0.0 if cells else seed,
             **({"cells": cells} if cells else {}),
             "extend": of_tasks["extend"],
-            "boundary": measured_rates.CLOSE + blocks * measured_rates.CLOSE_BLOCK,
+            "boundary": _CLOSE + blocks * _CLOSE_BLOCK,
             "audit": of_tasks["audit"],
             "evaluate": of_tasks["evaluate"],
         }
-        start = measured_rates.START if self.spec.cluster.kind == "local" else 0.0
+        start = _START if self.spec.cluster.kind == "local" else 0.0
         seconds["total"] = sum(seconds.values()) + start
         return {name: round(value, 3) for name, value in seconds.items()}
 
     def _domain_seconds(self) -> float:
-        read = 0.0 if self.nodes else self.elements * measured_rates.READ
-        network = self.nodes * (measured_rates.NODE + self.trees * measured_rates.TREE_NODE)
-        return measured_rates.LIBRARIES + network + read + self.plan.grid.records * measured_rates.RECORD
+        read = 0.0 if self.nodes else self.elements * _READ
+        network = self.nodes * (_NODE + self.trees * _TREE_NODE)
+        return _LIBRARIES + network + read + self.plan.grid.records * _RECORD
 
     def scheduler(self) -> dict[str, Any]:
-        """Return what the scheduler has to do; see the README on ``plan``."""
+        """Return what the scheduler has to do; see docs/scaling.md."""
         longest = self.task_seconds()
         answers = 4 * self.plan.grid.source_cells * self.plan.outputs * FLOAT64  # parts of the seed cost
         held = {str(n): min(self.plan.blocks, max(WINDOW, WINDOW_OF_WORKER * n)) for n in WORKER_COUNTS}
@@ -219,32 +233,21 @@ class JobCosts:
             "seconds_per_task": self.dispatch,
             # Beyond so many workers a stage goes no faster, for tasks do not come any faster.
             "workers_at_most": {
-                stage: max(min(int(each / measured_rates.DISPATCH), self.plan.blocks), 1)
-                for stage, each in longest.items()
+                stage: max(min(int(each / DISPATCH), self.plan.blocks), 1) for stage, each in longest.items()
             },
             "result_bytes": answers + (3 + self.trials) * self.plan.blocks * _ANSWER_BYTES,
         }
 
 
 def plan_job(spec: JobSpec) -> dict[str, Any]:
-    """Return what ``plan`` prints; see :func:`plan_geometry`.
+    """Return what a job takes, as ``plan`` prints it: sizes exactly, seconds as an estimate by workers.
 
     Raises
     ------
     SpecError, DataError
         For what :func:`mdpext_dask.pipeline.run.build` would refuse about network, grid and outputs.
     """
-    return plan_geometry(spec, build_geometry(spec))
-
-
-def plan_geometry(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> dict[str, Any]:
-    """Return what a job takes: sizes exactly, seconds as an estimate by number of workers.
-
-    Raises
-    ------
-    SpecError, DataError
-        For what :func:`mdpext_dask.pipeline.run.build` would refuse about grid and outputs.
-    """
+    geometry = build_geometry(spec)
     costs = JobCosts.of(spec, geometry)
     grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
@@ -275,10 +278,10 @@ def plan_geometry(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> dict[
         "work_bytes": costs.cells.work_bytes,
         "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
         # What a worker holds besides, once.
-        "table_bytes_per_worker": table_bytes(spec, geometry),
+        "table_bytes_per_worker": table_bytes(spec.loss, geometry),
         # What solving the seed takes, of one worker.
         "seed_bytes": seed_bytes(plan),
-        "client_bytes": client_bytes(spec, geometry, plan),
+        "client_bytes": client_bytes(spec.loss, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,
         "scheduler": costs.scheduler(),

@@ -4,6 +4,7 @@ import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
+from mdpext_dask.job.sections import CELL_PROGRAMS, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.outputs import output_count
@@ -38,49 +39,42 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     """
     grid = geometry.grid
     plan = Plan.of(grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
-    arrays, loss, seed, tasks = "arrays over all records", "the loss file", "the seed program", "the tasks"
-    needed = {arrays: _CLIENT_ARRAYS * grid.records * FLOAT64}
+    smaller = "larger cells or less refinement"
+    needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
     if isinstance(geometry, FileGeometry):
-        needed[loss] = geometry.problem.loss_bytes
+        needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
     certified = spec.privacy.budget == "certified"
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
-    if spec.extension.method == "cell-lp":
+    if spec.extension.method == CELL_PROGRAMS:
         peak += _CELL_BYTES
     program = seed_bytes(plan)  # one worker solves it
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
-        _check_worker(spec, geometry, spec.cluster.memory_gib, peak, program)
+        _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, geometry), peak, program)
     if spec.cluster.kind in ("inline", "local"):
         workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
-        needed[tasks] = workers * (peak + table_bytes(spec, geometry))
-        needed[seed] = program
-    total, available = sum(needed.values()), psutil.virtual_memory().total
+        # A block is one source cell at least.
+        way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
+        needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))
+        needed.append((program, "the seed program", "larger cells"))
+    total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
-        most = max(needed, key=lambda part: needed[part])
-        ways_out = {
-            arrays: "larger cells or less refinement",
-            loss: "larger cells or less refinement",
-            seed: "larger cells",
-            # A block is one source cell at least.
-            tasks: "smaller cells with less refinement, smaller store.block_cells or fewer workers",
-        }
+        most, what, way_out = max(needed)
         raise SpecError(
             f"domain: {grid.records:,} records x {plan.outputs} outputs need {total / 2**30:,.1f} GiB of "
-            f"memory here, {needed[most] / 2**30:,.1f} GiB of it for {most}, but there are "
-            f"{available / 2**30:,.1f} GiB; use {ways_out[most]}"
+            f"memory here, {most / 2**30:,.1f} GiB of it for {what}, but there are "
+            f"{available / 2**30:,.1f} GiB; use {way_out}"
         )
 
 
-def _check_worker(
-    spec: JobSpec, geometry: RoadGeometry | FileGeometry, gib: float, peak: int, program: int
-) -> None:
+def _check_worker(gib: float, table: int, peak: int, program: int) -> None:
     """Refuse a job of which a worker with so many GiB cannot hold a task or the seed program.
 
     A worker pauses when what is left may not do for another task, at :data:`dask_settings.PAUSE` of what it
     may use; what needs more than that by itself would never be done.
     """
-    needed = _WORKER_BASE + table_bytes(spec, geometry) + max(peak, program)
+    needed = _WORKER_BASE + table + max(peak, program)
     if needed > PAUSE * gib * 2**30:
         what, way_out = "a task", "or smaller store.block_cells"
         if program > peak:
@@ -114,15 +108,15 @@ def check_workers(plan: Plan, method: str, limit: int | None) -> None:
         )
 
 
-def table_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
+def table_bytes(loss: LossSection, geometry: RoadGeometry | FileGeometry) -> int:
     """Return what a worker holds of the loss: travel tables, twice while they are read; a part of a table."""
     if isinstance(geometry, FileGeometry):
         return min(CACHE_BYTES, geometry.problem.loss_bytes)
-    tasks = spec.loss.tasks if spec.loss.kind == "travel" else 0
+    tasks = loss.tasks if loss.kind == "travel" else 0
     return 2 * geometry.network.nodes * (tasks * FLOAT32 + 2 * FLOAT64)
 
 
-def client_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry, plan: Plan) -> int:
+def client_bytes(loss: LossSection, geometry: RoadGeometry | FileGeometry, plan: Plan) -> int:
     """Return about what the client holds at most: arrays over all records, the seed cost, or receipts."""
     prior = _CLIENT_ARRAYS * geometry.grid.records * FLOAT64
     if isinstance(geometry, FileGeometry):
@@ -130,8 +124,8 @@ def client_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry, plan: Pla
     # Corners of all cells, the cost that is assembled from them, and its digest.
     cost = (2 * 4 * geometry.grid.source_cells + geometry.grid.seeds) * plan.outputs * FLOAT64
     receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
-    loss = table_bytes(spec, geometry) if isinstance(geometry, RoadGeometry) else 0
-    return _CLIENT_BASE + loss + max(prior, cost, receipts)
+    table = table_bytes(loss, geometry) if isinstance(geometry, RoadGeometry) else 0
+    return _CLIENT_BASE + table + max(prior, cost, receipts)
 
 
 def receipt_bytes(plan: Plan) -> int:

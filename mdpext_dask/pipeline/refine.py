@@ -9,20 +9,19 @@ Tempering is also what every round is measured by: the loss of a mechanism that 
 """
 
 import time
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.certificate import CORNERS, Slopes, norm_rank, rank_of_norm
-from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.errors import SolverError
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.sections import SeedSection
-from mdpext_dask.pipeline.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered
+from mdpext_dask.pipeline.trials import AIM, Trial, Trials, read_rows, read_slopes, tempered, told
 from mdpext_dask.seed.budget import dual_exponent
-from mdpext_dask.seed.cuts import CertificateVectors, improve, threshold
+from mdpext_dask.seed.cuts import CertificateVectors, Limit, improve
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -36,34 +35,6 @@ _MANY_ROUNDS = 10
 _SMALL_SHARE, _NOTHING_LEFT = 0.1, 5e-4
 # Mechanisms further above ε than this are not worth tempering.
 _NEAR = 1.15
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """One round.
-
-    Parameters
-    ----------
-    reach
-        ρ: how far log z could go.
-    loss_km
-        Expected loss before tempering, in km.
-    epsilon_certified
-        Certificate before tempering, in 1/km.
-    failing_share
-        Share of (source cell, output) above ε.
-    tempered_loss_km
-        Loss after tempering to ε, in km; None where that was not worth trying.
-    seconds
-        How long the round took.
-    """
-
-    reach: float
-    loss_km: float
-    epsilon_certified: float
-    failing_share: float
-    tempered_loss_km: float | None
-    seconds: float
 
 
 def improve_seed(
@@ -81,22 +52,14 @@ def improve_seed(
         See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
     store = MechanismStore.open(url)
-    grid, epsilon, q = store.grid, AIM * store.planar_limit(), dual_exponent(store.metric_p)
+    grid, q = store.grid, dual_exponent(store.metric_p)
+    limit = Limit(AIM * store.planar_limit(), q, grid.cell_km)
     rows = read_rows(store)
-    near = threshold(reach, epsilon, grid.cell_km) * epsilon
+    cost = store.read_seed_cost().reshape(rows.shape)
+    near = vectors_above(read_slopes(store), limit.threshold(reach) * limit.epsilon, grid.factor, q)
+    floor = float(store.attributes["job"]["privacy"]["min_probability"])
     with one_blas_thread():
-        improved = improve(
-            rows,
-            store.read_seed_cost().reshape(rows.shape),
-            vectors_above(read_slopes(store), near, grid.factor, q),
-            epsilon=epsilon,
-            dual_exponent=q,
-            cell_km=grid.cell_km,
-            reach=reach,
-            min_probability=float(store.attributes["job"]["privacy"]["min_probability"]),
-            threads=threads,
-            inverse_sums=inverse_sums,
-        )
+        improved = improve(rows, cost, near, limit, reach, floor, threads=threads, inverse_sums=inverse_sums)
     return improved.reshape(grid.seeds, -1)
 
 
@@ -119,39 +82,33 @@ def vectors_above(slopes: Slopes, least: float, factor: int, q: float) -> Certif
 
 
 def refine(
-    store: MechanismStore,
-    executor: Executor,
-    start: NDArray[np.float64],
-    limits: SeedSection,
-    observer: Observer,
-) -> tuple[tuple[float, Trial] | None, list[Refinement]]:
+    trials: Trials, start: NDArray[np.float64], limits: SeedSection, observer: Observer
+) -> tuple[Trial | None, list[dict[str, Any]]]:
     """Refine seed rows.
 
     Parameters
     ----------
-    store
-        The store, with its seed cost.
-    executor
-        Where programs are solved and blocks tried.
+    trials
+        Of the store, with its seed cost, and the executor where programs are solved and blocks tried.
     start
         Rows to begin with, float64 of shape (J, K).
     limits
         How many rounds, and how many seconds, at most.
     observer
-        Is told of every round.
+        Called with a note for every round.
 
     Returns
     -------
     best
-        The exponent of the best tempered mechanism of any round, and the mechanism; None if there was none.
+        The best tempered mechanism of any round; None if there was none.
     rounds
-        What happened.
+        Of every round: its reach ρ, loss in km and certificate in 1/km before tempering, the share of (source
+        cell, output) above ε, the loss after tempering (None where that was not worth trying), seconds.
     """
-    trials = Trials(store, executor)
     began = time.perf_counter()
-    rounds: list[Refinement] = []
-    best: tuple[float, Trial] | None = None
-    allowed = trials.limit * store.grid.cell_km
+    rounds: list[dict[str, Any]] = []
+    best: Trial | None = None
+    allowed = trials.limit * trials.store.grid.cell_km
     reach = min(_FIRST_REACH, _FIRST_SHARE * allowed)
     # With few rounds there is no time to be led back from large steps.
     short = max(0.0, 1 - _rounds_left(limits, 0, 0.0) / _MANY_ROUNDS)
@@ -161,17 +118,14 @@ def refine(
     within_reach = (1 + reach / allowed) * trials.limit
     if trial.epsilon > within_reach:
         trial = trials.run(tempered(start, within_reach / trial.epsilon), slopes=True)
-    while True:
-        left = _rounds_left(limits, len(rounds), time.perf_counter() - began)
-        if left < 1:
-            break
+    while (left := _rounds_left(limits, len(rounds), time.perf_counter() - began)) >= 1:
         if rounds:
             # So that the last round is a small one, whatever stops it.
             reach *= (_LAST_REACH / reach) ** (1 / left)
         started = time.perf_counter()
-        previous = None if best is None else best[1].loss_km
+        previous = best
         try:
-            rows = solve_alone(store, executor, improve_seed, reach)
+            rows = solve_alone(trials.store, trials.executor, improve_seed, reach)
         except SolverError as error:
             observer(Note(f"refining ended early: {error}"))
             break
@@ -179,33 +133,26 @@ def refine(
         reached = None
         last = _rounds_left(limits, len(rounds) + 1, time.perf_counter() - began) < 1
         near = trial.epsilon <= _NEAR * trials.limit or last
-        if near and (best is None or trial.loss_km < best[1].loss_km):
+        if near and (best is None or trial.loss_km < best.loss_km):
             reached = trials.temper(trial)
-            if reached is not None and (best is None or reached[1].loss_km < best[1].loss_km):
+            if reached is not None and (best is None or reached.loss_km < best.loss_km):
                 best = reached
             # Tempering has left other rows in the store; the certificate vectors are still these rows'.
             trials.write(rows)
-        rounds.append(
-            Refinement(
-                reach=reach,
-                loss_km=trial.loss_km,
-                epsilon_certified=trial.epsilon,
-                failing_share=float((trial.norms > trials.limit).mean()),
-                tempered_loss_km=None if reached is None else reached[1].loss_km,
-                seconds=time.perf_counter() - started,
-            )
-        )
-        observer(Note(_told(len(rounds), rounds[-1])))
-        small = reach <= _SMALL_SHARE * allowed
-        if small and best is not None and _little_left(best[1].loss_km, trial.loss_km, previous):
+        measures, loss_km = trial.measures(trials.limit), None if reached is None else reached.loss_km
+        seconds = time.perf_counter() - started
+        rounds.append({"reach": reach, **measures, "tempered_loss_km": loss_km, "seconds": seconds})
+        after = "" if loss_km is None else f"; tempered {loss_km:.4f} km"
+        observer(Note(f"refining, round {len(rounds)}: {told(measures)}{after}"))
+        if reach <= _SMALL_SHARE * allowed and best and previous and _little_left(best, trial, previous):
             break
     return best, rounds
 
 
-def _little_left(best_km: float, untempered_km: float, previous_km: float | None) -> bool:
+def _little_left(best: Trial, untempered: Trial, previous: Trial) -> bool:
     """Whether neither tempering costs much nor the last round has gained much."""
-    cheap = best_km <= (1 + _NOTHING_LEFT) * untempered_km
-    return cheap and previous_km is not None and best_km >= (1 - _NOTHING_LEFT) * previous_km
+    cheap = best.loss_km <= (1 + _NOTHING_LEFT) * untempered.loss_km
+    return cheap and best.loss_km >= (1 - _NOTHING_LEFT) * previous.loss_km
 
 
 def _rounds_left(limits: SeedSection, done: int, seconds: float) -> float:
@@ -214,11 +161,3 @@ def _rounds_left(limits: SeedSection, done: int, seconds: float) -> float:
     if limits.refine_seconds is None or not done:
         return left
     return min(left, (limits.refine_seconds - seconds) * done / seconds)
-
-
-def _told(number: int, done: Refinement) -> str:
-    tempered = "" if done.tempered_loss_km is None else f"; tempered {done.tempered_loss_km:.4f} km"
-    return (
-        f"refining, round {number}: loss {done.loss_km:.4f} km, certificate {done.epsilon_certified:.4f}/km, "
-        f"{done.failing_share:.2%} of cells above{tempered}"
-    )

@@ -3,7 +3,6 @@
 Bad input, a store of another job and workers without enough memory are refused here, before any long work.
 """
 
-from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
@@ -41,25 +40,19 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
     made_with = found.attributes.get("downloads", {})
     for key, digest in downloads_of(spec).items():
         if made_with.get(key, digest) != digest:
-            observer(
-                Note(
-                    f"{key}: {found.url} was made with another download than the cache now holds, and stays "
-                    "with it; --overwrite makes it anew"
-                )
-            )
+            made = f"{key}: {found.url} was made with another download than the cache now holds"
+            observer(Note(f"{made}, and stays with it; --overwrite makes it anew"))
     return found if found.is_finished() else None
 
 
-def find_or_prepare(
-    spec: JobSpec, url: str, *, overwrite: bool, stages: Stages
-) -> tuple[MechanismStore | None, Domain | None]:
-    """Return the job's store at `url`, or else the job's problem, so that bad input costs nobody a store."""
+def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore | Domain:
+    """Return the job's store; if there is none, the job's problem, so that bad input replaces no store."""
     if not overwrite:
         found = MechanismStore.find(url, spec)
         if found is not None:
             if found.state != COMPLETE:
                 operator_of(spec.extension)
-            return found, None
+            return found
     operator_of(spec.extension)
     with stages.stage("domain"):
         geometry = build_geometry(spec)
@@ -72,16 +65,14 @@ def find_or_prepare(
         domain = build_domain(spec, geometry)
     for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
         stages.observer(Note(note))
-    return None, domain
+    return domain
 
 
-def create(spec: JobSpec, url: str, domain: Domain | None) -> MechanismStore:
+def create(spec: JobSpec, url: str, domain: Domain) -> MechanismStore:
     """Create the job's store at `url` in the place of whatever mechanism store is there."""
-    assert domain is not None  # there is a problem wherever there was no store
     MechanismStore.clear(url)
-    return MechanismStore.create(
-        url, spec, domain, epsilons(spec, domain.grid, domain.distortion, domain.outputs)
-    )
+    facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)
+    return MechanismStore.create(url, spec, domain, facts)
 
 
 def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict[str, float]:
@@ -101,9 +92,7 @@ def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict
     }
 
 
-def check_room(
-    spec: JobSpec, found: MechanismStore | None, domain: Domain | None, executor: Executor
-) -> None:
+def check_room(spec: JobSpec, found: MechanismStore | Domain, memory_bytes: int | None) -> None:
     """Refuse workers that cannot hold a task of a store, or of the one to be made.
 
     Raises
@@ -111,12 +100,11 @@ def check_room(
     SpecError
         With what is needed and what there is.
     """
-    if found is not None:
+    if isinstance(found, MechanismStore):
         plan = found.plan
     else:
-        assert domain is not None  # there is a problem wherever there was no store
-        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
-    check_workers(plan, spec.extension.method, executor.memory_bytes)
+        plan = Plan.of(found.grid, found.outputs, spec.store.block_cells, found.kept)
+    check_workers(plan, spec.extension.method, memory_bytes)
 
 
 def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:
@@ -129,10 +117,10 @@ def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpe
     return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"workers": workers})})
 
 
-def tell_plan(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+def tell_plan(store: MechanismStore, workers: int, stages: Stages) -> None:
     """Tell the observer how long the job should take: for these workers, or as it was said when it began."""
     if stages.expected is not None:
-        store.update(seconds_planned=stages.expected(executor.workers))
+        store.update(seconds_planned=stages.expected(workers))
     planned = store.attributes.get("seconds_planned")
     if planned:
         # Attributes have lost the order.

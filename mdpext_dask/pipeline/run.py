@@ -1,9 +1,11 @@
 """The stages of a job: domain, loss, seed, extend, boundary, audit, evaluate; each resumable.
 
-Every function leaves the store in a state from which the next call goes on. Nothing is marked complete
-before the certificate has passed on the bytes read back from the store.
+Every function leaves the store in a state from which the next call resumes. Nothing is marked complete before
+the certificate has passed on the bytes read back from the store.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from mdpext_dask.pipeline.resume import (
 from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
+from mdpext_dask.problem.domain import Domain
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
@@ -43,7 +46,7 @@ def build(
     workers: int | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
-    """Do a whole job, or what is left of it, and return its summary.
+    """Run a whole job, or what is left of it, and return its summary.
 
     Local processes start by importing the main module: in a script, keep the call under
     ``if __name__ == "__main__":``. Notebooks need nothing of the kind.
@@ -53,13 +56,14 @@ def build(
     spec
         The job.
     url
-        Where the store goes: a path, or a URL. A store of the same job is gone on with, or returned as it is.
+        Where the store goes: a path, or a URL. A store of the same job is resumed, or returned if it is
+        complete.
     overwrite
         Whether another job's store in the same place is replaced.
     workers
-        How many local processes, instead of the job's.
+        Number of local processes, instead of the job's.
     observer
-        Is told of progress; see :class:`mdpext_dask.cli.progress.PlainLines`.
+        Called with each event; see :class:`mdpext_dask.cli.progress.PlainLines`.
 
     Returns
     -------
@@ -76,12 +80,8 @@ def build(
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
-        found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-        with open_executor(spec.cluster) as executor:
-            observe_cluster(executor, observer)
-            check_room(spec, found, domain, executor)
-            store = found or create(spec, url, domain)
-            tell_plan(store, executor, stages)
+        found = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        with _on_workers(spec, url, found, stages) as (store, executor):
             complete(store, executor, stages)
     summary = summarise(store)
     observer(JobFinished(summary["seconds"], summary["seconds_planned"]))
@@ -116,18 +116,35 @@ def init(
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
-        found, domain = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-        if found is not None and found.state == COMPLETE:  # but has lost receipts: blocks are to be done anew
-            found.update(state=EXTENDING)
-        if found is None or not found.has_seed():
-            with open_executor(spec.cluster) as executor:
-                observe_cluster(executor, observer)
-                check_room(spec, found, domain, executor)
-                found = found or create(spec, url, domain)
-                tell_plan(found, executor, stages)
-                seed_job(found, executor, stages)
-                found.update(seconds=seconds_so_far(found, stages))
-    return summarise(found)
+        found = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        if isinstance(found, MechanismStore):
+            if found.state == COMPLETE:  # but has lost receipts: blocks are to be done again
+                found.update(state=EXTENDING)
+            if found.has_seed():
+                return summarise(found)
+        with _on_workers(spec, url, found, stages) as (store, executor):
+            seed_job(store, executor, stages)
+            store.update(seconds=seconds_so_far(store, stages))
+    return summarise(store)
+
+
+@contextmanager
+def _on_workers(
+    spec: JobSpec, url: str, found: MechanismStore | Domain, stages: Stages
+) -> Iterator[tuple[MechanismStore, Executor]]:
+    """Start a job's workers, and create its store where there is only its problem yet.
+
+    Raises
+    ------
+    SpecError
+        If a worker cannot hold a task.
+    """
+    with open_executor(spec.cluster) as executor:
+        observe_cluster(executor, stages.observer)
+        check_room(spec, found, executor.memory_bytes)
+        store = found if isinstance(found, MechanismStore) else create(spec, url, found)
+        tell_plan(store, executor.workers, stages)
+        yield store, executor
 
 
 def partition(url: str, first: int, last: int, *, observer: Observer = silent) -> dict[str, Any]:
@@ -174,10 +191,10 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
     if store.state == COMPLETE:
         return summarise(store)
     with at_work(store.url, observer) as stages:
-        store = MechanismStore.open(url, mode="r+")  # as whoever had it before has left it
+        store = MechanismStore.open(url, mode="r+")  # as the run before has left it
         with open_executor(job_of(store).cluster, workers) as executor:
             observe_cluster(executor, observer)
-            tell_plan(store, executor, stages)
+            tell_plan(store, executor.workers, stages)
             finish(store, executor, stages)
     return summarise(store)
 
@@ -213,8 +230,14 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     certificate = certify(store_subject(store), executor, stages)
     checked = require_both(store, boundary, certificate)
     loss_km = expected_loss(store, executor, stages)
-    facts, digest = _facts_of(store, done), store.content_digest(done)
-    del done  # of many blocks it is large, and is read once more to close the store
+    peaks = [receipt.peak_bytes for receipt in done.values() if receipt.peak_bytes is not None]
+    method = store.attributes["job"]["extension"]["method"]
+    facts = {
+        "fallbacks": store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in done.values()),
+        "peak_bytes_per_task": max(peaks) if peaks else store.plan.peak_bytes(method),
+    }
+    digest = store.content_digest(done)
+    del done, peaks  # of many blocks they are large, and are read once more to close the store
     close(store, {**checked, **facts, "loss_km": loss_km}, digest, stages)
 
 
@@ -286,16 +309,6 @@ def close(store: MechanismStore, attributes: dict[str, Any], digest: str, stages
     )
 
 
-def _facts_of(store: MechanismStore, done: dict[int, Receipt]) -> dict[str, Any]:
-    """Return what receipts say of the blocks together."""
-    peaks = [receipt.peak_bytes for receipt in done.values() if receipt.peak_bytes is not None]
-    fallbacks = sum(receipt.fallbacks for receipt in done.values())
-    return {
-        "fallbacks": store.seed_attributes.get("fallbacks", 0) + fallbacks,
-        "peak_bytes_per_task": max(peaks) if peaks else store.plan.peak_bytes(job_of(store).extension.method),
-    }
-
-
 def _require_same(store: MechanismStore, digest: str) -> None:
     """Refuse to call a store complete that is not the one that was certified.
 
@@ -318,13 +331,9 @@ def expected_loss(store: MechanismStore, executor: Executor, stages: Stages) -> 
     """Return UL(M) in km."""
     blocks = store.plan.blocks
     with stages.stage("evaluate", blocks, "blocks"):
-        parts = stages.gather(
-            executor, "evaluate", expected_loss_block, [(store.url, i) for i in range(blocks)]
-        )
+        arguments = [(store.url, index) for index in range(blocks)]
+        parts = stages.gather(executor, "evaluate", expected_loss_block, arguments)
     return finite(float(sum(parts)), store)
-
-
-# --- state ----------------------------------------------------------------------------------------
 
 
 def _boundary_violation(store: MechanismStore, boundary: BoundaryCheck) -> GuaranteeViolation:

@@ -1,8 +1,7 @@
 """Making a store's seed: its cost, its budgets, and for cell programs the records that come of it."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.job.sections import CELL_PROGRAMS
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
-from mdpext_dask.pipeline.cells.improve import improve_cells
+from mdpext_dask.pipeline.cells.improve import CellPrograms
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
 from mdpext_dask.store.mechanism_store import MechanismStore, job_of
@@ -29,60 +28,50 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     if not store.has_seed_cost:
         with stages.stage("loss", store.plan.blocks, "blocks"):
             _make_cost(store, executor, stages)
-    design = float(store.attributes["epsilon_design_per_km"])
-    if spec.extension.method == CELL_PROGRAMS:
-        with stages.stage("cells"):
-            candidates = _Candidates(store, executor, stages, design, spec.privacy.budget)
-            found = improve_cells(store, executor, candidates, design, spec.extension.sweeps, stages.observer)
-            chosen, records, facts = candidates[found.candidate], found.name, found.facts
-            if "rounds" not in chosen.facts:
-                # Those of another candidate, whose budgets were searched.
-                store.delete_seed_arrays("budget_x", "budget_y")
+    design, budget = float(store.attributes["epsilon_design_per_km"]), spec.privacy.budget
+    if budget == "certified":
+        solve = partial(search_budgets, store, executor, design, stages.observer)
     else:
+        solve = partial(solve_splits, store, executor, design, budget)
+    if spec.extension.method != CELL_PROGRAMS:
         with stages.stage("seed"):
-            chosen, records, facts = _seed(store, executor, stages, design, spec.privacy.budget), None, {}
+            chosen = solve()
+        store.write_seed(chosen.seed, chosen.facts, chosen.rows, chosen.extension)
+        return
+    with stages.stage("cells"):
+        candidates: list[Callable[[], Chosen]] = [cache(solve)]
+        if budget == "certified":
+            of_share = partial(seed_of_share, store, executor, design)
+            candidates = _candidates(of_share, solve, dense=design * store.grid.cell_km <= DENSE_SEEDS)
+        programs = CellPrograms(store, executor, design, spec.extension.sweeps, stages.observer)
+        best, records, facts = programs.run(candidates)
+        chosen = candidates[best]()
+        if "rounds" not in chosen.facts:
+            # Those of another candidate, whose budgets were searched.
+            store.delete_seed_arrays("budget_x", "budget_y")
     store.write_seed(chosen.seed, {**chosen.facts, **facts}, chosen.rows, chosen.extension, records)
 
 
-def _seed(store: MechanismStore, executor: Executor, stages: Stages, design: float, budget: str) -> Chosen:
-    if budget == "certified":
-        return search_budgets(store, executor, design, stages.observer)
-    return solve_splits(store, executor, design, budget)
-
-
-class _Candidates:
-    """Seeds that cell programs may begin with, solved when they are asked for.
+def _candidates(
+    of_share: Callable[[float], Chosen], certified: Callable[[], Chosen], *, dense: bool
+) -> list[Callable[[], Chosen]]:
+    """Return seeds that cell programs may begin with, each solved when it is first asked for.
 
     With `certified` budgets it is for the programs to find out how much of ε the seed should use. Coarse
     seeds should leave much to the programs, which gain what refining seeds would, and more. On dense seeds
     there is less to gain between them, and the certified and refined seed competes.
     """
-
-    def __init__(
-        self, store: MechanismStore, executor: Executor, stages: Stages, design: float, budget: str
-    ) -> None:
-        named = partial(_seed, store, executor, stages, design, budget)
-        self._solve: list[Callable[[], Chosen]] = [named]
-        if budget == "certified":
-            dense = design * store.grid.cell_km <= DENSE_SEEDS
-            shares = DENSE_SHARES if dense else COARSE_SHARES
-            by_share = [partial(seed_of_share, store, executor, design, share) for share in shares]
-            self._solve = [*by_share, named] if dense else [*by_share]
-        self._solved: dict[int, Chosen] = {}
-
-    def __len__(self) -> int:
-        return len(self._solve)
-
-    def __getitem__(self, index: int) -> Chosen:
-        if index not in self._solved:
-            self._solved[index] = self._solve[index]()
-        return self._solved[index]
+    solvers: list[Callable[[], Chosen]]
+    solvers = [partial(of_share, share) for share in (DENSE_SHARES if dense else COARSE_SHARES)]
+    if dense:
+        solvers.append(certified)
+    return [cache(solve) for solve in solvers]
 
 
 def _make_cost(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     plan, grid = store.plan, store.grid
     cost = np.empty((grid.cells_x, grid.cells_y, 2, 2, plan.outputs))
-    arguments: list[tuple[Any, ...]] = [(store.url, index) for index in range(plan.blocks)]
+    arguments = [(store.url, index) for index in range(plan.blocks)]
     for index, part in stages.run(executor, "loss", seed_cost_block, arguments):
         block = plan[index]
         cost[block.cells_x, block.cells_y] = part

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.loss import corner_costs
+from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
@@ -71,9 +72,9 @@ def solve_seed(
     floor = float(job["privacy"]["min_probability"])
     if beta is None:
         budgets = store.read("seed/budget_x"), store.read("seed/budget_y")
-        problem = SeedProblem(cost, grid.seeds_shape, *budgets, min_probability=floor)
     else:
-        problem = SeedProblem.with_axis_budgets(cost, grid.seeds_shape, beta, grid.cell_km, floor)
+        budgets = axis_budgets(grid, beta)
+    problem = SeedProblem(cost, grid.seeds_shape, *budgets, floor)
     return solve_seed_problem(problem, job["seed"]["solver"], gap, threads=threads, inverse_sums=inverse_sums)
 
 

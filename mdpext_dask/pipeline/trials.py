@@ -5,6 +5,7 @@ mechanism in memory. What it leaves in the store, beside the seed's own arrays, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.certificate import PLACES, Slopes, certify_source_cells, steepest_slopes
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.evaluation.loss import expected_loss
+from mdpext_dask.job.spec import json_number
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import TRIAL, extended_block, extension_arrays, operator_of_store
@@ -34,7 +36,11 @@ class Trial:
     budgets
         Budgets of edges that they are extended with, where there are any.
     exponent
-        α: rows of records are proportional to exp(α f), f their extended scores.
+        Rows of records are proportional to the exponentials of this times their extended scores.
+    alpha
+        α, if it is another trial's mechanism tempered, M^α / Σ M^α; else 1.
+    extension
+        What, besides the scores of `rows`, it is extended from, by name of the array.
     norms
         Certificate of each source cell and output, in 1/km, float64 of shape (cells east, cells north, K).
     loss_km
@@ -44,8 +50,18 @@ class Trial:
     rows: NDArray[np.float64]
     budgets: EdgeBudgets | None
     exponent: float
+    alpha: float
+    extension: dict[str, NDArray[np.float64]]
     norms: NDArray[np.float64]
     loss_km: float
+
+    def measures(self, limit: float) -> dict[str, Any]:
+        """Return loss, certificate and the share of (source cell, output) above a limit, as JSON values."""
+        return {
+            "loss_km": self.loss_km,
+            "epsilon_certified": json_number(self.epsilon),
+            "failing_share": float((self.norms > limit).mean()),
+        }
 
     @property
     def corner_rows(self) -> NDArray[np.float64]:
@@ -122,67 +138,66 @@ class Trials:
     """
 
     def __init__(self, store: MechanismStore, executor: Executor) -> None:
-        self._store, self._executor = store, executor
-        self._operator = operator_of_store(store)
+        self.store, self.executor = store, executor
+        self.operator = operator_of_store(store)
         self.limit = store.planar_limit()
 
     def write(self, rows: NDArray[np.float64]) -> None:
         """Put rows (J, K) into the store to be tried, as the seed's own would be."""
-        shape = (*self._store.grid.seeds_shape, self._store.outputs)
-        self._store.write_seed_arrays({_SCORE: np.log(rows.reshape(shape))})
+        shape = (*self.store.grid.seeds_shape, self.store.outputs)
+        self.store.write_seed_arrays({_SCORE: np.log(rows.reshape(shape))})
 
     def run(
         self,
         rows: NDArray[np.float64],
         budgets: EdgeBudgets | None = None,
-        exponent: float = 1.0,
         *,
+        exponent: float = 1.0,
+        alpha: float = 1.0,
         slopes: bool = False,
     ) -> Trial:
         """Try rows; with `slopes`, leave their certificate vectors in the store.
 
         Parameters
         ----------
-        rows, budgets, exponent
+        rows, budgets, exponent, alpha
             See :class:`Trial`.
         slopes
             Whether certificate vectors are wanted.
         """
-        store, plan, grid = self._store, self._store.plan, self._store.grid
+        store, plan, grid = self.store, self.store.plan, self.store.grid
         self.write(rows)
-        extension = extension_arrays(self._operator, budgets, exponent)
+        extension = extension_arrays(self.operator, budgets, exponent)
         store.write_extension({f"{TRIAL}{name}": values for name, values in extension.items()})
         if slopes:
             self._make_room()
         norms = np.empty((grid.cells_x, grid.cells_y, plan.outputs))
         losses = np.empty(plan.blocks)
         arguments = [(store.url, index, slopes) for index in range(plan.blocks)]
-        for index, (part, loss_km) in self._executor.map("search", try_block, arguments):
+        for index, (part, loss_km) in self.executor.map("search", try_block, arguments):
             block: Block = plan[index]
             norms[block.cells_x, block.cells_y] = part
             losses[index] = loss_km
-        return Trial(rows, budgets, exponent, norms, float(losses.sum()))
+        return Trial(rows, budgets, exponent, alpha, extension, norms, float(losses.sum()))
 
     def tempered(self, trial: Trial, alpha: float) -> Trial:
         """Try what another trial's mechanism is when it is tempered: M^α / Σ M^α."""
-        if self._operator.linear:
-            return self.run(tempered(trial.rows, alpha), trial.budgets)
-        return self.run(trial.rows, trial.budgets, alpha * trial.exponent)
+        if self.operator.linear:
+            return self.run(tempered(trial.rows, alpha), trial.budgets, alpha=alpha)
+        return self.run(trial.rows, trial.budgets, exponent=alpha * trial.exponent, alpha=alpha)
 
     def _make_room(self) -> None:
         """Create the arrays for certificate vectors; a chunk is a block, so no two tasks write one."""
-        grid, plan = self._store.grid, self._store.plan
+        grid, plan = self.store.grid, self.store.plan
         cells = (grid.cells_x, grid.cells_y, plan.outputs)
-        chunks = (*plan.block_cells, plan.outputs)
         names = ("cell_x", "cell_y", "output")
         for name, rest, dtype, fill in (
             (_VECTOR, (PLACES, 2), np.float32, np.nan),
             (_WORST, (2,), np.int16, -1),
         ):
             dimensions = (*names, *(f"{name}_{axis}" for axis in range(len(rest))))
-            self._store.create_seed_array(
-                name, dimensions, (*chunks, *rest), fill, shape=(*cells, *rest), dtype=dtype
-            )
+            chunks = (*plan.block_cells, plan.outputs, *rest)
+            self.store.create_seed_array(name, dimensions, chunks, fill, shape=(*cells, *rest), dtype=dtype)
 
     def promise(self, trial: Trial) -> float:
         """Return about the loss, in km, that is left when a seed is tempered to ε."""
@@ -190,13 +205,13 @@ class Trials:
             return trial.loss_km
         return self.tempered(trial, self.limit / trial.epsilon).loss_km
 
-    def temper(self, trial: Trial) -> tuple[float, Trial] | None:
-        """Return nearly the largest α ≤ 1 for which a tempered trial passes the certificate, and that."""
+    def temper(self, trial: Trial) -> Trial | None:
+        """Return a trial tempered with nearly the largest α ≤ 1 that passes the certificate, if any does."""
         if trial.epsilon <= self.limit:
-            return 1.0, trial
+            return trial
         # Between an α that passes and one that fails, guided by slopes that are nearly proportional to α.
         passing, failing, epsilon = 0.0, 1.0, trial.epsilon
-        best: tuple[float, Trial] | None = None
+        best: Trial | None = None
         for _ in range(_TEMPERINGS):
             alpha = failing * AIM * self.limit / epsilon
             if not passing < alpha < failing:
@@ -205,7 +220,7 @@ class Trials:
             if tried.epsilon > self.limit:
                 failing, epsilon = alpha, tried.epsilon
                 continue
-            passing, best = alpha, (alpha, tried)
+            passing, best = alpha, tried
             if tried.epsilon >= CONTENT * self.limit:
                 break
         return best
@@ -213,4 +228,12 @@ class Trials:
     def clear(self) -> None:
         """Delete what trials have left in the store."""
         names = (f"{TRIAL}{name}" for name in (EXTENSION_X, EXTENSION_Y, EXPONENT))
-        self._store.delete_seed_arrays(_SCORE, _VECTOR, _WORST, *names)
+        self.store.delete_seed_arrays(_SCORE, _VECTOR, _WORST, *names)
+
+
+def told(measures: dict[str, Any]) -> str:
+    """Return :meth:`Trial.measures` in words."""
+    return (
+        f"loss {measures['loss_km']:.4f} km, certificate {float(measures['epsilon_certified']):.4f}/km, "
+        f"{measures['failing_share']:.2%} of cells above"
+    )

@@ -1,18 +1,23 @@
 """Many symmetric positive definite block-tridiagonal systems at once.
 
-Seeds on one line of the grid form a block of size m; the lines follow each other. Within a block the matrix
-is tridiagonal, and so is what couples neighbouring blocks: the pattern that edges (and, with the diagonals of
-the coupling, cells) of a grid leave in the normal equations of one output. Several outputs are handled
-together, block by block, so that every step is one batched call of LAPACK or BLAS.
+Points on a few lines of a lattice (of the seeds: on one line) form a block of size m; the blocks follow each
+other. Rows of a program couple pairs of points in one block or in two that follow each other, and so do the
+normal equations of one output. Several outputs are handled together, block by block, so that every step is
+one batched call of LAPACK or BLAS.
 """
 
 import itertools
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from mdpext_dask.seed.model import Array
+
+T = TypeVar("T")
+# From one point of a pair to the other: lines, and positions in a line.
+Direction = tuple[int, int]
+_Ends = tuple[tuple[slice, slice], tuple[slice, slice]]
 
 # Outputs whose rows of the inverse are worked on together, at most: small enough for the processor's cache.
 _CHUNK = 8
@@ -20,33 +25,18 @@ _CHUNK = 8
 FIRST_SHIFT, LARGEST_SHIFT = 1e-14, 1e-6
 
 
-class Couplings(Protocol):
-    """Matrices E_i between the positions of block i (rows) and those of block i + 1 (columns)."""
-
-    def times(self, block: int, vectors: Array) -> Array:
-        """Return E v of one block for all outputs, shape (K, m)."""
-        ...
-
-    def transposed_times(self, block: int, vectors: Array) -> Array:
-        """Return Eᵀ v of one block for all outputs, shape (K, m)."""
-        ...
-
-    def after(self, block: int, matrices: Array, outputs: slice = ...) -> Array:
-        """Return M E of one block for matrices M of some outputs, shape (K, m, m)."""
-        ...
+def ends(direction: Direction) -> _Ends:
+    """Return where in a lattice (lines, positions) the pairs of a direction begin, and where they end."""
+    lines, positions = direction
+    early, late = slice(None, -lines or None), slice(lines, None)
+    low, high = slice(None, -abs(positions) or None), slice(abs(positions), None)
+    return ((early, low), (late, high)) if positions >= 0 else ((early, high), (late, low))
 
 
-class UnitBlocks(Protocol):
-    """Block-tridiagonal matrices of several outputs with a unit diagonal."""
-
-    @property
-    def between(self) -> Couplings:
-        """Couplings of neighbouring blocks."""
-        ...
-
-    def off_diagonal(self, block: int) -> Array:
-        """Return one block for all outputs without its diagonal, shape (K, m, m)."""
-        ...
+def by_lines(values: Array, shape: tuple[int, int, int]) -> Array:
+    """Return a view by lines and positions, (K, n · lines, positions), of values by blocks."""
+    blocks, lines, positions = shape
+    return values.reshape(len(values), blocks * lines, positions)
 
 
 class Factorised(Protocol):
@@ -84,28 +74,75 @@ class NormalMatrix(Protocol):
         ...
 
 
-class GridMatrix(NormalMatrix, Protocol):
-    """Such matrices that are block-tridiagonal."""
-
-    def scaled(self, scale: Array) -> UnitBlocks:
-        """Return S H S for S = diag(H)^{-1/2}, given as (K, n, m)."""
-        ...
-
-
-class Coupling(NamedTuple):
-    """Tridiagonal matrices E_i between positions of block i (rows) and of block i + 1 (columns).
+class LatticeMatrix(NamedTuple):
+    """Symmetric block-tridiagonal matrices of several outputs, whose entries off the diagonal couple pairs.
 
     Parameters
     ----------
-    straight
-        E[a, a], float64 of shape (K, n - 1, m).
-    rising, falling
-        E[a, a + 1] and E[a + 1, a], shape (K, n - 1, m - 1); None where they are zero.
+    main
+        Diagonals, float64 of shape (K, n, lines · positions); may be added to in place.
+    shape
+        Blocks n, lines in a block, positions in a line.
+    couplings
+        Entries by direction, float64 of shape (K, ...), the rest that of the points where its pairs begin. No
+        direction reaches over more lines than a block has.
     """
 
+    main: Array
+    shape: tuple[int, int, int]
+    couplings: dict[Direction, Array]
+
+    def times(self, vectors: Array) -> Array:
+        """Return H v for all outputs, float64 of shape (K, n, m)."""
+        total = self.main * vectors
+        into, of = by_lines(total, self.shape), by_lines(np.ascontiguousarray(vectors), self.shape)
+        for direction, coupling in self.couplings.items():
+            first, second = ends(direction)
+            into[:, *first] += coupling * of[:, *second]
+            into[:, *second] += coupling * of[:, *first]
+        return total
+
+    def scaled(self, scale: Array) -> "_TridiagonalBlocks | _DenseBlocks":
+        """Return S H S for S = diag(H)^{-1/2}, given as (K, n, m); its diagonal is taken to be one."""
+        of, entries = by_lines(scale, self.shape), {}
+        for direction, coupling in self.couplings.items():
+            first, second = (of[:, *end] for end in ends(direction))
+            # The order of the factors decides bits of the seed.
+            entries[direction] = coupling * first * second if direction[0] else coupling * second * first
+        if self.shape[1] == 1 and all(abs(positions) <= 1 for _, positions in entries):
+            diagonals = entries.get((1, 1)), entries.get((1, -1))
+            return _TridiagonalBlocks(entries[0, 1], entries[1, 0], *diagonals)
+        return _DenseBlocks.of(entries, self.shape)
+
+    def factorised(self) -> "BlockTridiagonal":
+        """Return the factorised matrices; see :class:`NormalMatrix`."""
+        return BlockTridiagonal(self)
+
+
+class _TridiagonalBlocks(NamedTuple):
+    """Matrices of several outputs with a unit diagonal, all of whose blocks are tridiagonal.
+
+    Parameters
+    ----------
+    within
+        Entries of neighbours inside a block, float64 of shape (K, n, m - 1).
+    straight, rising, falling
+        Of the matrices E_i between block i (rows) and block i + 1 (columns): E[a, a] of shape (K, n - 1, m),
+        E[a, a + 1] and E[a + 1, a] of shape (K, n - 1, m - 1); None where they are zero.
+    """
+
+    within: Array
     straight: Array
-    rising: Array | None = None
-    falling: Array | None = None
+    rising: Array | None
+    falling: Array | None
+
+    def off_diagonal(self, block: int) -> Array:
+        """Return one block for all outputs without its diagonal, shape (K, m, m)."""
+        size = self.straight.shape[-1]
+        dense = np.zeros((len(self.within), size, size))
+        above, below = np.arange(size - 1), np.arange(1, size)
+        dense[:, below, above] = dense[:, above, below] = self.within[:, block]
+        return dense
 
     def times(self, block: int, vectors: Array) -> Array:
         """Return E v of one block for all outputs, shape (K, m)."""
@@ -117,7 +154,7 @@ class Coupling(NamedTuple):
 
     def transposed_times(self, block: int, vectors: Array) -> Array:
         """Return Eᵀ v of one block for all outputs, shape (K, m)."""
-        return self._transposed().times(block, vectors)
+        return self._replace(rising=self.falling, falling=self.rising).times(block, vectors)
 
     def after(self, block: int, matrices: Array, outputs: slice = slice(None)) -> Array:
         """Return M E of one block for matrices M of some outputs, shape (K, m, m)."""
@@ -127,69 +164,75 @@ class Coupling(NamedTuple):
             product[:, :, :-1] += matrices[:, :, 1:] * self.falling[outputs, block, None, :]
         return product
 
-    def scaled(self, scale: Array) -> "Coupling":
-        """Return S E S for diagonal matrices S, given as (K, n, m)."""
-        here, there = scale[:, :-1], scale[:, 1:]
-        if self.rising is None or self.falling is None:
-            return Coupling(self.straight * here * there)
-        return Coupling(
-            self.straight * here * there,
-            self.rising * here[:, :, :-1] * there[:, :, 1:],
-            self.falling * here[:, :, 1:] * there[:, :, :-1],
-        )
 
-    def _transposed(self) -> "Coupling":
-        return Coupling(self.straight, self.falling, self.rising)
-
-
-class Stencil(NamedTuple):
-    """Symmetric block-tridiagonal matrices of several outputs.
+class _DenseBlocks(NamedTuple):
+    """The same with any blocks.
 
     Parameters
     ----------
-    main
-        Diagonals, float64 of shape (K, n, m): n blocks of size m.
     within
-        Couplings of neighbours inside a block, shape (K, n, m - 1).
+        Blocks without their diagonals, float64 of shape (K, n, m, m).
     between
-        Couplings of neighbouring blocks.
+        Matrices E_i, shape (K, n - 1, m, m).
     """
 
-    main: Array
     within: Array
-    between: Coupling
+    between: Array
 
-    def times(self, vectors: Array) -> Array:
-        """Return H v for all outputs, float64 of shape (K, n, m)."""
-        total: Array = self.main * vectors
-        total[:, :, :-1] += self.within * vectors[:, :, 1:]
-        total[:, :, 1:] += self.within * vectors[:, :, :-1]
-        straight, rising, falling = self.between
-        total[:, :-1] += straight * vectors[:, 1:]
-        total[:, 1:] += straight * vectors[:, :-1]
-        if rising is not None and falling is not None:
-            total[:, :-1, :-1] += rising * vectors[:, 1:, 1:]
-            total[:, 1:, 1:] += rising * vectors[:, :-1, :-1]
-            total[:, :-1, 1:] += falling * vectors[:, 1:, :-1]
-            total[:, 1:, :-1] += falling * vectors[:, :-1, 1:]
-        return total
-
-    def factorised(self) -> "BlockTridiagonal":
-        """Return the factorised matrices; raises as :class:`BlockTridiagonal` does."""
-        return BlockTridiagonal(self)
-
-    def scaled(self, scale: Array) -> "Stencil":
-        """Return S H S for S = diag(H)^{-1/2}, given as (K, n, m); its diagonal is taken to be one."""
-        within = self.within * scale[:, :, 1:] * scale[:, :, :-1]
-        return Stencil(np.ones_like(self.main), within, self.between.scaled(scale))
+    @staticmethod
+    def of(entries: dict[Direction, Array], shape: tuple[int, int, int]) -> "_DenseBlocks":
+        """Return the blocks with these entries by direction."""
+        blocks, lines, positions = shape
+        outputs, size = len(next(iter(entries.values()))), lines * positions
+        within = np.zeros((outputs, blocks, lines, positions, lines, positions))
+        between = np.zeros((outputs, blocks - 1, lines, positions, lines, positions))
+        for direction, values in entries.items():
+            low, high = (np.arange(positions)[end[1]] for end in ends(direction))
+            for line in range(lines):
+                blocks_on, other = divmod(line + direction[0], lines)
+                here = values[:, line::lines]
+                target = (between if blocks_on else within)[:, : here.shape[1]]
+                # An array of shape (positions, K, blocks): the indices that are arrays come first.
+                target[:, :, line, low, other, high] = here
+                if not blocks_on:
+                    target[:, :, other, high, line, low] = here
+        return _DenseBlocks(
+            within.reshape(outputs, blocks, size, size), between.reshape(outputs, blocks - 1, size, size)
+        )
 
     def off_diagonal(self, block: int) -> Array:
         """Return one block for all outputs without its diagonal, shape (K, m, m)."""
-        outputs, _, size = self.main.shape
-        dense = np.zeros((outputs, size, size))
-        above, below = np.arange(size - 1), np.arange(1, size)
-        dense[:, below, above] = dense[:, above, below] = self.within[:, block]
-        return dense
+        return self.within[:, block].copy()
+
+    def times(self, block: int, vectors: Array) -> Array:
+        """Return E v of one block for all outputs, shape (K, m)."""
+        return np.asarray((self.between[:, block] @ vectors[..., None])[..., 0])
+
+    def transposed_times(self, block: int, vectors: Array) -> Array:
+        """Return Eᵀ v of one block for all outputs, shape (K, m)."""
+        return np.asarray((vectors[:, None, :] @ self.between[:, block])[:, 0])
+
+    def after(self, block: int, matrices: Array, outputs: slice = slice(None)) -> Array:
+        """Return M E of one block for matrices M of some outputs, shape (K, m, m)."""
+        return np.asarray(matrices @ self.between[outputs, block])
+
+
+def first_that_factorises(factorise: Callable[[float], T]) -> tuple[T, float]:
+    """Return what comes of the least shift of a unit diagonal with which factorising succeeds, and the shift.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If none does, up to the largest.
+    """
+    shift = 0.0
+    while True:
+        try:
+            return factorise(shift), shift
+        except np.linalg.LinAlgError:
+            shift = max(FIRST_SHIFT, 10 * shift)
+            if not shift <= LARGEST_SHIFT:
+                raise
 
 
 class BlockTridiagonal:
@@ -206,24 +249,14 @@ class BlockTridiagonal:
         If a matrix stays indefinite up to the largest shift of its scaled diagonal.
     """
 
-    def __init__(self, matrix: GridMatrix) -> None:
+    def __init__(self, matrix: LatticeMatrix) -> None:
         self.outputs, self.blocks, self.size = matrix.main.shape
         # Scaled to a unit diagonal: the entries of an interior-point iteration span twenty decades.
         self._scale = 1 / np.sqrt(matrix.main)
-        unit = matrix.scaled(self._scale)
-        self._between = unit.between
-        self.shift = 0.0
-        while True:
-            try:
-                self._factorise(unit)
-            except np.linalg.LinAlgError:
-                self.shift = max(FIRST_SHIFT, 10 * self.shift)
-                if not self.shift <= LARGEST_SHIFT:
-                    raise
-            else:
-                break
+        self._unit = matrix.scaled(self._scale)
+        self._inverse, self.shift = first_that_factorises(self._factorise)
 
-    def _factorise(self, unit: UnitBlocks) -> None:
+    def _factorise(self, shift: float) -> Array:
         """Block Cholesky: S_i = D_i − E_{i-1}ᵀ S_{i-1}^{-1} E_{i-1}, S_i = L_i L_iᵀ; S_i^{-1} is kept.
 
         The Schur complement is formed from L^{-1} E, not from an inverse: near the end of the iteration the
@@ -231,28 +264,29 @@ class BlockTridiagonal:
         """
         m = self.size
         shape = (self.blocks, self.outputs, m, m)
-        self._inverse = np.empty(shape)
+        inverse = np.empty(shape)
         lower_inverse = np.empty(shape[1:])
         diagonal = np.arange(m)
         for i in range(self.blocks):
-            block = unit.off_diagonal(i)
-            block[:, diagonal, diagonal] = 1.0 + self.shift
+            block = self._unit.off_diagonal(i)
+            block[:, diagonal, diagonal] = 1.0 + shift
             if i:
-                coupled = self._between.after(i - 1, lower_inverse)
+                coupled = self._unit.after(i - 1, lower_inverse)
                 block -= coupled.transpose(0, 2, 1) @ coupled
             lower_inverse = np.linalg.inv(np.linalg.cholesky(block))
-            np.matmul(lower_inverse.transpose(0, 2, 1), lower_inverse, out=self._inverse[i])
+            np.matmul(lower_inverse.transpose(0, 2, 1), lower_inverse, out=inverse[i])
+        return inverse
 
     def solve(self, right: Array) -> Array:
         """Return H_k^{-1} r_k for all outputs, float64 of shape (K, n, m)."""
-        between = self._between
+        unit = self._unit
         forward = right * self._scale
         for i in range(1, self.blocks):
-            forward[:, i] -= between.transposed_times(i - 1, self._apply(i - 1, forward[:, i - 1]))
+            forward[:, i] -= unit.transposed_times(i - 1, self._apply(i - 1, forward[:, i - 1]))
         solution = np.empty_like(forward)
         solution[:, -1] = self._apply(self.blocks - 1, forward[:, -1])
         for i in range(self.blocks - 2, -1, -1):
-            solution[:, i] = self._apply(i, forward[:, i] - between.times(i, solution[:, i + 1]))
+            solution[:, i] = self._apply(i, forward[:, i] - unit.times(i, solution[:, i + 1]))
         solution *= self._scale
         return solution
 
@@ -281,7 +315,7 @@ class BlockTridiagonal:
             rows = self._inverse[-1, chunk] * scale[:, -1, :, None] * scale[:, -1, None, :]
             total[-m:, -m:] += rows.sum(axis=0)
             for i in range(self.blocks - 2, -1, -1):
-                step = self._between.after(i, self._inverse[i, chunk], chunk)
+                step = self._unit.after(i, self._inverse[i, chunk], chunk)
                 step *= scale[:, i, :, None]
                 step /= -scale[:, i + 1, None, :]
                 width = end - i * m

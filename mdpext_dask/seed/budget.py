@@ -142,15 +142,10 @@ def candidate_splits(epsilon: float, p: float) -> list[tuple[float, float]]:
 
     For p = 1 every axis may use all of ε, so there is only one split.
     """
-    even = even_split(epsilon, p)
-    q = dual_exponent(p)
+    even, q = even_split(epsilon, p), dual_exponent(p)
     if math.isinf(q):
         return [even]
-    splits = [even]
-    for share in PUBLISHED_SHARES:
-        first = share * epsilon
-        splits.append((first, epsilon * (1 - share**q) ** (1 / q)))
-    return splits
+    return [even, *((s * epsilon, epsilon * (1 - s**q) ** (1 / q)) for s in PUBLISHED_SHARES)]
 
 
 def normaliser_excess(delta_axis: float, delta_other: float) -> float:

@@ -4,14 +4,15 @@ Only the row sums tie outputs together. So the outputs are cut into parts, whose
 threads; what has to be added up over outputs is returned, and the multipliers ν of the row sums come in.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from mdpext_dask.seed.block_tridiagonal import Array, NormalMatrix
+from mdpext_dask.seed.block_tridiagonal import NormalMatrix
 from mdpext_dask.seed.grid_rows import GridRows, Groups
-from mdpext_dask.seed.model import DualPart, dual_part
+from mdpext_dask.seed.model import Array, DualPart, dual_part
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,13 @@ class GridProgram:
         def cut(bound: Array) -> Array:
             return bound[outputs] if bound.ndim == 3 and len(bound) > 1 else bound
 
-        return GridProgram(
+        return replace(
+            self,
             cost=self.cost[outputs],
             rows=self.rows.part(outputs),
             lower=cut(self.lower),
             upper=cut(self.upper),
-            capped=self.capped,
             start=self.start[outputs],
-            total=self.total,
         )
 
 
@@ -157,12 +157,9 @@ class Columns:
             reduced += self._multiplier[count + 1]
         self._dual_residual = reduced
         off = max((float(np.abs(r).max(initial=0.0)) for r in self._primal_residual[:count]), default=0.0)
-        return Measures(
-            primal=float(np.vdot(program.cost, self.z)),
-            dual=dual,
-            sums=self.z.sum(axis=0),
-            infeasibility=off / self._row_size if self._row_size else off,
-        )
+        infeasibility = off / self._row_size if self._row_size else off
+        primal = float(np.vdot(program.cost, self.z))
+        return Measures(primal, dual, self.z.sum(axis=0), infeasibility)
 
     def complementarity(self) -> tuple[float, int]:
         """Return Σ s λ and the number of its terms."""
@@ -212,13 +209,15 @@ class Columns:
         """
         self._keep()
         pulls = []
-        for s, ds, m, dm in zip(
-            self._slack, self._kept.slack, self._multiplier, self._kept.multiplier, strict=True
-        ):
+        for s, ds, m, dm in self._moving(self._kept):
             product = (s + lengths[0] * ds) * (m + lengths[1] * dm)
             pull = np.clip(product, 0.1 * target, 10 * target) - product
             pulls.append(np.maximum(pull, -10 * target, out=pull))
         return self._aim(tuple(pulls), False)
+
+    def _moving(self, move: Move) -> Iterator[tuple[Array, Array, Array, Array]]:
+        """Return slack, its change, multiplier and its change by kind of row."""
+        return zip(self._slack, move.slack, self._multiplier, move.multiplier, strict=True)
 
     def _keep(self) -> None:
         """Keep the step found so far, to be added to what comes."""
@@ -259,10 +258,8 @@ class Columns:
         moved = self._change_of(self._step)
         if self._with_residuals:
             moved = tuple(a + b for a, b in zip(moved, self._primal_residual, strict=True))
-        change = tuple(
-            (c - m * d) / s
-            for c, m, d, s in zip(self._complementarity, self._multiplier, moved, self._slack, strict=True)
-        )
+        parts = zip(self._complementarity, self._multiplier, moved, self._slack, strict=True)
+        change = tuple((c - m * d) / s for c, m, d, s in parts)
         self._move = Move(self._step, moved, change)
         self._speeds = _speeds(self._slack, moved), _speeds(self._multiplier, change)
         return _length(self._speeds[0]), _length(self._speeds[1])
@@ -270,10 +267,8 @@ class Columns:
     def finish_corrector(self) -> list[Lengths]:
         """Complete a corrector; return the lengths of the step that was kept plus each share of it."""
         self.finish()
-        lengths = [
-            [_length(kept, share, more) for share in SHARES]
-            for kept, more in zip(self._kept_speeds, self._speeds, strict=True)
-        ]
+        ways = zip(self._kept_speeds, self._speeds, strict=True)
+        lengths = [[_length(kept, share, more) for share in SHARES] for kept, more in ways]
         return list(zip(*lengths, strict=True))
 
     def blend(self, primal: float, dual: float) -> None:
@@ -293,21 +288,16 @@ class Columns:
 
     def ahead(self, lengths: Lengths) -> float:
         """Return Σ s λ after a step of these lengths."""
-        total = 0.0
-        for s, ds, m, dm in zip(
-            self._slack, self._move.slack, self._multiplier, self._move.multiplier, strict=True
-        ):
-            total += float(np.vdot(s + lengths[0] * ds, m + lengths[1] * dm))
-        return total
+        ways = self._moving(self._move)
+        return sum(float(np.vdot(s + lengths[0] * ds, m + lengths[1] * dm)) for s, ds, m, dm in ways)
 
     def advance(self, lengths: Lengths) -> None:
         """Take the step."""
         primal, dual = lengths
+        ways = list(self._moving(self._move))
         self.z = self.z + primal * self._move.z
-        self._slack = tuple(s + primal * d for s, d in zip(self._slack, self._move.slack, strict=True))
-        self._multiplier = tuple(
-            m + dual * d for m, d in zip(self._multiplier, self._move.multiplier, strict=True)
-        )
+        self._slack = tuple(s + primal * ds for s, ds, _, _ in ways)
+        self._multiplier = tuple(m + dual * dm for _, _, m, dm in ways)
 
 
 def _speeds(start: Groups, change: Groups) -> Groups:

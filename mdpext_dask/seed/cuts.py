@@ -52,21 +52,41 @@ class CertificateVectors:
     place: Array
 
 
-def threshold(reach: float, epsilon: float, cell_km: float) -> float:
-    """Return the share of ε from which a vector has to be constrained for steps of log z up to `reach`."""
-    return max(_LEAST_THRESHOLD, 1 - 2 * _turn(reach, epsilon, cell_km))
+@dataclass(frozen=True)
+class Limit:
+    """What certificate vectors may be.
+
+    Parameters
+    ----------
+    epsilon
+        ε, in 1/km.
+    dual_exponent
+        q of the norm.
+    cell_km
+        Side h_0 of a source cell, in km.
+    """
+
+    epsilon: float
+    dual_exponent: float
+    cell_km: float
+
+    def turn(self, reach: float) -> float:
+        """Return how far vectors turn, in radians, and by what share they grow, for a reach."""
+        return _TURN * reach / (self.epsilon * self.cell_km)
+
+    def threshold(self, reach: float) -> float:
+        """Return from which share of ε on a vector has to be constrained for such steps."""
+        return max(_LEAST_THRESHOLD, 1 - 2 * self.turn(reach))
 
 
 def improve(
     rows: Array,
     cost: Array,
     vectors: CertificateVectors,
-    *,
-    epsilon: float,
-    dual_exponent: float,
-    cell_km: float,
+    limit: Limit,
     reach: float,
     min_probability: float,
+    *,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
 ) -> Array:
@@ -78,14 +98,8 @@ def improve(
         z⁰, float64 of shape (seeds east, seeds north, K), rows summing to 1.
     cost
         C, of the same shape, in km.
-    vectors
+    vectors, limit
         The certificate vectors to keep within ε.
-    epsilon
-        ε, in 1/km.
-    dual_exponent
-        q of the norm.
-    cell_km
-        Side h_0 of a source cell, in km.
     reach
         ρ: how much log z may change.
     min_probability
@@ -103,7 +117,7 @@ def improve(
     lower = np.maximum(start * math.exp(-reach), min_probability * outputs)
     program = GridProgram(
         cost=by_output(cost, flip),
-        rows=_cuts(rows, vectors, epsilon, dual_exponent, cell_km, reach, flip),
+        rows=_cuts(rows, vectors, limit, reach, flip=flip),
         lower=np.minimum(lower, start * (1 - _GIVE)),
         upper=start * math.exp(reach),
         capped=True,
@@ -123,27 +137,16 @@ def improve(
     return raised_to_floor(improved, min_probability)
 
 
-def _turn(reach: float, epsilon: float, cell_km: float) -> float:
-    return _TURN * reach / (epsilon * cell_km)
-
-
-def _cuts(
-    rows: Array,
-    vectors: CertificateVectors,
-    epsilon: float,
-    q: float,
-    cell_km: float,
-    reach: float,
-    flip: bool,
-) -> CellRows:
+def _cuts(rows: Array, vectors: CertificateVectors, limit: Limit, reach: float, *, flip: bool) -> CellRows:
     """Return the rows n · (v + J (z / z⁰ − 1)) ≤ ε, with signs turned and z scaled by K."""
     seeds_x, seeds_y, outputs = rows.shape
-    normals = fan(vectors.vector, _turn(reach, epsilon, cell_km), q)
+    epsilon, cell_km = limit.epsilon, limit.cell_km
+    normals = fan(vectors.vector, limit.turn(reach), limit.dual_exponent)
     count = normals.shape[1]
     value = np.einsum("rac,rc->ra", normals, vectors.vector)
     # Rows that are broken at the start need not hold at once, only come down by what is surely within reach.
     restored = min(reach * max(1.0, 1 / (epsilon * cell_km)), 1.0)
-    limit = value - np.maximum(epsilon, value * (1 - restored))
+    slack = value - np.maximum(epsilon, value * (1 - restored))
     # Derivatives of (D1, D2) by log z at the corners, by offset to the east and to the north.
     east, north = vectors.place[:, :1], vectors.place[:, 1:]
     i, j, output = vectors.cell.T
@@ -164,7 +167,7 @@ def _cuts(
         shape=(outputs, blocks, size),
         cell=cell[order],
         coefficient=np.stack([c.ravel() for c in corners], axis=-1)[order],
-        limit=limit.ravel()[order],
+        limit=slack.ravel()[order],
     )
 
 

@@ -1,12 +1,13 @@
-"""Rows of a linear program on a grid: what couples the columns of neighbouring seeds for one output.
+"""Rows of a linear program on a grid: what couples the columns of nearby points for one output.
 
-Every row touches the corners of one source cell and one output only, so the normal equations
-Aᵀ diag(θ) A have the pattern of the grid: block-tridiagonal, for each output by itself. Two kinds are here:
-edges, as the budgets of the seed LP give them, and general rows on cells, as linearised certificates do.
+The normal equations Aᵀ diag(θ) A are block-tridiagonal, for each output by itself. Two kinds are here: pairs
+of points, as the budgets of the seed LP and (1) itself give them, and general rows on the four corners of
+cells, as linearised certificates do.
 
 All arrays are by output, then by blocks (lines of seeds), then by position in a block.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from mdpext_dask.seed.block_tridiagonal import Array, Coupling, NormalMatrix, Stencil
+from mdpext_dask.seed.block_tridiagonal import Direction, LatticeMatrix, NormalMatrix, by_lines, ends
+from mdpext_dask.seed.model import Array
 
 # By kind of row, one array for each.
 Groups = tuple[Array, ...]
@@ -50,42 +52,60 @@ class GridRows(Protocol):
         ...
 
 
+def directions(reach: int) -> tuple[Direction, ...]:
+    """Return all directions that reach over at most so many lines and positions, no two the same way.
+
+    Of two opposite ones, one is enough. 1 reaches the eight neighbours, 2 the knight's moves as well.
+    """
+    return tuple(
+        (lines, positions)
+        for lines in range(reach + 1)
+        for positions in range(-reach if lines else 1, reach + 1)
+        if math.gcd(lines, positions) == 1
+    )
+
+
 @dataclass(frozen=True)
-class EdgeRows:
-    """Rows g z_j − z_i ≥ 0 for neighbouring seeds, both ways.
+class PairRows:
+    """Rows g z_j − z_i ≥ 0 for all pairs along some directions, both ways.
+
+    Budgets of the seed LP are for edges, between neighbours on a line and on the next one. Pairs of records,
+    which (1) is about, may reach over several lines; with as many lines in a block, they lie in one block or
+    in two that follow each other. A pair that is to be left out takes a growth that binds nothing.
 
     Parameters
     ----------
-    between
-        Growth g between neighbouring blocks, float64 of shape (2, K or 1, n - 1, m); index 0 of the first
-        axis bounds the seed in the later block by the one in the earlier, index 1 the other way round.
-    within
-        The same inside a block, (2, K or 1, n, m - 1).
+    shape
+        Blocks n, lines in a block, positions in a line; z has the shape (K, n, lines · positions).
+    growth
+        g by direction, float64 of shape (2, K or 1, ...), the rest that of the points where its pairs begin.
+        Index 0 bounds the point where a pair ends by the one where it begins, index 1 the other way round. No
+        direction may reach over more lines than a block has.
     """
 
-    between: Array
-    within: Array
+    shape: tuple[int, int, int]
+    growth: dict[Direction, Array]
 
     @cached_property
     def limits(self) -> Groups:
         """Zero for every row."""
-        return np.zeros(()), np.zeros(())
+        return tuple(np.zeros(()) for _ in self.growth)
 
-    def part(self, outputs: slice) -> "EdgeRows":
+    def part(self, outputs: slice) -> "PairRows":
         """Return the rows of a range of outputs."""
-        return EdgeRows(*(g[:, outputs] if g.shape[1] > 1 else g for g in (self.between, self.within)))
+        growth = {d: g[:, outputs] if g.shape[1] > 1 else g for d, g in self.growth.items()}
+        return PairRows(self.shape, growth)
 
     def forward(self, z: Array) -> Groups:
-        """Return g z_j − z_i, of shapes (2, K, n - 1, m) and (2, K, n, m - 1)."""
-        earlier, later, left, right = z[:, :-1], z[:, 1:], z[:, :, :-1], z[:, :, 1:]
-        between, within = np.empty((2, *earlier.shape)), np.empty((2, *left.shape))
-        for out, growth, low, high in (
-            (between, self.between, earlier, later),
-            (within, self.within, left, right),
-        ):
-            np.subtract(np.multiply(growth[0], low, out=out[0]), high, out=out[0])
-            np.subtract(np.multiply(growth[1], high, out=out[1]), low, out=out[1])
-        return between, within
+        """Return g z_j − z_i, of shape (2, K, ...) for each direction."""
+        lines, rows = by_lines(z, self.shape), []
+        for direction, growth in self.growth.items():
+            first, second = (lines[:, *end] for end in ends(direction))
+            both = np.empty((2, *first.shape))
+            np.subtract(np.multiply(growth[0], first, out=both[0]), second, out=both[0])
+            np.subtract(np.multiply(growth[1], second, out=both[1]), first, out=both[1])
+            rows.append(both)
+        return tuple(rows)
 
     def transposed(self, v: Groups) -> Array:
         """Return Aᵀ v."""
@@ -96,28 +116,33 @@ class EdgeRows:
         return self._collected(v, 1)
 
     def _collected(self, v: Groups, sign: int) -> Array:
-        between, within = v
-        total = np.zeros((*within.shape[1:3], between.shape[3]))
-        total[:, :-1] += self.between[0] * between[0] + sign * between[1]
-        total[:, 1:] += self.between[1] * between[1] + sign * between[0]
-        total[:, :, :-1] += self.within[0] * within[0] + sign * within[1]
-        total[:, :, 1:] += self.within[1] * within[1] + sign * within[0]
+        total = self._zeros(v)
+        lines = by_lines(total, self.shape)
+        for (direction, growth), (up, down) in zip(self.growth.items(), v, strict=True):
+            first, second = (lines[:, *end] for end in ends(direction))
+            first += growth[0] * up + sign * down
+            second += growth[1] * down + sign * up
         return total
 
-    def normal(self, theta: Groups) -> Stencil:
-        """Return Σ_e θ_e (g_e e_j − e_i)(g_e e_j − e_i)ᵀ."""
-        between, within = theta
-        main = np.zeros((*within.shape[1:3], between.shape[3]))
-        b0, b1 = self.between[0] * between[0], self.between[1] * between[1]
-        w0, w1 = self.within[0] * within[0], self.within[1] * within[1]
-        main[:, :-1] += self.between[0] * b0 + between[1]
-        main[:, 1:] += self.between[1] * b1 + between[0]
-        main[:, :, :-1] += self.within[0] * w0 + within[1]
-        main[:, :, 1:] += self.within[1] * w1 + within[0]
-        return Stencil(main, -(w0 + w1), Coupling(-(b0 + b1)))
+    def normal(self, theta: Groups) -> LatticeMatrix:
+        """Return Σ θ (g e_j − e_i)(g e_j − e_i)ᵀ over all rows."""
+        main, couplings = self._zeros(theta), {}
+        lines = by_lines(main, self.shape)
+        for (direction, growth), (up, down) in zip(self.growth.items(), theta, strict=True):
+            first, second = (lines[:, *end] for end in ends(direction))
+            grown_up, grown_down = growth[0] * up, growth[1] * down
+            first += growth[0] * grown_up + down
+            second += growth[1] * grown_down + up
+            couplings[direction] = -(grown_up + grown_down)
+        # Pairs on a line first: the order of sums decides bits.
+        return LatticeMatrix(main, self.shape, dict(sorted(couplings.items())))
+
+    def _zeros(self, groups: Groups) -> Array:
+        blocks, lines, positions = self.shape
+        return np.zeros((groups[0].shape[1], blocks, lines * positions))
 
 
-# Corners of a cell as offsets (block, position), and for every pair of them its place in the stencil.
+# Corners of a cell as offsets (block, position).
 _CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
@@ -196,7 +221,7 @@ class CellRows:
         """Return |A|ᵀ v."""
         return np.asarray(self._absolute.T @ v[0]).reshape(self.shape)
 
-    def normal(self, theta: Groups) -> Stencil:
+    def normal(self, theta: Groups) -> LatticeMatrix:
         """Return Σ_r θ_r a_r a_rᵀ."""
         outputs, n, m = self.shape
         starts, cells = self._occupied
@@ -211,13 +236,13 @@ class CellRows:
         main = np.zeros(self.shape)
         for corner, (b, p) in enumerate(_CORNERS):
             main[:, b : n - 1 + b, p : m - 1 + p] += of_pair(corner, corner)
-        within = np.zeros((outputs, n, m - 1))
+        within, straight = np.zeros((outputs, n, m - 1)), np.zeros((outputs, n - 1, m))
         within[:, :-1] += of_pair(0, 1)
         within[:, 1:] += of_pair(2, 3)
-        straight = np.zeros((outputs, n - 1, m))
         straight[:, :, :-1] += of_pair(0, 2)
         straight[:, :, 1:] += of_pair(1, 3)
-        return Stencil(main, within, Coupling(straight, of_pair(0, 3), of_pair(1, 2)))
+        couplings = {(0, 1): within, (1, 0): straight, (1, 1): of_pair(0, 3), (1, -1): of_pair(1, 2)}
+        return LatticeMatrix(main, (n, 1, m), couplings)
 
     @cached_property
     def _corner(self) -> list[Array]:

@@ -9,11 +9,10 @@ import math
 
 import highspy
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound
+from mdpext_dask.seed.model import Array, SeedMechanism, SeedProblem, dual_bound_of, dual_part
 
 # The thread count is fixed by the first solve of a process, so it goes first. One thread: the method is
 # serial, and thread counts must not decide bytes.
@@ -44,7 +43,7 @@ class _SilentHighs(highspy.Highs):
     """HiGHS without its banner, which would break a machine-readable standard output.
 
     The constructor of :class:`highspy.Highs` enables callbacks, and that prints already (seen in 1.16),
-    before anybody can turn printing off; this one initialises the base alone and turns it off first.
+    before printing can be turned off; this one initialises the base alone and turns it off first.
     """
 
     def __init__(self) -> None:
@@ -66,21 +65,13 @@ def solve_highs(problem: SeedProblem) -> SeedMechanism:
     upper = np.zeros(matrix.shape[0])
     lower = np.full(matrix.shape[0], -highspy.kHighsInf)
     lower[-seeds:] = upper[-seeds:] = 1.0
-    rows, multipliers, iterations = solve_linear_program(
-        f"the seed LP ({seeds} seeds, {outputs} outputs)",
-        cost=problem.cost.ravel() / scale,
-        bounds=(np.full(matrix.shape[1], problem.min_probability), np.full(matrix.shape[1], np.inf)),
-        matrix=matrix,
-        row_bounds=(lower, upper),
-    )
+    floor, most = (np.full(matrix.shape[1], bound) for bound in (problem.min_probability, np.inf))
+    what = f"the seed LP ({seeds} seeds, {outputs} outputs)"
+    cost = problem.cost.ravel() / scale
+    rows, multipliers, iterations = solve_linear_program(what, cost, (floor, most), matrix, (lower, upper))
     mechanism = problem.repair(rows.reshape(seeds, outputs))
-    return SeedMechanism(
-        rows=mechanism,
-        primal=problem.objective(mechanism),
-        dual=scale * _dual_bound(matrix, problem, scale, multipliers),
-        solver="highs",
-        iterations=iterations,
-    )
+    dual = scale * _dual_bound(matrix, problem, scale, multipliers)
+    return SeedMechanism(mechanism, problem.objective(mechanism), dual, "highs", iterations)
 
 
 def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
@@ -103,14 +94,14 @@ def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
 
 def solve_linear_program(
     what: str,
-    *,
-    cost: NDArray[np.float64],
-    bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
+    cost: Array,
+    bounds: tuple[Array, Array],
     matrix: sparse.csr_array,
-    row_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
+    row_bounds: tuple[Array, Array],
+    *,
     simplex: bool = False,
     seconds: float = math.inf,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+) -> tuple[Array, Array, int]:
     """Minimise cost·z subject to bounds on z and on matrix z.
 
     Parameters
@@ -167,11 +158,8 @@ def solve_linear_program(
         kind = InfeasibleError if status in _NO_SOLUTION else SolverError
         raise kind(f"HiGHS ended {what} with status '{solver.modelStatusToString(status)}'")
     solution, info = solver.getSolution(), solver.getInfo()
-    return (
-        np.array(solution.col_value),
-        np.array(solution.row_dual),
-        int(info.simplex_iteration_count if simplex else info.ipm_iteration_count),
-    )
+    iterations = int(info.simplex_iteration_count if simplex else info.ipm_iteration_count)
+    return np.array(solution.col_value), np.array(solution.row_dual), iterations
 
 
 def _check(status: highspy.HighsStatus, what: str) -> None:
@@ -180,9 +168,7 @@ def _check(status: highspy.HighsStatus, what: str) -> None:
         raise SolverError(f"HiGHS: {what} failed with status {status}")
 
 
-def _dual_bound(
-    matrix: sparse.csr_array, problem: SeedProblem, scale: float, multipliers: NDArray[np.float64]
-) -> float:
+def _dual_bound(matrix: sparse.csr_array, problem: SeedProblem, scale: float, multipliers: Array) -> float:
     """Return a lower bound on the optimum of the scaled LP that holds for any multipliers."""
     seeds = problem.cost.shape[0]
     y = multipliers.copy()
@@ -190,5 +176,6 @@ def _dual_bound(
     cost = problem.cost.ravel() / scale
     reduced = cost - matrix.T @ y
     sizes = np.abs(cost) + abs(matrix).T @ np.abs(y)
-    shape = problem.cost.shape
-    return dual_bound(reduced.reshape(shape), sizes.reshape(shape), y[-seeds:], problem.min_probability)
+    r, size = (values.reshape(problem.cost.shape).T for values in (reduced, sizes))
+    part = dual_part(r, size, np.array(problem.min_probability), np.array(1.0))
+    return dual_bound_of([part], y[-seeds:], 1.0)

@@ -15,6 +15,7 @@ Nothing here is trusted: the rows are repaired to keep every constraint exactly,
 lower bound for whatever multipliers come out.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from mdpext_dask.seed.block_tridiagonal import FIRST_SHIFT, LARGEST_SHIFT, Array, NormalMatrix
+from mdpext_dask.seed.block_tridiagonal import NormalMatrix, first_that_factorises
 from mdpext_dask.seed.columns import SHARES, Columns, GridProgram, Lengths
-from mdpext_dask.seed.grid_rows import EdgeRows
-from mdpext_dask.seed.model import SeedMechanism, SeedProblem, dual_bound_of
+from mdpext_dask.seed.grid_rows import PairRows
+from mdpext_dask.seed.model import Array, SeedMechanism, SeedProblem, dual_bound_of
 
 _ITERATIONS = 200
 # Multipliers start at this share of the mean cost over the slack.
@@ -45,7 +46,7 @@ _PART_ENTRIES, _PART_OUTPUTS, _MOST_PARTS = 24_000, 8, 16
 
 # From the matrices of every part to the upper triangles of their sums of inverses, in order.
 InverseSums = Callable[[Sequence[NormalMatrix]], Iterable[Array]]
-# Is told of every iterate: its objective, and the lower bound of its multipliers.
+# Called with every iterate: its objective, and the lower bound of its multipliers.
 Watcher = Callable[[float, float], None]
 
 
@@ -56,7 +57,8 @@ class Solution:
     Parameters
     ----------
     z
-        float64 of shape (K, n, m), summing to the program's total up to rounding.
+        float64 of shape (K, n, m). Over K it sums to the program's total up to rounding, or as nearly as the
+        arithmetic of an ill-conditioned end allows: divide by the sum.
     dual
         Certified lower bound on the optimum.
     gap
@@ -77,7 +79,6 @@ def solve_interior_point(
     gap: float = 1e-6,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
-    watcher: Watcher | None = None,
 ) -> SeedMechanism:
     """Solve a seed LP to a relative duality gap.
 
@@ -87,8 +88,8 @@ def solve_interior_point(
         The LP.
     gap
         Relative duality gap at which to stop.
-    threads, inverse_sums, watcher
-        See :func:`solve_program`; the watcher is told km.
+    threads, inverse_sums
+        See :func:`solve_program`.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def solve_interior_point(
         # One mechanism, or all equally good.
         rows = np.full_like(problem.cost, 1 / outputs)
         value = problem.objective(rows)
-        return SeedMechanism(rows=rows, primal=value, dual=value, solver="structured", iterations=0)
+        return SeedMechanism(rows, value, value, "structured", 0)
     # Blocks along the longer side: the work grows with the cube of the shorter one.
     flip = seeds_y > seeds_x
     scale = float(np.abs(problem.cost).max())
@@ -114,24 +115,13 @@ def solve_interior_point(
     # A budget beyond log(1/δ) binds nothing, and its huge coefficient would only do harm.
     largest = -np.log(problem.min_probability)
     growth = [np.exp(np.minimum(by_output(b, flip), largest)) for b in (problem.budget_x, problem.budget_y)]
-    edges = EdgeRows(*(reversed(growth) if flip else growth))
+    between, within = reversed(growth) if flip else growth
+    edges = PairRows((cost.shape[1], 1, cost.shape[2]), {(1, 0): between, (0, 1): within})
     program = GridProgram.over_mechanisms(cost, edges, problem.min_probability * outputs)
-    in_km = scale / outputs
-    solution = solve_program(
-        program,
-        gap=gap,
-        threads=threads,
-        inverse_sums=inverse_sums,
-        watcher=None if watcher is None else lambda primal, dual: watcher(primal * in_km, dual * in_km),
-    )
+    solution = solve_program(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
     rows = problem.repair(by_seed(solution.z, flip).reshape(problem.cost.shape) / outputs)
-    return SeedMechanism(
-        rows=rows,
-        primal=problem.objective(rows),
-        dual=in_km * solution.dual,
-        solver="structured",
-        iterations=solution.iterations,
-    )
+    dual = scale / outputs * solution.dual
+    return SeedMechanism(rows, problem.objective(rows), dual, "structured", solution.iterations)
 
 
 def by_output(values: Array, flip: bool) -> Array:
@@ -195,9 +185,10 @@ def solve_program(
     threads
         Threads for the parts; they do not change the result.
     inverse_sums
-        Who makes the sums of inverses instead of these threads: the most expensive part for many seeds.
+        Function that makes the sums of inverses instead of these threads: the most expensive part for many
+        seeds.
     watcher
-        Is told the objective and the lower bound of every iterate.
+        Called with the objective and the lower bound of every iterate.
     least_slack
         Slacks of rows start at no less than this share of the largest, for a start on the boundary.
     iterations
@@ -216,18 +207,14 @@ def solve_program(
     level = _START * float((np.abs(program.cost) * program.start).mean())
     with ThreadPoolExecutor(threads) as pool:
         each = pool.map if threads > 1 and parts > 1 else map
-        columns = list(
-            each(
-                lambda i: Columns(program.part(slice(cuts[i], cuts[i + 1])), level, least_slack), range(parts)
-            )
-        )
-        team = _Team(columns, each, inverse_sums)
-        return _iterate(program, team, gap, iterations, watcher)
+        ranges = (slice(*ends) for ends in itertools.pairwise(cuts))
+        columns = list(each(lambda part: Columns(program.part(part), level, least_slack), ranges))
+        return _iterate(program, _Team(columns, each, inverse_sums), gap, iterations, watcher)
 
 
 @dataclass(frozen=True)
 class _Team:
-    """All parts, and who works on them."""
+    """All parts, and how their methods are called."""
 
     columns: list[Columns]
     mapper: Any
@@ -267,17 +254,12 @@ class _Schur:
         self._scale = 1 / np.sqrt(np.diag(upper))
         upper *= self._scale[:, None]
         upper *= self._scale
-        shift = 0.0
-        while True:
-            try:
-                shifted = upper + shift * np.eye(len(upper)) if shift else upper
-                self._factor = cho_factor(shifted, check_finite=False)
-            except np.linalg.LinAlgError:
-                shift = max(FIRST_SHIFT, 10 * shift)
-                if shift > LARGEST_SHIFT:
-                    raise
-            else:
-                break
+
+        def factorise(shift: float) -> tuple[Array, bool]:
+            shifted = upper + shift * np.eye(len(upper)) if shift else upper
+            return cho_factor(shifted, check_finite=False)
+
+        self._factor, _ = first_that_factorises(factorise)
 
     def solve(self, right: Array) -> Array:
         """Return the solution for one right-hand side of shape (n, m)."""
@@ -346,9 +328,8 @@ def _advance(team: _Team, schur: _Schur, sums: Array) -> Array | None:
         more_nu = _newton(team, schur, largest, none)
         # A share of each corrector that lengthens the steps most (Colombo and Gondzio, Comput. Optim.
         # Appl. 41, 2008).
-        by_share = [
-            _shortest(list(lengths)) for lengths in zip(*team.each(Columns.finish_corrector), strict=True)
-        ]
+        shares = zip(*team.each(Columns.finish_corrector), strict=True)
+        by_share = [_shortest(list(lengths)) for lengths in shares]
         (primal, at_primal), (dual, at_dual) = (
             max((lengths[side], share) for lengths, share in zip(by_share, SHARES, strict=True))
             for side in (0, 1)
@@ -367,19 +348,19 @@ def _advance(team: _Team, schur: _Schur, sums: Array) -> Array | None:
 
 def _newton(team: _Team, schur: _Schur, largest: list[float], sums: Array) -> Array:
     """Solve the Newton system for the right-hand sides that the parts aim at; return Δν."""
-    tolerance = _REFINE_ABOVE * max(*largest, 1e-300)
-    nu, rest_sums, rest = np.zeros_like(sums), sums, np.inf
+    size = max(*largest, 1e-300)
+    nu, rest_sums, error = np.zeros_like(sums), sums, np.inf
     for _ in range(1 + _REFINEMENTS):
         more_nu = schur.solve(rest_sums - sum(team.each(Columns.eliminate)))
         outcomes = team.each(Columns.couple, more_nu, nu + more_nu)
-        before, rest = rest, max(left for left, _ in outcomes)
-        if not rest < before:
+        left = sums - sum(moved for _, moved in outcomes)
+        before, error = error, max(max(rest for rest, _ in outcomes) / size, float(np.abs(left).max()))
+        if not error < before:
             # Where the arithmetic ends, refining makes it worse.
             team.each(Columns.undo)
             break
-        nu = nu + more_nu
-        rest_sums = sums - sum(moved for _, moved in outcomes)
-        if rest <= tolerance and np.abs(rest_sums).max() <= _REFINE_ABOVE:
+        nu, rest_sums = nu + more_nu, left
+        if error <= _REFINE_ABOVE:
             break
     return nu
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SolverError
 
+Array = NDArray[np.float64]
 # Outward allowance on a log ratio of two float64 probabilities: both logarithms and the difference.
 _LOG_ROUNDING = 1e-13
 # More than this share of the uniform mechanism means that the solver did not solve the LP.
@@ -44,42 +45,13 @@ class SeedProblem:
         Floor δ of every probability.
     """
 
-    cost: NDArray[np.float64]
+    cost: Array
     seeds_shape: tuple[int, int]
-    budget_x: NDArray[np.float64]
-    budget_y: NDArray[np.float64]
+    budget_x: Array
+    budget_y: Array
     min_probability: float
 
-    @classmethod
-    def with_axis_budgets(
-        cls,
-        cost: NDArray[np.float64],
-        seeds_shape: tuple[int, int],
-        beta: tuple[float, float],
-        cell_km: float,
-        min_probability: float,
-    ) -> "SeedProblem":
-        """Return the LP with one budget for each axis.
-
-        Parameters
-        ----------
-        cost, seeds_shape, min_probability
-            See the class.
-        beta
-            Budgets (β_1, β_2) along the axes, in 1/km.
-        cell_km
-            Distance h_0 between neighbouring seeds, in km.
-        """
-        seeds_x, seeds_y = seeds_shape
-        return cls(
-            cost=cost,
-            seeds_shape=seeds_shape,
-            budget_x=np.full((2, seeds_x - 1, seeds_y, 1), beta[0] * cell_km),
-            budget_y=np.full((2, seeds_x, seeds_y - 1, 1), beta[1] * cell_km),
-            min_probability=min_probability,
-        )
-
-    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
         """Return neighbouring seeds i, j, each pair once, and their budgets, shape (2, pairs, K or 1).
 
         The first budget bounds log z_j − log z_i, the second log z_i − log z_j.
@@ -93,11 +65,11 @@ class SeedProblem:
             np.concatenate([np.broadcast_to(b, (*b.shape[:2], outputs)) for b in budgets], axis=1),
         )
 
-    def objective(self, rows: NDArray[np.float64]) -> float:
+    def objective(self, rows: Array) -> float:
         """Return Σ C_jk z_jk in km."""
         return float((self.cost * rows).sum())
 
-    def worst_ratio(self, rows: NDArray[np.float64]) -> float:
+    def worst_ratio(self, rows: Array) -> float:
         """Return the largest change of log z between neighbours over its budget, rounded outward.
 
         The budgets hold exactly when it is ≤ 1.
@@ -108,7 +80,7 @@ class SeedProblem:
         ratios = (rise + _LOG_ROUNDING) / budget[0], (_LOG_ROUNDING - rise) / budget[1]
         return float(max(ratio.max() for ratio in ratios))
 
-    def repair(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def repair(self, rows: Array) -> Array:
         """Return a mechanism near `rows` that keeps every constraint exactly.
 
         Raising small entries to the floor keeps all ratios (both sides of z_i ≤ g z_j with g ≥ 1 are
@@ -131,7 +103,7 @@ class SeedProblem:
         outputs = rows.shape[1]
         share = 0.0
         while share <= _LARGEST_UNIFORM_SHARE:
-            mixed: NDArray[np.float64] = (1 - share) * rows + share / outputs
+            mixed: Array = (1 - share) * rows + share / outputs
             mixed /= mixed.sum(axis=1, keepdims=True)
             if self.worst_ratio(mixed) <= 1 and mixed.min() >= self.min_probability:
                 return mixed
@@ -148,7 +120,7 @@ class SeedProblem:
         )
 
 
-def raised_to_floor(rows: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
+def raised_to_floor(rows: Array, floor: float) -> Array:
     """Return rows mixed with the uniform one, (1 − t) z + t / K, each just enough to reach a floor.
 
     Parameters
@@ -182,7 +154,7 @@ class SeedMechanism:
         Its iterations.
     """
 
-    rows: NDArray[np.float64]
+    rows: Array
     primal: float
     dual: float
     solver: str
@@ -209,7 +181,7 @@ class DualPart:
     value: float
     magnitude: float
     terms: int
-    sizes: NDArray[np.float64]
+    sizes: Array
 
     def plus(self, value: float, magnitude: float, terms: int) -> "DualPart":
         """Return the part with further terms."""
@@ -217,10 +189,10 @@ class DualPart:
 
 
 def dual_part(
-    reduced: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
+    reduced: Array,
+    sizes: Array,
+    lower: Array,
+    upper: Array,
 ) -> DualPart:
     """Return Σ min over lower ≤ z ≤ upper of r z, with what rounding needs to know.
 
@@ -237,7 +209,7 @@ def dual_part(
     return DualPart(float(terms.sum()), float(np.abs(terms).sum()), terms.size, sizes.max(axis=0))
 
 
-def dual_bound_of(parts: Sequence[DualPart], nu: NDArray[np.float64], total: float) -> float:
+def dual_bound_of(parts: Sequence[DualPart], nu: Array, total: float) -> float:
     """Return a lower bound on the optimum from any multipliers, rounded outward.
 
     For λ ≥ 0 on rows A z ≥ b and free ν on Σ_k z_k = t, every feasible z has
@@ -259,23 +231,3 @@ def dual_bound_of(parts: Sequence[DualPart], nu: NDArray[np.float64], total: flo
     terms = sum(p.terms for p in parts) + nu.size
     rounding = np.finfo(float).eps * (terms * (weight + magnitude) + _MOST_TERMS * total * float(sizes.sum()))
     return float(total * nu.sum() + value - rounding)
-
-
-def dual_bound(
-    reduced: NDArray[np.float64], sizes: NDArray[np.float64], nu: NDArray[np.float64], floor: float
-) -> float:
-    """Return :func:`dual_bound_of` for a seed LP, whose rows have b = 0 and δ ≤ z ≤ 1.
-
-    Parameters
-    ----------
-    reduced
-        r, float64 of shape (J, K).
-    sizes
-        Sum of the absolute values of the at most ten terms of each r, shape (J, K).
-    nu
-        ν, shape (J,).
-    floor
-        δ.
-    """
-    part = dual_part(reduced.T, sizes.T, np.array(floor), np.array(1.0))
-    return dual_bound_of([part], nu, 1.0)

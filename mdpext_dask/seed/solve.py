@@ -40,7 +40,7 @@ def solve_seed_problem(
 
     Returns
     -------
-    The solution; its `solver` says who found it.
+    The solution; its `solver` says which solver found it.
 
     Raises
     ------
@@ -49,16 +49,14 @@ def solve_seed_problem(
     """
     if solver == "highs":
         return solve_highs(problem)
-    failure = "stopped early"
     with one_blas_thread():
         try:
             solved = solve_interior_point(problem, gap=gap, threads=threads, inverse_sums=inverse_sums)
-        except SolverError as error:
-            failure = str(error)
-        else:
             if solved.gap <= _LARGEST_GAP:
                 return solved
             failure = f"stopped at a relative gap of {solved.gap:.1e}"
+        except SolverError as error:
+            failure = str(error)
     if solver == "structured":
         raise SolverError(f'the structured solver {failure}; use solver = "auto" or "highs"')
     return solve_highs(problem)

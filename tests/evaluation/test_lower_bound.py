@@ -27,9 +27,11 @@ from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.resume import create, find_or_prepare
+from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
-from mdpext_dask.seed.pair_rows import PairRows, directions, ends
+from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.seed.block_tridiagonal import ends
+from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.baseline_checks import least_loss
@@ -205,7 +207,7 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             row[np.arange(len(low)), high] = -1
             dense.append(row)
     matrix = np.concatenate(dense)
-    rows = PairRows(shape, growth)
+    rows = PairRows(shape, {d: np.broadcast_to(g, (2, 1, *g.shape)) for d, g in growth.items()})
     z = rng.random((outputs, blocks, lines * positions))
     flat = z.reshape(outputs, -1)
 
@@ -234,8 +236,8 @@ def test_products_and_normal_equations_are_those_of_the_rows(shape: tuple[int, i
             assert np.allclose(found, whole[here, here])
             if i + 1 < blocks:
                 between = whole[here, (i + 1) * size : (i + 2) * size]
-                assert np.allclose(unit.between.times(i, z[:, i + 1])[k], between @ z[k, i + 1])
-                assert np.allclose(unit.between.transposed_times(i, z[:, i])[k], between.T @ z[k, i])
+                assert np.allclose(unit.times(i, z[:, i + 1])[k], between @ z[k, i + 1])
+                assert np.allclose(unit.transposed_times(i, z[:, i])[k], between.T @ z[k, i])
 
 
 # --- parts of the lattices ------------------------------------------------------------------------
@@ -277,8 +279,7 @@ def test_shapes_are_those_of_all_offsets(shape: tuple[int, int], stride: int) ->
 def problem(job: dict[str, dict[str, Any]], path: Path) -> MechanismStore:
     """Return a store with a job's problem and nothing else."""
     spec = parse_job(job)
-    _, domain = find_or_prepare(spec, str(path), overwrite=False, stages=Stages(silent))
-    return create(spec, str(path), domain)
+    return create(spec, str(path), build_domain(spec))
 
 
 def bound_of(store: MechanismStore, **options: Any) -> LowerBound:

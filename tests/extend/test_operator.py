@@ -22,7 +22,7 @@ from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_CRASH, GuaranteeViolation, M
 from mdpext_dask.events import Event, StageFinished
 from mdpext_dask.extend.choose import operator_of
 from mdpext_dask.extend.log_convex import LogConvex
-from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.extend.operator import Operator
 from mdpext_dask.job.sections import ExtensionSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.seed.budget import bound_budgets
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.processes import write_toml
-from tests.support.reference import audited_epsilon, softmax, spread_over_orders
+from tests.support.reference import SEEDS, audited_epsilon, corners_of, softmax, spread_over_orders
 
 PROJECT = Path(__file__).resolve().parents[2]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -76,131 +76,59 @@ class Unpromising(Operator):
         return plain(corners)
 
 
-class Promising(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 2.0
+def operator(name, base=Unpromising, **methods):
+    globals()[name] = type(name, (base,), {**methods, "__module__": __name__})
 
 
-class Levels(Promising):
-    '''Says how it was called.'''
-
-    def scores(self, corners):
-        return plain(corners) * (1 - 0.01 * len(corners.refine))
+def steepening(value):
+    return {"steepening": lambda *_: value}
 
 
-class Bold(Unpromising):
-    '''Promises what it does not keep.'''
+def raising(error):
+    def method(*_):
+        raise error
 
-    def scores(self, corners):
-        return 3 * plain(corners)
-
-    def steepening(self, delta_axis, delta_other):
-        return 1.0
+    return method
 
 
-class Wild(Unpromising):
-    '''Spreads scores beyond what float64 can exponentiate.'''
-
-    def scores(self, corners):
-        return 1e4 * plain(corners)
-
-
-class FarSighted(Promising):
-    '''Looks at a corner that is none of the record's cell.'''
-
-    def scores(self, corners):
-        return plain(corners) + 0.01 * corners.scores[-1, -1]
+def holed(self, corners):
+    scores = np.array(plain(corners))
+    scores[0, 1, 0] = np.nan
+    return scores
 
 
-class Nothing:
-    pass
-
-
-class Unfinished(Operator):
-    pass
-
-
-class Broken(Unpromising):
-    def __init__(self):
-        raise RuntimeError("no file\\nwith tables")
-
-
-class Argumentative(Unpromising):
-    def __init__(self, table):
-        self.table = table
-
-
-class Failing(Unpromising):
-    def scores(self, corners):
+def late(self, corners):
+    if corners.scores.shape[1] > 2:  # on more than a single cell
         raise IndexError("out of range")
+    return plain(corners)
 
 
-class Short(Unpromising):
-    def scores(self, corners):
-        return plain(corners)[:-1]
-
-
-class Empty(Unpromising):
-    def scores(self, corners):
-        scores = np.array(plain(corners))
-        scores[0, 1, 0] = np.nan
-        return scores
-
-
-class Certain(Unpromising):
-    def scores(self, corners):
-        return np.where(plain(corners) > -1, 0.0, -np.inf)
-
-
-class Flat(Unpromising):
-    def rows(self, corners):
-        return self.scores(corners)
-
-
-class Modest(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 0.5
-
-
-class Undecided(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return float("nan")
-
-
-class Overflowing(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return math.exp(1000)
-
-
-class Quitting(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        raise SystemExit(0)
-
-
-class Resigning(Unpromising):
-    def scores(self, corners):
-        raise SystemExit(0)
-
-
-class Vanishing(Unpromising):
-    def scores(self, corners):
-        raise GeneratorExit
-
-
-class Backwards(Unpromising):
-    def steepening(self, delta_axis, delta_other):
-        return 10 / min(delta_axis, 1)
-
-
-class LateFailure(Unpromising):
-    '''Works on a single cell.'''
-
-    def scores(self, corners):
-        if corners.scores.shape[1] > 2:
-            raise IndexError("out of range")
-        return plain(corners)
-
-
+operator("Promising", **steepening(2.0))
+# Says how it was called.
+operator("Levels", Promising, scores=lambda _, c: plain(c) * (1 - 0.01 * len(c.refine)))
+# Promises what it does not keep.
+operator("Bold", scores=lambda _, c: 3 * plain(c), **steepening(1.0))
+# Spreads scores beyond what float64 can exponentiate.
+operator("Wild", scores=lambda _, c: 1e4 * plain(c))
+# Looks at a corner that is none of the record's cell.
+operator("FarSighted", Promising, scores=lambda _, c: plain(c) + 0.01 * c.scores[-1, -1])
+operator("Nothing", object)
+operator("Unfinished", Operator)
+operator("Broken", __init__=raising(RuntimeError("no file\\nwith tables")))
+operator("Argumentative", __init__=lambda self, table: None)
+operator("Failing", scores=raising(IndexError("out of range")))
+operator("Short", scores=lambda _, c: plain(c)[:-1])
+operator("Empty", scores=holed)
+operator("Certain", scores=lambda _, c: np.where(plain(c) > -1, 0.0, -np.inf))
+operator("Flat", rows=lambda self, c: self.scores(c))
+operator("Modest", **steepening(0.5))
+operator("Undecided", **steepening(float("nan")))
+operator("Overflowing", steepening=lambda *_: math.exp(1000))
+operator("Quitting", steepening=raising(SystemExit(0)))
+operator("Resigning", scores=raising(SystemExit(0)))
+operator("Vanishing", scores=raising(GeneratorExit))
+operator("Backwards", steepening=lambda _, along, across: 10 / min(along, 1))
+operator("LateFailure", scores=late)
 number = 7
 """
 
@@ -213,7 +141,7 @@ def readme_module() -> str:
     return found[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder on Python's path with modules of operators, one of them the README's."""
     folder = tmp_path_factory.mktemp("modules")
@@ -237,16 +165,9 @@ def seeds(rng: np.random.Generator, shape: tuple[int, int], outputs: int) -> NDA
     return np.log(softmax(rng.normal(scale=2, size=(*shape, outputs))))
 
 
-def corners_of(scores: NDArray[np.float64], refine: tuple[int, ...], exponent: float = 1.0) -> Corners:
-    east, north = (n - 1 for n in scores.shape[:2])
-    budgets = np.full((2, east, north + 1, 1), np.inf), np.full((2, east + 1, north, 1), np.inf)
-    return Corners(scores, *budgets, refine, exponent)
-
-
 # --- rules ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("refine", [(2, 3), (2, 3, 4), (3, 3)])
 def test_linear_in_a_transform_the_order_makes_no_difference(refine: tuple[int, ...]) -> None:
     """Of probabilities or of their logarithms: any order of levels, either axis first, normalised or not."""
@@ -257,7 +178,6 @@ def test_linear_in_a_transform_the_order_makes_no_difference(refine: tuple[int, 
         assert by_axes < 1e-12
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_check_of_the_order_can_fail() -> None:
     """Smoothed weights within each level are not smoothed weights at once."""
     scores = seeds(np.random.default_rng(0), (3, 2), 5)
@@ -266,7 +186,6 @@ def test_the_check_of_the_order_can_fail() -> None:
     assert by_axes < 1e-12
 
 
-@pytest.mark.usefixtures("folder")
 def test_the_mean_needs_no_normaliser() -> None:
     scores = seeds(np.random.default_rng(1), (3, 4), 6)
     fine = own("mean:Mean").scores(corners_of(scores, (2, 3)))
@@ -274,14 +193,8 @@ def test_the_mean_needs_no_normaliser() -> None:
     assert np.exp(fine[3, 3]) == pytest.approx(np.exp(scores[:2, :2]).mean(axis=(0, 1)))
 
 
-@pytest.mark.usefixtures("folder")
-@settings(max_examples=40, deadline=None)
-@given(
-    factor=st.integers(1, 20),
-    outputs=st.integers(2, 5),
-    scale=st.floats(0.1, 4),
-    seed=st.integers(0, 2**32 - 1),
-)
+@settings(max_examples=40)
+@given(factor=st.integers(1, 20), outputs=st.integers(2, 5), scale=st.floats(0.1, 4), seed=SEEDS)
 def test_the_mean_is_as_steep_as_it_says_at_most(factor: int, outputs: int, scale: float, seed: int) -> None:
     scores = np.log(softmax(np.random.default_rng(seed).normal(scale=scale, size=(2, 3, outputs))))
     operator, fine = own("mean:Mean"), own("mean:Mean").scores(corners_of(scores, (factor,)))
@@ -291,7 +204,6 @@ def test_the_mean_is_as_steep_as_it_says_at_most(factor: int, outputs: int, scal
         assert slope <= delta[axis] * operator.steepening(delta[axis], delta[1 - axis]) + 1e-11
 
 
-@pytest.mark.usefixtures("folder")
 def test_what_the_mean_says_is_nearly_reached() -> None:
     """On an edge that uses its budget, at its lower end; so a smaller number would be wrong."""
     low = 0.01 * math.exp(-1.5)
@@ -301,7 +213,6 @@ def test_what_the_mean_says_is_nearly_reached() -> None:
     assert slope == pytest.approx(1.5 * own("mean:Mean").steepening(1.5, 0.0), rel=2e-3)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0, 40.0])
 def test_closed_form_budgets_are_the_largest_that_a_promise_allows(epsilon: float) -> None:
     operator, cell_km = own("mean:Mean"), 3.0
@@ -312,7 +223,6 @@ def test_closed_form_budgets_are_the_largest_that_a_promise_allows(epsilon: floa
         assert beta == pytest.approx(math.log1p(limit * cell_km) / cell_km, rel=1e-9)
 
 
-@pytest.mark.usefixtures("folder")
 def test_tempering_a_linear_rule_is_tempering_its_seed() -> None:
     scores, alpha = seeds(np.random.default_rng(2), (3, 3), 5), 0.6
     operator = own("own_operators:Smooth")
@@ -320,10 +230,9 @@ def test_tempering_a_linear_rule_is_tempering_its_seed() -> None:
     rows = operator.rows(corners_of(scores, (4,))).astype(np.float64)
     tempered = operator.rows(corners_of(np.log(softmax(alpha * scores)), (4,)))
     assert tempered == pytest.approx(softmax(alpha * np.log(rows)), rel=1e-6)
-    assert operator.rows(corners_of(scores, (4,), alpha)) == pytest.approx(tempered, rel=1e-6)
+    assert operator.rows(corners_of(scores, (4,), exponent=alpha)) == pytest.approx(tempered, rel=1e-6)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 def test_bits_do_not_depend_on_the_block(method: str) -> None:
     scores, operator = seeds(np.random.default_rng(3), (5, 4), 3), own(method)
@@ -331,15 +240,13 @@ def test_bits_do_not_depend_on_the_block(method: str) -> None:
     assert np.array_equal(part, whole[6:13, 12:])
 
 
-@pytest.mark.usefixtures("folder")
 def test_rows_are_the_same_column_by_column_and_all_at_once() -> None:
     scores = seeds(np.random.default_rng(4), (4, 3), 5)
     for operator in (own("mean:Mean"), own("own_operators:Smooth")):
         expected = softmax(0.7 * operator.scores(corners_of(scores, (2, 2))))
-        assert operator.rows(corners_of(scores, (2, 2), 0.7)) == pytest.approx(expected, rel=1e-6)
+        assert operator.rows(corners_of(scores, (2, 2), exponent=0.7)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 @pytest.mark.parametrize(
     ("block_cells", "refine", "outputs"), [([4, 5], [4, 6], 60), ([4, 5], [2, 3], 300), ([1, 1], [60], 20)]
@@ -367,13 +274,12 @@ def test_a_task_needs_no_more_memory_than_planned(
 # --- in the pipeline ------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
 @pytest.mark.parametrize("budget", ["bound", "certified"])
 def test_an_operator_of_ones_own_ends_in_a_certified_store(
-    tmp_path: Path, small_job: Job, method: str, budget: str
+    path: Path, small_job: Job, method: str, budget: str
 ) -> None:
-    url = str(tmp_path / "s.zarr")
+    url = str(path)
     job = small_job(extension={"method": method}, privacy={"budget": budget}, store={"block_cells": [2, 3]})
     summary = build(parse_job(job), url)
     assert (summary["state"], summary["method"]) == ("complete", method)
@@ -389,7 +295,6 @@ def test_an_operator_of_ones_own_ends_in_a_certified_store(
         assert summary["epsilon_certified"] >= 0.99 * summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_without_a_promise_the_certificate_finds_budgets(tmp_path: Path, small_job: Job) -> None:
     """The rule is log-convex, but keeps that to itself."""
     job = small_job(extension={"method": "own_operators:Unpromising"}, privacy={"budget": "certified"})
@@ -401,20 +306,18 @@ def test_without_a_promise_the_certificate_finds_budgets(tmp_path: Path, small_j
     )
 
 
-@pytest.mark.usefixtures("folder")
-def test_scores_out_of_all_bounds_are_tempered(tmp_path: Path, small_job: Job) -> None:
+def test_scores_out_of_all_bounds_are_tempered(path: Path, small_job: Job) -> None:
     job = small_job(
         extension={"method": "own_operators:Wild"},
         privacy={"budget": "certified"},
         domain={"cell_km": 6.0},
         outputs={"count": 4},
     )
-    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    summary = build(parse_job(job), str(path))
     assert summary["state"] == "complete"
     assert summary["epsilon_certified"] >= 0.99 * summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_stages_are_what_the_operator_sees(tmp_path: Path, small_job: Job) -> None:
     rows = []
     for stages in ("levels", "one"):
@@ -436,12 +339,7 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     job = small_job(extension={"method": "mean:Mean"}, store={"block_cells": [2, 3]})
     here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
     build(parse_job(job), str(here))
-    lines = [
-        f"{key} = {json.dumps(value)}" if key else f"[{section}]"
-        for section, keys in {**job, "cluster": {"kind": "local", "workers": 2}, "extension": {}}.items()
-        for key, value in [("", None), *keys.items()]
-    ]
-    (tmp_path / "job.toml").write_text("\n".join(lines))
+    write_toml(tmp_path / "job.toml", {**job, "cluster": {"kind": "local", "workers": 2}, "extension": {}})
     command = [sys.executable, "-P", "-m", "mdpext_dask.cli", "run", str(tmp_path / "job.toml")]
     options = ["--set", "extension.method=mean:Mean", "--store", str(there), "--json"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder, check=False)
@@ -454,7 +352,6 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
 # --- what must be refused -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("method", "budget", "says"),
     [
@@ -488,7 +385,7 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
-    tmp_path: Path, small_job: Job, method: str, budget: str, says: str
+    path: Path, small_job: Job, method: str, budget: str, says: str
 ) -> None:
     spec = parse_job(small_job(extension={"method": method}, privacy={"budget": budget}))
     stages: list[str] = []
@@ -498,19 +395,18 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
             stages.append(event.stage)
 
     with pytest.raises(SpecError, match=says) as error:
-        build(spec, str(tmp_path / "s.zarr"), observer=watch)
+        build(spec, str(path), observer=watch)
     assert "\n" not in str(error.value)
     assert stages == []
-    assert not (tmp_path / "s.zarr").exists()
+    assert not (path).exists()
     with pytest.raises(SpecError, match=says):
         plan_job(spec)
 
 
 @pytest.mark.parametrize("method", ["leaving:Mean", "own_operators:Resigning", "own_operators:Vanishing"])
 def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
-    tmp_path: Path, small_job: Job, folder: Path, capfd: pytest.CaptureFixture[str], method: str
+    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], method: str
 ) -> None:
-    assert folder.exists()
     write_toml(tmp_path / "job.toml", small_job(extension={"method": method}))
     with pytest.raises(SystemExit) as stop:
         main(["run", str(tmp_path / "job.toml"), "--store", str(tmp_path / "s.zarr")])
@@ -519,37 +415,33 @@ def test_code_that_wants_to_end_the_process_ends_no_command_with_success(
     assert not (tmp_path / "s.zarr").exists()
 
 
-@pytest.mark.usefixtures("folder")
-def test_half_is_allowed_where_the_promise_is_two_or_less(tmp_path: Path, small_job: Job) -> None:
+def test_half_is_allowed_where_the_promise_is_two_or_less(path: Path, small_job: Job) -> None:
     job = small_job(extension={"method": "mean:Mean"}, privacy={"budget": "half"}, domain={"cell_km": 2.0})
-    summary = build(parse_job(job), str(tmp_path / "s.zarr"))
+    summary = build(parse_job(job), str(path))
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("cluster", [{"kind": "inline"}, {"kind": "local", "workers": 1}])
 def test_what_fails_only_on_a_block_is_one_error_as_well(
-    tmp_path: Path, small_job: Job, cluster: dict[str, Any]
+    path: Path, small_job: Job, cluster: dict[str, Any]
 ) -> None:
     job = small_job(
         extension={"method": "own_operators:LateFailure"}, privacy={"budget": "certified"}, cluster=cluster
     )
     with pytest.raises(SpecError, match="LateFailure: fails: IndexError: out of range"):
-        build(parse_job(job), str(tmp_path / "s.zarr"))
+        build(parse_job(job), str(path))
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("block_cells", [[1, 9], [9, 1], [2, 2]])
 def test_an_operator_that_is_not_local_is_caught_where_blocks_meet(
-    tmp_path: Path, small_job: Job, block_cells: list[int]
+    path: Path, small_job: Job, block_cells: list[int]
 ) -> None:
     job = small_job(extension={"method": "own_operators:FarSighted"}, store={"block_cells": block_cells})
     with pytest.raises(GuaranteeViolation, match=r"disagree on record .*not local"):
-        build(parse_job(job), str(tmp_path / "s.zarr"))
-    assert MechanismStore.open(str(tmp_path / "s.zarr")).state == "refused"
+        build(parse_job(job), str(path))
+    assert MechanismStore.open(str(path)).state == "refused"
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_promise_that_is_not_kept_is_caught_by_the_certificate(tmp_path: Path, small_job: Job) -> None:
     bold = {"method": "own_operators:Bold"}
     with pytest.raises(GuaranteeViolation, match=r"certificate .* exceeds"):
@@ -560,10 +452,10 @@ def test_a_promise_that_is_not_kept_is_caught_by_the_certificate(tmp_path: Path,
 
 
 def test_a_job_whose_operator_is_gone_stops_at_once_and_a_finished_store_does_not_need_it(
-    tmp_path: Path, small_job: Job, folder: Path
+    path: Path, small_job: Job, folder: Path
 ) -> None:
     (folder / "passing.py").write_text("from mean import Mean\n")
-    url = str(tmp_path / "s.zarr")
+    url = str(path)
     job = parse_job(small_job(extension={"method": "passing:Mean"}))
     blocks = init(job, url)["blocks"]
     (folder / "passing.py").unlink()

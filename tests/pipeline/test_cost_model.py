@@ -15,8 +15,7 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.events import ClusterReady, Event, JobFinished, Planned
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline import measured_rates
-from mdpext_dask.pipeline.cost_model import JobCosts, plan_geometry, plan_job
+from mdpext_dask.pipeline.cost_model import DISPATCH, ELEMENT, TASK, JobCosts, plan_job
 from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
@@ -30,9 +29,9 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 Job = Callable[..., dict[str, dict[str, Any]]]
 
 
-def test_the_plan_is_kept_and_told(tmp_path: Path, small_job: Job) -> None:
+def test_the_plan_is_kept_and_told(path: Path, small_job: Job) -> None:
     events: list[Event] = []
-    spec, url = parse_job(small_job()), str(tmp_path / "s.zarr")
+    spec, url = parse_job(small_job()), str(path)
     summary = build(spec, url, observer=events.append)
     stages = ["domain", "loss", "seed", "extend", "boundary", "audit", "evaluate"]
     (planned,) = (event.seconds for event in events if isinstance(event, Planned))
@@ -52,22 +51,22 @@ def test_a_plan_by_hand(small_job: Job) -> None:
     spec = parse_job(small_job(store={"block_cells": [1, 1]}, cluster={"kind": "local"}))
     costs = JobCosts.of(spec, build_geometry(spec))
     assert (costs.plan.blocks, costs.elements, costs.solves, costs.trials) == (21, 377 * 8, 1, 0)
-    each = costs.elements / 21 * measured_rates.EXTEND + measured_rates.TASK_OF_EXTEND
+    each = costs.elements / 21 * ELEMENT["extend"] + TASK["extend"]
     assert costs.seconds(1)["extend"] == pytest.approx(21 * each, abs=1e-3)
     # Four turns of five, and one more.
     assert costs.seconds(5)["extend"] == pytest.approx(5 * each, abs=1e-3)
     # Tasks come no faster than client and scheduler send them, however many workers there are.
-    assert costs.seconds(1000)["extend"] == pytest.approx(21 * measured_rates.DISPATCH, abs=1e-3)
+    assert costs.seconds(1000)["extend"] == pytest.approx(21 * DISPATCH, abs=1e-3)
     assert costs.tasks == 4 * 21 + 1
-    planned = plan_geometry(spec, build_geometry(spec))
+    planned = plan_job(spec)
     # Rows that two blocks share: two columns of 29 records and six rows of 13; each is digested twice.
     assert planned["receipt_bytes"] == 21 * 600 + 2 * 16 * (2 * 29 + 6 * 13)
     assert planned["refused"] is None
     assert planned["scheduler"]["tasks_at_once"]["32"] == 21
 
 
-def test_receipts_are_as_large_as_planned(tmp_path: Path, small_job: Job) -> None:
-    spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(tmp_path / "s.zarr")
+def test_receipts_are_as_large_as_planned(path: Path, small_job: Job) -> None:
+    spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(path)
     build(spec, url)
     store = MechanismStore.open(url)
     found = [objects.get_bytes(store.objects, receipts.key_of(index)) for index in range(store.plan.blocks)]

@@ -51,14 +51,8 @@ LARGE = {"block_cells": [3, 3]}
 
 def fault_job(small_job: Job, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a small job of many blocks, so that there is always something left to break."""
-    return small_job(
-        **{
-            "domain": {"cell_km": 2.0, "refine": [2, 4]},
-            "store": {"block_cells": [1, 1]},
-            "outputs": {"count": 6},
-            **sections,
-        }
-    )
+    usual = {"domain": {"cell_km": 2.0, "refine": [2, 4]}, "store": {"block_cells": [1, 1]}}
+    return small_job(**{**usual, "outputs": {"count": 6}, **sections})
 
 
 def mostly_slow(cases: Iterable[str], *quick: str) -> list[Any]:
@@ -74,18 +68,19 @@ class Undisturbed(NamedTuple):
     blocks: int
 
 
+def built_undisturbed(folder: Path, job: dict[str, Any]) -> Undisturbed:
+    blocks = build(parse_job(job), str(folder / "s.zarr"))["blocks"]
+    return Undisturbed(folder / "s.zarr", digests(folder / "s.zarr"), blocks)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Undisturbed:
-    path = tmp_path_factory.mktemp("undisturbed") / "s.zarr"
-    blocks = build(parse_job(fault_job(small_job)), str(path))["blocks"]
-    return Undisturbed(path, digests(path), blocks)
+    return built_undisturbed(tmp_path_factory.mktemp("undisturbed"), fault_job(small_job))
 
 
 @pytest.fixture(scope="module")
 def undisturbed_in_large_blocks(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Undisturbed:
-    path = tmp_path_factory.mktemp("undisturbed") / "s.zarr"
-    blocks = build(parse_job(fault_job(small_job, store=LARGE)), str(path))["blocks"]
-    return Undisturbed(path, digests(path), blocks)
+    return built_undisturbed(tmp_path_factory.mktemp("undisturbed"), fault_job(small_job, store=LARGE))
 
 
 @pytest.fixture
@@ -146,15 +141,18 @@ class Scene:
     def all_local_workers(self, moment: Moment) -> dict[str, bytes]:
         return self.local_worker(moment, all_of_them=True)
 
-    def client(self, moment: Moment) -> dict[str, bytes]:
-        """Kill the command alone; its workers end by themselves."""
+    def client(self, moment: Moment, *, and_workers: bool = False) -> dict[str, bytes]:
+        """Kill the command, whose workers then end by themselves, or all of them at once."""
         command = self.run()
         moment.wait(self.store, command)
-        command.kill()
+        (command.kill_group if and_workers else command.kill)()
         wait_until(lambda: not command.members(), "the orphaned workers to end", 30)
         kept = valid_receipts(self.store)
         self.finish()
         return kept
+
+    def everything(self, moment: Moment) -> dict[str, bytes]:
+        return self.client(moment, and_workers=True)
 
     def partition(self, moment: Moment) -> dict[str, bytes]:
         """Kill a command that extends blocks in its own process."""
@@ -208,8 +206,8 @@ class Scene:
 
 
 VICTIMS = (
-    "local_worker", "all_local_workers", "client", "partition", "address_worker", "all_address_workers",
-    "scheduler",
+    "local_worker", "all_local_workers", "client", "everything", "partition", "address_worker",
+    "all_address_workers", "scheduler",
 )  # fmt: skip
 
 
@@ -219,7 +217,7 @@ def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbe
     assert audit(str(scene.store)).holds
 
 
-@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "partition"))
+@pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "everything", "partition"))
 def test_killed_while_blocks_are_written(
     tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
 ) -> None:
@@ -653,6 +651,12 @@ def swap(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 NO_RECEIPT = "no receipt of blocks: 2"
 
 
@@ -676,8 +680,10 @@ HARM: dict[str, tuple[Callable[[Path, Path, Path], object], str | None]] = {
         lambda _, receipt, __: swap(receipt, receipt.with_name("00000001.json")), "no receipt of blocks: 1, 2"
     ),
     "receipt of a block that is none": (lambda _, receipt, __: of_another(receipt, 999), None),
+    "receipt gone": (lambda _, receipt, __: receipt.unlink(missing_ok=True), NO_RECEIPT),
     "shard truncated": (lambda _, __, shard: os.truncate(shard, 100), "changed shards: probability/c/0/2/0"),
     "shard empty": (lambda _, __, shard: os.truncate(shard, 0), "changed shards: probability/c/0/2/0"),
+    "shard changed": (lambda _, __, shard: flip_a_bit(shard), "changed shards: probability/c/0/2/0"),
     "shard gone": (lambda _, __, shard: shard.unlink(), "missing shards: probability/c/0/2/0"),
     "leftovers everywhere": (
         lambda store, receipt, shard: [
@@ -692,9 +698,10 @@ HARM: dict[str, tuple[Callable[[Path, Path, Path], object], str | None]] = {
 @pytest.mark.parametrize(
     "harm",
     mostly_slow(
-        HARM, "receipt garbage", "receipts swapped", "receipt of a block that is none", "shard empty"
+        HARM, "receipt garbage", "receipt gone", "receipts swapped", "receipt of a block that is none",
+        "shard changed", "shard empty", "shard gone", "leftovers everywhere",
     ),
-)
+)  # fmt: skip
 def test_what_is_damaged_is_named_when_finished_and_mended_by_running_again(
     tmp_path: Path, small_job: Job, undisturbed_in_large_blocks: Undisturbed, harm: str
 ) -> None:
@@ -769,13 +776,10 @@ def test_the_oldest_store_is_read(oldest: Path, small_job: Job) -> None:
 def test_the_oldest_store_is_held_against_what_it_says(oldest: Path) -> None:
     store = MechanismStore.open(str(oldest), mode="r+")
     shard = oldest / store.shard_keys(store.plan[3])[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     with pytest.raises(GuaranteeViolation, match="changed shards"):
         open_mechanism(oldest, verify=True)
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     hashes = store.attributes["chunk_hashes"]
     store.update(chunk_hashes={**hashes, "digest": "0" * 64})
     with pytest.raises(GuaranteeViolation, match="chunk_hashes has changed"):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,27 @@ from mdpext_dask.pipeline.cells.noise import noise_within, steepest
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 
-Job = Callable[..., dict[str, dict[str, Any]]]
+Made = Callable[..., tuple[dict[str, Any], MechanismStore]]
 
 
-@pytest.fixture
-def coarse_job(small_job: Job) -> Job:
-    """Source cells as large as the island is wide, few outputs, and little ε."""
+@pytest.fixture(scope="module")
+def made(small_job: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Return a function that builds a store, and its summary.
 
-    def make(budget: str = "certified", p: float = 2.0) -> dict[str, dict[str, Any]]:
-        return small_job(
+    Source cells are as large as the island is wide, with few outputs and little ε.
+    """
+
+    @cache
+    def make(budget: str, p: float = 2.0) -> tuple[dict[str, Any], MechanismStore]:
+        job = small_job(
             domain={"cell_km": 8.5, "refine": [3], "metric_p": p},
             privacy={"budget": budget, "epsilon_per_km": 0.4},
             extension={"method": "cell-lp"},
             loss={"kind": "euclidean"},
             outputs={"count": 5},
         )
+        path = str(tmp_path_factory.mktemp("noise") / "s.zarr")
+        return build(parse_job(job), path), MechanismStore.open(path)
 
     return make
 
@@ -51,9 +57,8 @@ def test_the_steepest_corner_is_found(q: float) -> None:
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-def test_noise_is_lowered_until_its_certificate_holds(coarse_job: Job, tmp_path: Path, p: float) -> None:
-    build(parse_job(coarse_job("half", p)), str(tmp_path / "s.zarr"))
-    problem = Problem.of_store(MechanismStore.open(str(tmp_path / "s.zarr")))
+def test_noise_is_lowered_until_its_certificate_holds(made: Made, p: float) -> None:
+    problem = Problem.of_store(made("half", p)[1])
     target, floor = problem.epsilon_per_km, 1e-6
     rows = noise_within(problem, target, floor)
     assert rows is not None
@@ -64,9 +69,8 @@ def test_noise_is_lowered_until_its_certificate_holds(coarse_job: Job, tmp_path:
     np.testing.assert_allclose(everything.sum(axis=-1), 1, rtol=1e-12)
 
 
-def test_programs_that_begin_from_noise_end_below_it(coarse_job: Job, tmp_path: Path) -> None:
-    summary = build(parse_job(coarse_job()), str(tmp_path / "s.zarr"))
-    store = MechanismStore.open(str(tmp_path / "s.zarr"))
+def test_programs_that_begin_from_noise_end_below_it(made: Made) -> None:
+    summary, store = made("certified")
     assert summary["state"] == "complete"
     assert summary["epsilon_certified"] <= store.planar_limit()
     problem = Problem.of_store(store)
@@ -79,17 +83,12 @@ def test_programs_that_begin_from_noise_end_below_it(coarse_job: Job, tmp_path: 
     assert min(one["loss_km"] for one in tried) >= summary["loss_km"] * (1 - 1e-6)
 
 
-def test_published_budgets_do_not_begin_from_noise(coarse_job: Job, tmp_path: Path) -> None:
-    build(parse_job(coarse_job("half")), str(tmp_path / "s.zarr"))
-    tried = MechanismStore.open(str(tmp_path / "s.zarr")).seed_attributes["cells"]["tried"]
-    assert "planar noise" not in [one["candidate"] for one in tried]
-
-
-def test_where_noise_cannot_be_had_there_is_none(
-    coarse_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_noise_cannot_be_had_or_budgets_are_published_there_is_none(
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(parse_job(coarse_job("half")), str(tmp_path / "s.zarr"))
-    problem = Problem.of_store(MechanismStore.open(str(tmp_path / "s.zarr")))
+    store = made("half")[1]
+    assert "planar noise" not in [one["candidate"] for one in store.seed_attributes["cells"]["tried"]]
+    problem = Problem.of_store(store)
     # float64 does not hold such small probabilities.
     assert noise_within(replace(problem, epsilon_per_km=1e3), 1e3, 1e-6) is None
     monkeypatch.setattr(noise, "MOST_NUMBERS", problem.grid.records * problem.outputs - 1)

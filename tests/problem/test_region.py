@@ -37,6 +37,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.problem.region import read_region
 from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import receipts
@@ -94,7 +95,7 @@ def neighbours_only(kept: np.ndarray, cell_km: float, outputs: np.ndarray, epsil
     loss = EuclideanLoss(outputs)
     cost = assemble_seed_cost(grid, corner_costs(grid, loss, inside / inside.sum(), everything))
     beta = epsilon / math.sqrt(2) / 2
-    problem = SeedProblem.with_axis_budgets(cost, grid.seeds_shape, (beta, beta), cell_km, 1e-6)
+    problem = SeedProblem(cost, grid.seeds_shape, *axis_budgets(grid, (beta, beta)), 1e-6)
     around = np.pad(kept, 1)
     loose = -math.log(1e-6)  # what follows from δ ≤ z ≤ 1 anyhow
     budget_x, budget_y = problem.budget_x.copy(), problem.budget_y.copy()

@@ -11,14 +11,14 @@ from mdpext_dask.auditors.certificate import steepest_slopes
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.pipeline.refine import vectors_above
 from mdpext_dask.seed.budget import dual_exponent, vector_norm
-from mdpext_dask.seed.cuts import CertificateVectors, fan, improve
+from mdpext_dask.seed.cuts import CertificateVectors, Limit, fan, improve
 from mdpext_dask.seed.model import raised_to_floor
 from tests.support.reference import softmax
 
 EXPONENTS = st.one_of(st.just(1.0), st.just(math.inf), st.floats(1.01, 50))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     q=EXPONENTS,
     turn=st.floats(0.001, 3),
@@ -67,16 +67,8 @@ def test_a_small_step_gains_and_keeps_epsilon(p: float, shape: tuple[int, int], 
     cost = rng.exponential(size=rows.shape)
     epsilon = largest_norm(rows, factor, side, p)
     reach = 0.02
-    better = improve(
-        rows,
-        cost,
-        all_vectors(rows, factor, side, p),
-        epsilon=epsilon,
-        dual_exponent=dual_exponent(p),
-        cell_km=side * factor,
-        reach=reach,
-        min_probability=1e-6,
-    )
+    limit, vectors = Limit(epsilon, dual_exponent(p), side * factor), all_vectors(rows, factor, side, p)
+    better = improve(rows, cost, vectors, limit, reach, 1e-6)
     np.testing.assert_allclose(better.sum(axis=-1), 1, rtol=1e-12)
     assert better.min() >= 1e-6 * (1 - 1e-12)
     assert np.abs(np.log(better / rows)).max() <= reach * (1 + 1e-3)
@@ -93,9 +85,7 @@ def test_rows_that_break_epsilon_are_led_back() -> None:
     epsilon = 0.97 * norm
     cost = rng.exponential(size=rows.shape)
     vectors = all_vectors(rows, 1, side, 2.0)
-    better = improve(
-        rows, cost, vectors, epsilon=epsilon, dual_exponent=2.0, cell_km=side, reach=0.1, min_probability=1e-6
-    )
+    better = improve(rows, cost, vectors, Limit(epsilon, 2.0, side), 0.1, 1e-6)
     assert largest_norm(better, 1, side, 2.0) < epsilon * 1.005
 
 
@@ -105,16 +95,8 @@ def test_no_entry_falls_below_the_floor() -> None:
     floor = 0.12
     rows = raised_to_floor(rows, floor)
     assert rows.min() == pytest.approx(floor, rel=1e-12)
-    better = improve(
-        rows,
-        rng.exponential(size=rows.shape),
-        all_vectors(rows, 1, side, 2.0),
-        epsilon=10.0,
-        dual_exponent=2.0,
-        cell_km=side,
-        reach=0.1,
-        min_probability=floor,
-    )
+    cost, vectors = rng.exponential(size=rows.shape), all_vectors(rows, 1, side, 2.0)
+    better = improve(rows, cost, vectors, Limit(10.0, 2.0, side), 0.1, floor)
     assert better.min() >= floor * (1 - 1e-12)
     np.testing.assert_allclose(better.sum(axis=-1), 1, rtol=1e-12)
 
@@ -128,15 +110,6 @@ def test_a_start_that_breaks_every_row_is_no_crash() -> None:
         *(part[largest : largest + 1] for part in (steepest.vector, steepest.cell, steepest.place))
     )
     epsilon = 0.9 * float(np.hypot(*only.vector[0]))
-    better = improve(
-        rows,
-        rng.exponential(size=rows.shape),
-        only,
-        epsilon=epsilon,
-        dual_exponent=2.0,
-        cell_km=side,
-        reach=0.2,
-        min_probability=1e-6,
-    )
+    better = improve(rows, rng.exponential(size=rows.shape), only, Limit(epsilon, 2.0, side), 0.2, 1e-6)
     assert np.isfinite(better).all()
     assert (better != rows).any()

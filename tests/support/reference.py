@@ -4,9 +4,13 @@ import itertools
 import math
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.extend.operator import Corners, Operator
+
+# Of random examples.
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def dual(p: float) -> float:
@@ -57,6 +61,19 @@ def random_mechanism(
     return softmax(rng.normal(scale=roughness, size=(*shape, outputs))).astype(np.float32)
 
 
+def corners_of(
+    scores: NDArray[np.float64],
+    refine: tuple[int, ...],
+    budgets: tuple[float, float] = (math.inf, math.inf),
+    exponent: float = 1.0,
+) -> Corners:
+    """Return corners with one budget β h_0 for each axis."""
+    east, north = (n - 1 for n in scores.shape[:2])
+    budget_x = np.full((2, east, north + 1, 1), budgets[0])
+    budget_y = np.full((2, east + 1, north, 1), budgets[1])
+    return Corners(scores, budget_x, budget_y, refine, exponent)
+
+
 def spread_over_orders(
     operator: Operator, scores: NDArray[np.float64], refine: tuple[int, ...]
 ) -> tuple[float, float]:
@@ -81,9 +98,7 @@ def spread_over_orders(
     """
 
     def extended(values: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
-        east, north = (n - 1 for n in values.shape[:2])
-        budgets = np.full((2, east, north + 1, 1), np.inf), np.full((2, east + 1, north, 1), np.inf)
-        return operator.scores(Corners(values, *budgets, (parts,)))
+        return operator.scores(corners_of(values, (parts,)))
 
     factor = math.prod(refine)
     at_once = np.log(softmax(extended(scores, factor)))

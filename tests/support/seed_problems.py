@@ -10,18 +10,26 @@ from numpy.typing import NDArray
 from mdpext_dask.seed.model import SeedProblem
 
 
+def problem_of_axes(
+    cost: NDArray[np.float64], shape: tuple[int, int], deltas: tuple[float, float], min_probability: float
+) -> SeedProblem:
+    """Return the LP with one budget β h_0 for each axis."""
+    budget_x = np.full((2, shape[0] - 1, shape[1], 1), deltas[0])
+    budget_y = np.full((2, shape[0], shape[1] - 1, 1), deltas[1])
+    return SeedProblem(cost, shape, budget_x, budget_y, min_probability)
+
+
 def random_problem(rng: np.random.Generator, **changes: Any) -> SeedProblem:
     """Return a small LP with budgets per axis, or per directed edge and output."""
     shape = changes.pop("seeds_shape", (int(rng.integers(1, 5)), int(rng.integers(2, 5))))
     outputs = int(rng.integers(2, 7))
     values: dict[str, Any] = {
         "cost": rng.exponential(size=(shape[0] * shape[1], outputs)),
-        "beta": (float(rng.uniform(0.05, 3)), float(rng.uniform(0.05, 3))),
-        "cell_km": float(rng.uniform(0.2, 2)),
+        "deltas": tuple(rng.uniform(0.05, 3, size=2) * rng.uniform(0.2, 2)),
         "min_probability": float(10 ** rng.uniform(-8, -2)),
         **changes,
     }
-    problem = SeedProblem.with_axis_budgets(seeds_shape=shape, **values)
+    problem = problem_of_axes(shape=shape, **values)
     if changes or rng.integers(2):
         return problem
     return dataclasses.replace(

@@ -18,7 +18,8 @@ from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, lower_bound
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job
-from mdpext_dask.pipeline.resume import create, find_or_prepare
+from mdpext_dask.pipeline.resume import create
+from mdpext_dask.problem.domain import build_domain
 
 
 def main() -> None:
@@ -43,8 +44,7 @@ def main() -> None:
         spec = load_job(options.job, [*options.set, f"privacy.epsilon_per_km={epsilon}"])
         with tempfile.TemporaryDirectory() as folder, open_executor(cluster) as executor:
             url, stages = str(Path(folder) / "problem.zarr"), Stages(silent)
-            _, domain = find_or_prepare(spec, url, overwrite=False, stages=stages)
-            store = create(spec, url, domain)
+            store = create(spec, url, build_domain(spec))
             for stride in options.stride:
                 before = time.process_time()
                 found = lower_bound(

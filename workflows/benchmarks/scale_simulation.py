@@ -6,7 +6,7 @@
 
 A discrete-event model. A worker that is free asks for a task; client and scheduler hand tasks out one after
 the other, each taking them `--dispatch-ms`. The worker computes as long as the cost model says
-(``mdpext_dask/pipeline/measured_rates.py``, measured), and then moves the task's bytes, over its own
+(``mdpext_dask/pipeline/cost_model.py``, measured), and then moves the task's bytes, over its own
 connection and through a store that serves the transfers in the order in which they come. The seed program is
 solved on one worker, and the client reads the problem before and the receipts after, one thing after another.
 

@@ -27,7 +27,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
 from mdpext_dask.readers.roads.read_network import read_roads
-from mdpext_dask.seed.budget import even_split, half_budgets
+from mdpext_dask.seed.budget import axis_budgets, even_split, half_budgets
 from mdpext_dask.seed.highs import solve_highs
 from mdpext_dask.seed.interior_point import solve_interior_point
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
@@ -101,7 +101,7 @@ def make_problem(case: Case, roads: str) -> SeedProblem:
     everything = slice(0, grid.cells_x), slice(0, grid.cells_y)
     cost = assemble_seed_cost(grid, corner_costs(grid, domain.loss, domain.prior, everything))
     beta = half_budgets(even_split(EPSILON, 2.0)).beta
-    return SeedProblem.with_axis_budgets(cost, grid.seeds_shape, beta, grid.cell_km, FLOOR)
+    return SeedProblem(cost, grid.seeds_shape, *axis_budgets(grid, beta), FLOOR)
 
 
 def work(case: Case, roads: str, threads: int, solver: str, answers: "multiprocessing.Queue[Solved]") -> None:

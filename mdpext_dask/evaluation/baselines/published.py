@@ -21,7 +21,7 @@ from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, G
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
-from mdpext_dask.seed.budget import candidate_splits, half_budgets
+from mdpext_dask.seed.budget import axis_budgets, candidate_splits, half_budgets
 from mdpext_dask.seed.highs import InfeasibleError, solve_linear_program
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
@@ -144,10 +144,9 @@ def solve_half_seed(problem: Problem, cost: Array, split: tuple[float, float]) -
     split
         (ε_1, ε_2), in 1/km.
     """
-    grid, budgets = problem.grid, half_budgets(split).beta
-    return solve_seed_problem(
-        SeedProblem.with_axis_budgets(cost, grid.seeds_shape, budgets, grid.cell_km, problem.min_probability)
-    )
+    grid = problem.grid
+    budgets = axis_budgets(grid, half_budgets(split).beta)
+    return solve_seed_problem(SeedProblem(cost, grid.seeds_shape, *budgets, problem.min_probability))
 
 
 # --- envelopes ------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.seed.block_tridiagonal import Direction, ends
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, vector_norm
 from mdpext_dask.seed.columns import GridProgram
+from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.seed.interior_point import InverseSums, by_output, solve_program
-from mdpext_dask.seed.pair_rows import Direction, PairRows, directions, ends
 from mdpext_dask.seed.solve import one_blas_thread
 
 Array = NDArray[np.float64]
@@ -170,5 +171,6 @@ def _growth(lattice: Lattice, promise: LatticePromise, largest: float, reach: in
     for direction in directions(reach):
         first, second = (lattice.kept[end] for end in ends(direction))
         grown = promise.growth(direction[0] * across, abs(direction[1]) * along)
-        growth[direction] = np.where(first & second, min(grown, largest), largest)
+        one = np.where(first & second, min(grown, largest), largest)
+        growth[direction] = np.broadcast_to(one, (2, 1, *one.shape))  # both ways, for all outputs
     return growth

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluation.bound.lattice_program import Lattice, LatticePromise, lattice_bound, reach_of
+from mdpext_dask.seed.grid_rows import directions
 from mdpext_dask.seed.interior_point import InverseSums
-from mdpext_dask.seed.pair_rows import directions
 from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 

@@ -9,7 +9,7 @@ the records.
 A sweep begins from a mechanism whose certificate holds, and is accepted only if that of its result does, on
 the very rows that extend from it. On the finest lattice that is so by the programs' own constraints. On
 coarser ones the log-normaliser between the points is charged as it was before
-(:mod:`mdpext_dask.pipeline.cells.budgets`); where the certificate finds that it has grown too much, the
+(:mod:`mdpext_dask.pipeline.cells.sweep`); where the certificate finds that it has grown too much, the
 sweep is made again with what it has become, and where that is not enough, with the cells in question left as
 they were. So no step can end without a mechanism within ε, and none has more loss, as the programs see it.
 
@@ -21,27 +21,29 @@ end, where budgets are certified, the last level is begun from planar noise as w
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.errors import SolverError, StoreError
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.pipeline.axis_budgets import Chosen
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
-from mdpext_dask.pipeline.cells.state import Candidates, Found, Improved, State
-from mdpext_dask.pipeline.cells.sweep import Swept
 from mdpext_dask.pipeline.cells.tasks import (
+    COSTS,
+    Improved,
     LatticeArray,
     Level,
+    State,
     Sweep,
-    Verdict,
     begin_level,
     normalised,
     solve_insides,
@@ -53,7 +55,7 @@ from mdpext_dask.pipeline.trials import AIM, Trials, tempered
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
 from mdpext_dask.store.blocks import FLOAT32
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import DAMAGED_CONTENT, MechanismStore
 from mdpext_dask.store.schema import RECORD_SCORES, sha256_of
 
 # Steps between the lines of a sweep, and how they are moved from one to the next, in halves of that.
@@ -83,15 +85,8 @@ BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
 _TEMPERINGS = 20
 
 
-def improve_cells(
-    store: MechanismStore,
-    executor: Executor,
-    candidates: Candidates,
-    design_epsilon: float,
-    sweeps: int,
-    observer: Observer,
-) -> Found:
-    """Improve the mechanism that extends from seed rows; go on where an earlier call was interrupted.
+class CellPrograms:
+    """Improves the mechanism that extends from seed rows; goes on where an earlier call was interrupted.
 
     Parameters
     ----------
@@ -99,39 +94,22 @@ def improve_cells(
         The store.
     executor
         Where programs are solved.
-    candidates
-        Seeds to choose from.
-    design_epsilon
+    design
         ε in the plane that leaves room for storing, in 1/km.
     sweeps
         Sweeps of the finest level; a coarser one gets twice as many as the next.
     observer
-        Is told of every sweep.
-
-    Raises
-    ------
-    SolverError
-        If no tempering brings the seeds within ε.
+        Called with a note for every sweep.
     """
-    cells = _Cells(store, executor, design_epsilon, sweeps, observer)
-    return cells.run(candidates)
 
-
-class _Cells:
     def __init__(
-        self,
-        store: MechanismStore,
-        executor: Executor,
-        design_epsilon: float,
-        sweeps: int,
-        observer: Observer,
+        self, store: MechanismStore, executor: Executor, design: float, sweeps: int, observer: Observer
     ) -> None:
         self._store, self._executor, self._observer = store, executor, observer
         self._finest_sweeps = sweeps
         # Storing adds to what programs keep, and to the certificate of what they begin with: twice what is
         # set aside for it.
-        self._target = (1 - _RESERVE) * (2 * design_epsilon - store.planar_limit())
-        self._costs = LatticeArray("cells_cost")
+        self._target = (1 - _RESERVE) * (2 * design - store.planar_limit())
         self._ready: set[str] = set()
         privacy = store.attributes["job"]["privacy"]
         self._budget, least = privacy["budget"], float(privacy["min_probability"])
@@ -139,12 +117,32 @@ class _Cells:
         self._parts = [n for n in store.grid.refine if n > 1] or [1]
         self._numbers = itertools.count()
 
-    def run(self, candidates: Candidates) -> Found:
-        """Go through all levels."""
+    def run(self, candidates: Sequence[Callable[[], Chosen]]) -> tuple[int, str, dict[str, Any]]:
+        """Go through all levels.
+
+        Parameters
+        ----------
+        candidates
+            Seeds to choose from, in the order of what they use of ε; made when they are called.
+
+        Returns
+        -------
+        candidate
+            Which of the seeds they began from.
+        name
+            Name of the array in the seed group with log probabilities of all records.
+        facts
+            What to note about them, for the attributes of the seed.
+
+        Raises
+        ------
+        SolverError
+            If no tempering brings the seeds within ε.
+        """
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
-        self._create(self._costs, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
-        self._map(write_costs, [(store.url, index, self._costs) for index in range(store.plan.blocks)])
+        self._create(COSTS, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
+        self._map(write_costs, [(store.url, index) for index in range(store.plan.blocks)])
         state = self._resumed(len(candidates)) or self._search_split(candidates)
         state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
@@ -152,17 +150,19 @@ class _Cells:
             self._save(state, instead_of=before)
             state = self._sweeps(state, self._sweeps_of(state.level))
         state = self._from_noise(state)
-        self._clear_but(state.scores)
+        name = state.scores.name
+        others = {other for other in store.seed_arrays() if other.startswith("cells_")} - {name}
+        store.delete_seed_arrays(*others)
         facts = {
             "tube": None if math.isinf(state.tube) else state.tube,
             "tried": list(state.tried),
             "sweeps": [asdict(sweep) for sweep in state.sweeps],
             "seconds": time.perf_counter() - started,
         }
-        where = {"name": state.scores.name, "padding": list(state.scores.padding)}
+        where = {"name": name, "padding": list(state.scores.padding)}
         fallbacks = sum(e * n for sweep in state.sweeps for *_, e, n in sweep.fallbacks)
         attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, _PROGRESS: None}
-        return Found(state.candidate, state.scores.name, attributes)
+        return state.candidate, name, attributes
 
     # --- levels -----------------------------------------------------------------------------------
 
@@ -172,12 +172,12 @@ class _Cells:
         rest = grid.factor // done
         shape = grid.cells_x * done + 1, grid.cells_y * done + 1
         if rest == 1:
-            return Level(shape, rest, self._costs)
+            return Level(shape, rest, COSTS)
         level = Level(shape, rest, LatticeArray(f"cells_cost_{number}"))
         if level.cost.name not in self._ready:
-            self._create(level.cost, shape, self._side(level))
+            self._create(level.cost, shape, 2 * (self._side(level),))
             boxes = self._unmoved(level)
-            self._map(write_level_costs, [(self._store.url, box, level, self._costs) for box in boxes])
+            self._map(write_level_costs, [(self._store.url, box, level) for box in boxes])
         return level
 
     def _sweeps_of(self, number: int) -> int:
@@ -191,37 +191,32 @@ class _Cells:
         self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
-    def _search_split(self, candidates: Candidates) -> State:
+    def _search_split(self, candidates: Sequence[Callable[[], Chosen]]) -> State:
         """Try seeds, then tubes with the best of them, on the first level; return the best."""
         tried: list[dict[str, Any]] = []
-        best: State | None = None
-        for candidate in range(len(candidates)):
-            best = self._better(best, self._first_sweeps(candidate, _TUBES[0], candidates, tried))
-        assert best is not None  # there is a candidate
+
+        def first_sweeps(candidate: int, tube: float) -> State:
+            seeds = self._seeds_within(candidates[candidate]().rows)
+            state = self._begin(State(candidate, tube, (), 0, seeds, math.inf, ()))
+            state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
+            self._forget(seeds)
+            tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
+            return state
+
+        best = first_sweeps(0, _TUBES[0])
+        for candidate in range(1, len(candidates)):
+            best = self._better(best, first_sweeps(candidate, _TUBES[0]))
         for tube in _TUBES[1:]:
-            best = self._better(best, self._first_sweeps(best.candidate, tube, candidates, tried))
+            best = self._better(best, first_sweeps(best.candidate, tube))
         best = replace(best, tried=tuple(tried))
         self._save(best)
         return best
 
-    def _better(self, first: State | None, second: State) -> State:
+    def _better(self, first: State, second: State) -> State:
         """Return the state with less loss, and forget the other."""
-        if first is None:
-            return second
         worse, better = (first, second) if second.loss_km < first.loss_km else (second, first)
         self._forget(worse.scores)
         return better
-
-    def _first_sweeps(
-        self, candidate: int, tube: float, candidates: Candidates, tried: list[dict[str, Any]]
-    ) -> State:
-        """Make a few sweeps from a seed."""
-        seeds = self._seeds_within(candidates[candidate].rows)
-        state = self._begin(State(candidate, tube, (), 0, seeds, math.inf, ()))
-        state = self._sweeps(state, min(self._sweeps_of(1), TRIAL_SWEEPS), save=False)
-        self._forget(seeds)
-        tried.append({"candidate": candidate, "tube": json_number(tube), "loss_km": state.loss_km})
-        return state
 
     def _sweeps(self, state: State, sweeps: int, *, save: bool = True) -> State:
         """Sweep over the state's level until it has had so many sweeps, or nothing is gained any more."""
@@ -255,7 +250,7 @@ class _Cells:
                 raise SolverError(f"no tempering brings the seeds' certificate within {goal:.4g}/km")
         finally:
             trials.clear()
-        array = LatticeArray(self._new_name())
+        array = LatticeArray(f"cells_{next(self._numbers)}")
         seeds = raised_to_floor(seeds, self._floor)
         scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
@@ -271,7 +266,8 @@ class _Cells:
         level = self._level(state.level)
         scores = self._new_array(level)
         for box in self._unmoved(level):
-            part = rows(slice(box.x0, box.x1))[:, box.y0 : box.y1]
+            across, along = box.part()
+            part = rows(across)[:, along]
             scores.write(self._store, box, normalised(np.log(part)))
         other = replace(state, scores=scores, loss_km=math.inf, sweeps=())
         # It has had no sweeps on coarser levels.
@@ -293,29 +289,29 @@ class _Cells:
 
     def _save(self, state: State, instead_of: State | None = None) -> None:
         """Note a state, and only then forget the one before."""
-        noted = {"sha256": self._digest(state.scores), "next": next(self._numbers)}
-        self._store.note_seed({_PROGRESS: {**state.as_json(), **noted}})
+        digest = sha256_of(self._store.array(f"seed/{state.scores.name}"))
+        noted = replace(state, sha256=digest, next=next(self._numbers))
+        self._store.note_seed({_PROGRESS: noted.as_json()})
         if instead_of is not None:
             self._forget(instead_of.scores)
-
-    def _digest(self, array: LatticeArray) -> str:
-        return sha256_of(self._store.array(f"seed/{array.name}"))
 
     def _resumed(self, candidates: int) -> State | None:
         """Return what an interrupted call has come to, if it is still what it was."""
         try:
-            noted = dict(self._store.seed_attributes[_PROGRESS])
-            state, following = State.from_json(noted), int(noted["next"])
-            if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):
-                return None
-            level = self._level(state.level)
-            padded = tuple(n + pad for n, pad in zip(level.shape, state.scores.padding, strict=True))
-            array = self._store.array(f"seed/{state.scores.name}")
-            if array.shape[:2] != padded or sha256_of(array) != noted["sha256"]:
-                return None
-        except (KeyError, TypeError, ValueError, RuntimeError, OSError, StoreError):
+            state = State.from_json(self._store.seed_attributes.get(_PROGRESS))
+        except ValidationError:
             return None
-        self._numbers = itertools.count(following + 1)
+        if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):
+            return None
+        level = self._level(state.level)
+        padded = tuple(n + pad for n, pad in zip(level.shape, state.scores.padding, strict=True))
+        try:
+            array = self._store.array(f"seed/{state.scores.name}")
+            if array.shape[:2] != padded or sha256_of(array) != state.sha256:
+                return None
+        except DAMAGED_CONTENT:
+            return None
+        self._numbers = itertools.count(state.next + 1)
         return state
 
     # --- sweeps -----------------------------------------------------------------------------------
@@ -323,16 +319,13 @@ class _Cells:
     def _one_sweep(self, state: State, level: Level, offset: tuple[int, int]) -> State:
         """Make one sweep; again, with less freedom, until the certificate of its result holds."""
         started = time.perf_counter()
-        half = PATCH // 2
-        across, along = (
-            Lines(n - 1, PATCH, half * moved) for n, moved in zip(level.shape, offset, strict=True)
-        )
-        padding = across.padding, along.padding
+        lines = _lines(level.shape, offset)
+        padding = lines[0].padding, lines[1].padding
         allowed = self._target * self._store.grid.spacing_km * level.rest
         sides = self._new_array(level, padding)
         task = Sweep(
             level=level,
-            lines=(across, along),
+            lines=lines,
             reference=state.scores,
             sides=sides,
             result=sides,
@@ -344,23 +337,23 @@ class _Cells:
             margin=min(_MARGIN, _LOOSE / 4 / self._sweeps_of(state.level)),
             floor=self._floor,
             target=(1 + _LOOSE) * self._target,
-            costs=self._costs,
         )
-        boxes = boxes_of((across, along), self._side(level))
+        boxes = boxes_of(lines, self._side(level))
         frozen = np.zeros(level.shape, dtype=bool)
         for tries in itertools.count(1):
             task = replace(task, result=self._new_array(level, padding))
-            swept, verdicts = self._try(task, boxes)
+            arguments = [(self._store.url, task, box) for box in boxes]
+            swept, verdicts = self._map(solve_sides, arguments), self._map(solve_insides, arguments)
+            swept += [verdict.swept for verdict in verdicts]
             above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
             for box, verdict in zip(boxes, verdicts, strict=True):
                 east, north = verdict.above.shape
-                above[box.x0 : box.x0 + east, box.y0 : box.y0 + north] = verdict.above
+                above[box.x[0] : box.x[0] + east, box.y[0] : box.y[0] + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
             above &= ~_inside(frozen)
-            worst = max(verdict.worst for verdict in verdicts)
-            if not above.any() and not worst <= _DAMAGED * task.target:
-                raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
             if not above.any():
+                if not max(verdict.worst for verdict in verdicts) <= _DAMAGED * task.target:
+                    raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
                 break
             if tries == 1 and level.rest > 1:
                 # What the normaliser has become is what it is likely to become again.
@@ -383,12 +376,6 @@ class _Cells:
         )
         return replace(state, scores=task.result, loss_km=done.loss_km, sweeps=(*state.sweeps, done))
 
-    def _try(self, task: Sweep, boxes: Sequence[Box]) -> tuple[list[Swept], list[Verdict]]:
-        arguments = [(self._store.url, task, box) for box in boxes]
-        swept = self._map(solve_sides, arguments)
-        verdicts = self._map(solve_insides, arguments)
-        return [*swept, *(v.swept for v in verdicts)], verdicts
-
     def _write_frozen(self, frozen: NDArray[np.bool_]) -> str:
         name = "cells_frozen"
         chunk = 2 * self._store.plan.seed_chunk_shape[0]
@@ -397,25 +384,20 @@ class _Cells:
 
     # --- arrays -----------------------------------------------------------------------------------
 
-    def _side(self, level: Level) -> tuple[int, int]:
-        """Return the sides of a box: whole patches, so that lines are borders."""
+    def _side(self, level: Level) -> int:
+        """Return the side of a box: whole patches, so that lines are borders."""
         across, along = (max((n - 1) / PATCH, 1) for n in level.shape)
         patches = math.sqrt(across * along / box_count(across * along))
         largest = math.sqrt(_BOX_BYTES / (FLOAT32 * self._store.outputs)) / (level.rest * PATCH)
-        side = PATCH * max(math.ceil(min(patches, largest)), 1)
-        return side, side
+        return PATCH * max(math.ceil(min(patches, largest)), 1)
 
     def _unmoved(self, level: Level) -> list[Box]:
         """Return the boxes of arrays without padding."""
-        across, along = (Lines(n - 1, PATCH, 0) for n in level.shape)
-        return boxes_of((across, along), self._side(level))
-
-    def _new_name(self) -> str:
-        return f"cells_{next(self._numbers)}"
+        return boxes_of(_lines(level.shape, (0, 0)), self._side(level))
 
     def _new_array(self, level: Level, padding: tuple[int, int] = (0, 0)) -> LatticeArray:
-        array = LatticeArray(self._new_name(), padding)
-        self._create(array, level.shape, self._side(level))
+        array = LatticeArray(f"cells_{next(self._numbers)}", padding)
+        self._create(array, level.shape, 2 * (self._side(level),))
         return array
 
     def _create(self, array: LatticeArray, shape: tuple[int, int], chunk: tuple[int, ...]) -> None:
@@ -436,10 +418,6 @@ class _Cells:
         if array not in but:
             self._store.delete_seed_arrays(array.name)
 
-    def _clear_but(self, array: LatticeArray) -> None:
-        names = [name for name in self._store.seed_arrays() if name.startswith("cells_")]
-        self._store.delete_seed_arrays(*(name for name in names if name != array.name))
-
     def _map(self, function: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Run tasks and return their results in order."""
         results = dict(self._executor.map("cells", function, arguments))
@@ -449,6 +427,12 @@ class _Cells:
 def box_count(patches: float) -> float:
     """Return into about how many boxes a lattice with so many patches is cut."""
     return min(max(patches / BOX_PATCHES, 1), max(_FEW_BOXES, patches / _MOST_PATCHES))
+
+
+def _lines(shape: tuple[int, int], offset: tuple[int, int]) -> tuple[Lines, Lines]:
+    """Return the lines of a lattice, moved so many half patches to the east and to the north."""
+    across, along = (Lines(n - 1, PATCH, PATCH // 2 * moved) for n, moved in zip(shape, offset, strict=True))
+    return across, along
 
 
 def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -461,22 +445,17 @@ def _with_cells(
 ) -> NDArray[np.bool_]:
     """Return the points that stay, and with them the cells of lines, sides included, that hold one above."""
     frozen = frozen.copy()
-    bounds = [axis.bounds() for axis in lines]
-    for left, right in itertools.pairwise(bounds[0]):
-        strip = above[left:right]
-        if strip.any():
-            for low, high in itertools.pairwise(bounds[1]):
-                if strip[:, low:high].any():
-                    frozen[left : right + 1, low : high + 1] = True
+    across, along = (itertools.pairwise(axis.bounds()) for axis in lines)
+    for (left, right), (low, high) in itertools.product(across, along):
+        if above[left:right, low:high].any():
+            frozen[left : right + 1, low : high + 1] = True
     return frozen
 
 
 def _little_gained(losses: list[float]) -> bool:
     """Whether the last sweeps, one with each offset, have gained next to nothing over those before them."""
-    turns = len(_OFFSETS)
-    if len(losses) <= turns:
-        return False
-    return min(losses) > (1 - _NOTHING_LEFT) * min(losses[:-turns])
+    before = losses[: -len(_OFFSETS)]
+    return bool(before) and min(losses) > (1 - _NOTHING_LEFT) * min(before)
 
 
 def _told(state: State, turn: int) -> str:

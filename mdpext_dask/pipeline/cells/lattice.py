@@ -9,6 +9,7 @@ they have become.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class Lines:
 
     def positions(self, first: int, last: int) -> list[int]:
         """Return the lines at first ≤ i ≤ last; on an axis with two points there is none."""
-        inner = (i for i in range(max(first, 0), min(last, self.last) + 1) if self._is_line(i))
-        return list(inner)
+        return [i for i in range(max(first, 0), min(last, self.last) + 1) if self._is_line(i)]
 
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield (first point, points) between neighbouring lines that both lie in first .. last."""
@@ -66,22 +66,22 @@ class Lines:
         return 1 < i < self.last - 1 and (i + self.padding) % self.patch == 0
 
 
-@dataclass(frozen=True)
-class Box:
-    """Points x0 ≤ i < x1, y0 ≤ j < y1 of a lattice: what one task owns."""
+class Box(NamedTuple):
+    """Points x[0] ≤ i < x[1], y[0] ≤ j < y[1] of a lattice: what one task owns."""
 
-    x0: int
-    x1: int
-    y0: int
-    y1: int
+    x: tuple[int, int]
+    y: tuple[int, int]
+
+    def part(self, moved: tuple[int, int] = (0, 0)) -> tuple[slice, slice]:
+        """Return the indices of the points in an array where they are moved so far."""
+        across, along = (slice(first + by, last + by) for (first, last), by in zip(self, moved, strict=True))
+        return across, along
 
 
-def boxes_of(lines: tuple[Lines, Lines], sides: tuple[int, int]) -> list[Box]:
-    """Return boxes that part a lattice along lines, whole chunks of `sides` points of a padded array each."""
-    across, along = (
-        list(itertools.pairwise(axis.cuts(side))) for axis, side in zip(lines, sides, strict=True)
-    )
-    return [Box(*x, *y) for x in across for y in along]
+def boxes_of(lines: tuple[Lines, Lines], side: int) -> list[Box]:
+    """Return boxes that part a lattice along lines, whole chunks of `side` points of a padded array each."""
+    across, along = (itertools.pairwise(axis.cuts(side)) for axis in lines)
+    return [Box(x, y) for x, y in itertools.product(across, along)]
 
 
 Patch = tuple[int, int]
@@ -92,11 +92,12 @@ def line_patches(lines: tuple[Lines, Lines], box: Box) -> ByShape:
     """Return the programs on the lines of a box, by their shape: lower left point of each."""
     found: ByShape = {}
     across, along = lines
-    for i, points in across.segments(box.x0, box.x1):
-        for j in along.positions(box.y0, box.y1 - 1):
+    (x0, x1), (y0, y1) = box
+    for i, points in across.segments(x0, x1):
+        for j in along.positions(y0, y1 - 1):
             found.setdefault((points, 1), []).append((i, j))
-    for j, points in along.segments(box.y0, box.y1):
-        for i in across.positions(box.x0, box.x1 - 1):
+    for j, points in along.segments(y0, y1):
+        for i in across.positions(x0, x1 - 1):
             found.setdefault((1, points), []).append((i, j))
     return found
 
@@ -104,7 +105,7 @@ def line_patches(lines: tuple[Lines, Lines], box: Box) -> ByShape:
 def cell_patches(lines: tuple[Lines, Lines], box: Box) -> ByShape:
     """Return the programs inside the cells of a box, by their shape: lower left point of each."""
     found: ByShape = {}
-    for i, east in lines[0].segments(box.x0, box.x1):
-        for j, north in lines[1].segments(box.y0, box.y1):
+    for i, east in lines[0].segments(*box.x):
+        for j, north in lines[1].segments(*box.y):
             found.setdefault((east, north), []).append((i, j))
     return found

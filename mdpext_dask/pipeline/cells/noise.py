@@ -8,7 +8,6 @@ everything that cell programs make, it is proved by the certificate of the finis
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -72,13 +71,7 @@ def steepest(rows: Array, spacing_km: float, q: float) -> float:
     q
         Exponent of the norm, dual to the metric's.
     """
-    return max(_steepest_between(np.log(pair), spacing_km, q) for pair in _pairs(rows))
-
-
-def _pairs(rows: Array) -> Iterator[Array]:
-    """Yield two neighbouring lines of records at a time."""
-    for i in range(len(rows) - 1):
-        yield rows[i : i + 2]
+    return max(_steepest_between(np.log(rows[i : i + 2]), spacing_km, q) for i in range(len(rows) - 1))
 
 
 def _steepest_between(logs: Array, spacing_km: float, q: float) -> float:
@@ -86,10 +79,5 @@ def _steepest_between(logs: Array, spacing_km: float, q: float) -> float:
     along = np.abs(np.diff(logs, axis=1))
     # Of a fine cell: its steeper side each way is at one of its corners with the other's.
     largest = np.maximum(across[1:], across[:-1]), np.maximum(along[0], along[1])
-    if math.isinf(q):
-        norm = np.maximum(*largest)
-    elif q == 1:
-        norm = largest[0] + largest[1]
-    else:
-        norm = (largest[0] ** q + largest[1] ** q) ** (1 / q)
+    norm = np.maximum(*largest) if math.isinf(q) else (largest[0] ** q + largest[1] ** q) ** (1 / q)
     return float(norm.max()) / spacing_km

@@ -14,16 +14,25 @@ primal-dual method (Mehrotra's predictor and corrector, from slacks of any size)
 
 Everything is elementwise over programs, in a fixed order, made of sums, products, quotients and roots: a
 program's solution has the same bits in whatever batch and on whatever machine it is solved.
+
+A matrix is a dictionary from (i, j), i ≥ j, to an array with that entry of every program; entries outside the
+band are not there. For systems of a few unknowns this is faster than a call of LAPACK for each.
+
+HiGHS solves the programs one by one where this method fails, and is its reference in the tests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from mdpext_dask.pipeline.cells.small_matrices import Matrix, factorised, forward, solved
+from mdpext_dask.errors import SolverError
+from mdpext_dask.seed.highs import solve_linear_program
 
 Floats = NDArray[np.float64]
+Matrix = dict[tuple[int, int], Floats]
 # Relative gap to stop at, iterations at most, and after how many finished programs are taken out of the
 # batch.
 _GAP, _ITERATIONS, _COMPACT = 1e-5, 60, 4
@@ -33,6 +42,10 @@ _VIOLATION_WEIGHT = 1e4
 _SLACK, _SHORT = 0.05, 0.99
 # A solution is used although it is not optimal to :data:`_GAP` if it is this close.
 _GOOD_ENOUGH = 1e-2
+# A pivot is at least this share of the diagonal entry it comes from: what rounding may have eaten up.
+_LEAST_PIVOT = 1e-14
+# HiGHS is not given coefficients below this share of 1.
+_NEGLIGIBLE = 1e-11
 
 
 @dataclass(frozen=True)
@@ -65,14 +78,8 @@ class Patches:
 
     def part(self, which: NDArray[np.intp]) -> "Patches":
         """Return some of the programs."""
-        return replace(
-            self,
-            cost=self.cost.take(which, axis=-1),
-            reference=self.reference.take(which, axis=-1),
-            weight=self.weight.take(which, axis=-1),
-            lower=self.lower.take(which, axis=-1),
-            upper=self.upper.take(which, axis=-1),
-        )
+        arrays = ("cost", "reference", "weight", "lower", "upper")
+        return replace(self, **{name: getattr(self, name).take(which, axis=-1) for name in arrays})
 
     def gain(self, u: Floats) -> Floats:
         """Return by how much u lowers the cost of the reference, shape (P,), in km."""
@@ -281,7 +288,7 @@ def _interior_point(patches: Patches) -> tuple[Floats, Floats]:
     with np.errstate(all="ignore"):  # a program that fails is told by its gap, and no warning
         for iteration in range(_ITERATIONS):
             gap = iterate.gap()
-            # Who has come close enough stops, whoever else is in the batch.
+            # A program stops when it is close enough, whatever others are in the batch.
             closer = (gap < reached[running]) & (reached[running] > _GAP)
             u[..., running[closer]] = iterate.u[..., closer]
             reached[running[closer]] = gap[closer]
@@ -295,3 +302,104 @@ def _interior_point(patches: Patches) -> tuple[Floats, Floats]:
                 iterate.gap()
             iterate.step()
     return u, reached
+
+
+# --- small systems ---
+
+
+def factorised(matrix: Matrix, size: int, band: int) -> Matrix:
+    """Return L with L Lᵀ = matrix; on the diagonal, the reciprocals of its entries.
+
+    Parameters
+    ----------
+    matrix
+        The lower triangle.
+    size
+        Unknowns n.
+    band
+        Entries with i − j > band are zero.
+    """
+    factor: Matrix = {}
+    for j in range(size):
+        pivot = matrix[j, j].copy()
+        for k in range(max(0, j - band), j):
+            pivot -= factor[j, k] ** 2
+        np.maximum(pivot, _LEAST_PIVOT * matrix[j, j], out=pivot)
+        factor[j, j] = 1 / np.sqrt(pivot)
+        for i in range(j + 1, min(size, j + band + 1)):
+            entry = matrix[i, j].copy() if (i, j) in matrix else np.zeros_like(pivot)
+            for k in range(max(0, i - band), j):
+                entry -= factor[i, k] * factor[j, k]
+            entry *= factor[j, j]
+            factor[i, j] = entry
+    return factor
+
+
+def forward(factor: Matrix, band: int, right: Sequence[Floats], first: int = 0) -> list[Floats]:
+    """Solve L x = right for the unknowns from `first` on; `right` begins there, and is zero before."""
+    x: list[Floats] = []
+    for i, entry in enumerate(right, start=first):
+        value = entry.copy()
+        for k in range(max(first, i - band), i):
+            value -= factor[i, k] * x[k - first]
+        value *= factor[i, i]
+        x.append(value)
+    return x
+
+
+def solved(factor: Matrix, band: int, right: Sequence[Floats]) -> list[Floats]:
+    """Solve L Lᵀ x = right."""
+    x = forward(factor, band, right)
+    size = len(x)
+    for i in range(size - 1, -1, -1):
+        for k in range(i + 1, min(size, i + band + 1)):
+            x[i] -= factor[k, i] * x[k]
+        x[i] *= factor[i, i]
+    return x
+
+
+# --- HiGHS ---
+
+
+def solve_with_highs(patches: Patches) -> Solutions:
+    """Solve programs; those that HiGHS cannot solve have failed."""
+    points, outputs, programs = patches.cost.shape
+    u = np.ones_like(patches.cost)
+    failed = np.zeros(programs, dtype=bool)
+    for program in range(programs):
+        try:
+            u[..., program] = _solve_one(patches.part(np.array([program]))).reshape(points, outputs)
+        except SolverError:
+            failed[program] = True
+    return usable(patches, u, failed)
+
+
+def _solve_one(patches: Patches) -> NDArray[np.float64]:
+    points, outputs, _ = patches.cost.shape
+    reference = patches.reference[..., 0]
+    cost = (patches.cost[..., 0] - patches.cost[..., 0].min(axis=1, keepdims=True)) * reference
+    scale = float(cost.sum()) or 1.0
+    # u_j − w u_i ≥ 0 for every pair and output; then the sums of the points' rows.
+    pairs = np.array(patches.pairs, dtype=np.intp).reshape(-1, 2)
+    count = len(pairs) * outputs
+    output = np.tile(np.arange(outputs), len(pairs))
+    first = np.repeat(pairs[:, 0], outputs) * outputs + output
+    second = np.repeat(pairs[:, 1], outputs) * outputs + output
+    values = np.concatenate([-patches.weight[..., 0].ravel(), np.ones(count)])
+    where = np.tile(np.arange(count), 2), np.concatenate([first, second])
+    shape = (points, points * outputs)
+    budgets = sparse.csr_array((values, where), shape=(count, shape[1]))
+    of_point = np.repeat(np.arange(points), outputs), np.arange(shape[1])
+    sums = sparse.csr_array((reference.ravel(), of_point), shape=shape)
+    matrix = sparse.csr_array(sparse.vstack([budgets, sums]))
+    # HiGHS refuses coefficients that it would drop; rows are normalised afterwards, so they are not needed.
+    matrix.data[np.abs(matrix.data) < _NEGLIGIBLE] = 0
+    matrix.eliminate_zeros()
+    u, _, _ = solve_linear_program(
+        f"the program of a patch of {points} records, {outputs} outputs",
+        cost=cost.ravel() / scale,
+        bounds=(patches.lower[..., 0].ravel(), patches.upper[..., 0].ravel()),
+        matrix=matrix,
+        row_bounds=(np.repeat([0.0, 1.0], [count, points]), np.repeat([np.inf, 1.0], [count, points])),
+    )
+    return u

@@ -1,26 +1,28 @@
 """What a worker runs to improve rows on a lattice, a box of points at a time.
 
 Every task reads windows of arrays that other tasks have finished, and writes the box that it owns: whole
-chunks of an array of its own. So a program is solved once, by one task, and everybody who needs its points
+chunks of an array of its own. So a program is solved once, by one task, and every task that needs its points
 afterwards reads the same bytes (requirement A2), whichever worker solved it.
 
 Arrays of a sweep are padded in front, so that its lines lie on borders of chunks.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from mdpext_dask.auditors.certificate import certify_source_cells
 from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.extend.normalise import exponential, logarithm
-from mdpext_dask.pipeline.cells.budgets import edge_budgets, normaliser_drift
+from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, cell_patches, line_patches
-from mdpext_dask.pipeline.cells.sweep import Swept, Window, sweep
+from mdpext_dask.pipeline.cells.sweep import Swept, Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
 from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -45,7 +47,7 @@ class LatticeArray:
 
     def read(self, store: MechanismStore, box: Box) -> Floats:
         """Return the points of a box, float64 of shape (points, points, K)."""
-        return store.read(f"seed/{self.name}", *self._part(box))
+        return store.read(f"seed/{self.name}", *box.part(self.padding))
 
     def write(self, store: MechanismStore, box: Box, values: Floats) -> None:
         """Write the points of a box.
@@ -56,13 +58,13 @@ class LatticeArray:
             If the store refuses the write.
         """
         try:
-            store.array(f"seed/{self.name}")[self._part(box)] = values
+            store.array(f"seed/{self.name}")[box.part(self.padding)] = values
         except (OSError, ValueError, RuntimeError) as error:
             raise StoreError(f"{store.url}: {self.name} cannot be written: {first_line(error)}") from None
 
-    def _part(self, box: Box) -> tuple[slice, slice]:
-        east, north = self.padding
-        return slice(box.x0 + east, box.x1 + east), slice(box.y0 + north, box.y1 + north)
+
+# What probabilities of records cost, in km.
+COSTS = LatticeArray("cells_cost")
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,6 @@ class Sweep:
         Least probability.
     target
         ε, in 1/km, for the certificate of what extends from the result.
-    costs
-        What probabilities of records cost, in km.
     """
 
     level: Level
@@ -127,7 +127,6 @@ class Sweep:
     margin: float
     floor: float
     target: float
-    costs: LatticeArray
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,87 @@ class Verdict:
     swept: Swept
 
 
-def write_costs(url: str, index: int, costs: LatticeArray) -> None:
+@dataclass(frozen=True)
+class Improved:
+    """What a sweep has come to.
+
+    Parameters
+    ----------
+    level
+        Which level, from 1.
+    loss_km
+        Expected loss of the records that extend from it, in km.
+    tries
+        How often it was made.
+    frozen_share
+        Share of points that had to stay in the end.
+    programs, by_highs
+        How many programs, and how many of them HiGHS solved in the place of the structured method.
+    fallbacks
+        Patches whose program could not be solved, on the lattice of the level: lower left point, points.
+    seconds
+        How long it took.
+    """
+
+    level: int
+    loss_km: float
+    tries: int
+    frozen_share: float
+    programs: int
+    by_highs: int
+    fallbacks: tuple[tuple[int, int, int, int], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the programs are: log probabilities on a lattice, and how they came about.
+
+    Parameters
+    ----------
+    candidate, tube
+        Which seeds they began from, and how far points on lines may go.
+    tried
+        What else was tried.
+    level
+        Which level, from 1.
+    scores
+        Log probabilities of its points.
+    loss_km
+        Expected loss of the records that extend from them, in km.
+    sweeps
+        Sweeps so far.
+    sha256, next
+        Digest of the scores, and a number that no array has yet, when it was saved.
+    """
+
+    candidate: int
+    tube: float
+    tried: tuple[dict[str, Any], ...]
+    level: int
+    scores: LatticeArray
+    loss_km: float
+    sweeps: tuple[Improved, ...]
+    sha256: str = ""
+    next: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "tube": json_number(self.tube), "loss_km": json_number(self.loss_km)}
+
+    @staticmethod
+    def from_json(values: object) -> "State":
+        """Return what :meth:`as_json` was made of.
+
+        Raises
+        ------
+        pydantic.ValidationError
+            If it was made of nothing of the kind.
+        """
+        return TypeAdapter(State).validate_python(values)
+
+
+def write_costs(url: str, index: int) -> None:
     """Write π(x) c(x, y) of the records that a block owns."""
     store = MechanismStore.open(url, mode="r+")
     block = store.plan[index]
@@ -160,14 +239,26 @@ def write_costs(url: str, index: int, costs: LatticeArray) -> None:
     values = np.zeros((*prior.shape, store.outputs))
     for column in loss_columns(store, block.owned_x, block.owned_y, prior):
         values[column.i, column.used] = column.prior[:, None] * column.loss_km
-    owned = Box(block.owned_x.start, block.owned_x.stop, block.owned_y.start, block.owned_y.stop)
-    costs.write(store, owned, values)
+    owned = ((part.start, part.stop) for part in (block.owned_x, block.owned_y))
+    COSTS.write(store, Box(*owned), values)
 
 
-def write_level_costs(url: str, box: Box, level: Level, costs: LatticeArray) -> None:
-    """Write what the points of a box of a lattice cost, from the costs of the records."""
+def write_level_costs(url: str, box: Box, level: Level) -> None:
+    """Write what the points of a box of a lattice cost: records' costs, shared out by bilinear weights."""
     store = MechanismStore.open(url, mode="r+")
-    level.cost.write(store, box, _restricted(store, box, level, costs))
+    rest, grid = level.rest, store.grid
+    ranges = zip(box, grid.shape, strict=True)
+    fine = Box(*((max((start - 1) * rest + 1, 0), min(stop * rest, n)) for (start, stop), n in ranges))
+    values = COSTS.read(store, fine)
+    for axis, ((first, _), (start, stop)) in enumerate(zip(fine, box, strict=True)):
+        values = np.moveaxis(values, axis, 0)
+        shared = np.zeros((stop - start, *values.shape[1:]))
+        for away in range(1 - rest, rest):
+            at = np.arange(start, stop) * rest + away - first
+            there = (at >= 0) & (at < len(values))
+            shared[there] += (1 - abs(away) / rest) * values[at[there]]
+        values = np.moveaxis(shared, 0, axis)
+    level.cost.write(store, box, values)
 
 
 def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: LatticeArray) -> None:
@@ -183,13 +274,10 @@ def begin_level(url: str, box: Box, parts: int, coarse: LatticeArray, fine: Latt
         Log probabilities on the lattice before and on the next one.
     """
     store = MechanismStore.open(url, mode="r+")
-    around = Box(
-        box.x0 // parts, -(-(box.x1 - 1) // parts) + 1, box.y0 // parts, -(-(box.y1 - 1) // parts) + 1
-    )
+    around = Box(*((first // parts, -(-(last - 1) // parts) + 1) for first, last in box))
     scores = coarse.read(store, around)
     scores = interpolated(interpolated(scores, parts), parts, axis=1)
-    first_x, first_y = box.x0 - around.x0 * parts, box.y0 - around.y0 * parts
-    scores = scores[first_x : first_x + box.x1 - box.x0, first_y : first_y + box.y1 - box.y0]
+    scores = scores[box.part((-around.x[0] * parts, -around.y[0] * parts))]
     fine.write(store, box, normalised(scores))
 
 
@@ -222,7 +310,8 @@ def normalised(scores: Floats) -> Floats:
 
 def widened(box: Box, shape: tuple[int, int]) -> Box:
     """Return a box with the points around it, where the lattice has any."""
-    return Box(max(box.x0 - 1, 0), min(box.x1 + 1, shape[0]), max(box.y0 - 1, 0), min(box.y1 + 1, shape[1]))
+    ranges = zip(box, shape, strict=True)
+    return Box(*((max(first - 1, 0), min(last + 1, points)) for (first, last), points in ranges))
 
 
 def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window:
@@ -237,16 +326,16 @@ def _window(store: MechanismStore, task: Sweep, box: Box, around: Box) -> Window
         scores, task.allowed, (drift_x, drift_y), dual_exponent(store.metric_p), task.margin
     )
     cost = np.zeros_like(scores)
-    inner = _cut(cost, (around.x0, around.y0), box)
-    inner[...] = task.level.cost.read(store, box)
+    origin = around.x[0], around.y[0]
+    _cut(cost, origin, box)[...] = task.level.cost.read(store, box)
     frozen = np.zeros(shape, dtype=bool)
     if task.frozen is not None:
-        frozen = store.read(f"seed/{task.frozen}", slice(around.x0, around.x1), slice(around.y0, around.y1))
-    return Window((around.x0, around.y0), scores, budget_x, budget_y, cost, frozen, task.floor)
+        frozen = store.read(f"seed/{task.frozen}", *around.part())
+    return Window(origin, scores, budget_x, budget_y, cost, frozen, task.floor)
 
 
 def _cut(values: Floats, origin: tuple[int, int], box: Box) -> Floats:
-    return values[box.x0 - origin[0] : box.x1 - origin[0], box.y0 - origin[1] : box.y1 - origin[1]]
+    return values[box.part((-origin[0], -origin[1]))]
 
 
 def _verified(
@@ -254,45 +343,20 @@ def _verified(
 ) -> tuple[NDArray[np.bool_], float, float]:
     """Return where the records' certificate is above the target, how large it is, their part of the loss."""
     level = task.level
-    closed = Box(box.x0, min(box.x1 + 1, level.shape[0]), box.y0, min(box.y1 + 1, level.shape[1]))
-    corners = _cut(scores, origin, closed)
+    sides = list(zip(box, level.shape, strict=True))
+    closed = ((first, min(last + 1, points)) for (first, last), points in sides)
+    corners = _cut(scores, origin, Box(*closed))
     fine = extend_log_convex(np.minimum(corners, 0.0), level.rest)
     above = np.zeros((len(corners) - 1, corners.shape[1] - 1), dtype=bool)
     worst = 0.0
     if above.size:
-        side = store.grid.spacing_km
-        norms = certify_source_cells(fine, side, level.rest, store.metric_p)
-        # Written so that not-a-number is above.
+        norms = certify_source_cells(fine, store.grid.spacing_km, level.rest, store.metric_p)
+        # Written so that NaN counts as above.
         above = ~(norms.max(axis=-1) <= task.target)
         worst = float(norms.max())
     # A record belongs to the box of the lattice's point to its lower left.
-    owned = Box(
-        box.x0 * level.rest,
-        (box.x1 - 1) * level.rest + (level.rest if box.x1 < level.shape[0] else 1),
-        box.y0 * level.rest,
-        (box.y1 - 1) * level.rest + (level.rest if box.y1 < level.shape[1] else 1),
-    )
-    cost = task.costs.read(store, owned)
+    rest = level.rest
+    owned = ((first * rest, (last - 1) * rest + (rest if last < n else 1)) for (first, last), n in sides)
+    cost = COSTS.read(store, Box(*owned))
     rows = fine[: cost.shape[0], : cost.shape[1]]
     return above, worst, float((rows * cost).sum())
-
-
-def _restricted(store: MechanismStore, box: Box, level: Level, costs: LatticeArray) -> Floats:
-    """Return the costs of records, shared out to a lattice's points by bilinear weights."""
-    rest, grid = level.rest, store.grid
-    fine = Box(
-        max((box.x0 - 1) * rest + 1, 0),
-        min(box.x1 * rest, grid.shape[0]),
-        max((box.y0 - 1) * rest + 1, 0),
-        min(box.y1 * rest, grid.shape[1]),
-    )
-    values = costs.read(store, fine)
-    for axis, (first, start, stop) in enumerate(((fine.x0, box.x0, box.x1), (fine.y0, box.y0, box.y1))):
-        values = np.moveaxis(values, axis, 0)
-        shared = np.zeros((stop - start, *values.shape[1:]))
-        for away in range(1 - rest, rest):
-            at = np.arange(start, stop) * rest + away - first
-            there = (at >= 0) & (at < len(values))
-            shared[there] += (1 - abs(away) / rest) * values[at[there]]
-        values = np.moveaxis(shared, 0, axis)
-    return values
