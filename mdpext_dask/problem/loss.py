@@ -131,10 +131,7 @@ class TableLoss:
 
 
 def corner_costs(
-    grid: Grid,
-    loss: Loss,
-    prior: NDArray[np.float64],
-    cells: tuple[slice, slice],
+    grid: Grid, loss: Loss, prior: NDArray[np.float64], cells: tuple[slice, slice]
 ) -> NDArray[np.float64]:
     """Return the seed cost of source cells, before the cells that share a corner are added up.
 

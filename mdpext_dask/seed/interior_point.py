@@ -74,11 +74,7 @@ class Solution:
 
 
 def solve_interior_point(
-    problem: SeedProblem,
-    *,
-    gap: float = 1e-6,
-    threads: int = 1,
-    inverse_sums: InverseSums | None = None,
+    problem: SeedProblem, *, gap: float = 1e-6, threads: int = 1, inverse_sums: InverseSums | None = None
 ) -> SeedMechanism:
     """Solve a seed LP to a relative duality gap.
 

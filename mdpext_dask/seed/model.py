@@ -188,12 +188,7 @@ class DualPart:
         return DualPart(self.value + value, self.magnitude + magnitude, self.terms + terms, self.sizes)
 
 
-def dual_part(
-    reduced: Array,
-    sizes: Array,
-    lower: Array,
-    upper: Array,
-) -> DualPart:
+def dual_part(reduced: Array, sizes: Array, lower: Array, upper: Array) -> DualPart:
     """Return Σ min over lower ≤ z ≤ upper of r z, with what rounding needs to know.
 
     Parameters

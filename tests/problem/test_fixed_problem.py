@@ -50,8 +50,7 @@ def test_every_second_record_a_seed(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("more", "reached"),
-    [((), 1.85), pytest.param(("seed.refine_rounds=0",), 1.94, marks=missed("1.942 km"))],
+    ("more", "reached"), [((), 1.85), pytest.param(("seed.refine_rounds=0",), 1.94, marks=missed("1.942 km"))]
 )
 def test_every_fourth_record_a_seed(
     tmp_path: Path, fixed_problem: Callable[[str], Path], more: tuple[str, ...], reached: float

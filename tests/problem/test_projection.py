@@ -19,12 +19,7 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
     return -side_km / 2, -side_km / 2, side_km / 2, side_km / 2
 
 
-@given(
-    lon=st.floats(-180, 180),
-    lat=st.floats(-75, 75),
-    bearing=st.floats(-180, 180),
-    km=st.floats(0, 200),
-)
+@given(lon=st.floats(-180, 180), lat=st.floats(-75, 75), bearing=st.floats(-180, 180), km=st.floats(0, 200))
 @settings(max_examples=50, deadline=None)
 def test_distance_and_bearing_from_the_centre_are_true(
     lon: float, lat: float, bearing: float, km: float

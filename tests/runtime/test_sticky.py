@@ -116,10 +116,7 @@ def test_answers_of_many_users_follow_the_row() -> None:
     cumulative = cumulative_weights(row)
     n, key = 20_000, StickyKey.generate()
     limits = np.full(n, cumulative[-1])
-    for users, records in (
-        ([f"{k}" for k in range(n)], np.zeros(n, np.int64)),
-        (["anna"] * n, np.arange(n)),
-    ):
+    for users, records in (([f"{k}" for k in range(n)], np.zeros(n, np.int64)), (["anna"] * n, np.arange(n))):
         drawn = pick(cumulative, sticky_below(key, MECHANISM, users, records, limits))
         expected = row.astype(float) / row.astype(float).sum() * n
         assert stats.chisquare(np.bincount(drawn, minlength=4), expected).pvalue > 1e-6

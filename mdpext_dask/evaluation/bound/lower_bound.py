@@ -164,10 +164,7 @@ def bound_facts(
 
 
 def lower_bound(
-    store: MechanismStore,
-    executor: Executor,
-    stages: Stages,
-    request: BoundRequest,
+    store: MechanismStore, executor: Executor, stages: Stages, request: BoundRequest
 ) -> LowerBound:
     """Bound the loss of every mechanism that keeps the promise of a store from below.
 
