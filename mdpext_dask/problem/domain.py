@@ -9,7 +9,7 @@ from mdpext_dask.errors import DataError
 from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, TravelLoss
-from mdpext_dask.problem.outputs import Outputs, check_counts, choose_outputs, output_count
+from mdpext_dask.problem.outputs import check_counts, choose_outputs, output_count
 from mdpext_dask.problem.places import STREAM_TASKS, generator_of, nearest_nodes, read_places, shares
 from mdpext_dask.problem.priors import in_region, make_prior
 
@@ -61,8 +61,11 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
     else:
         outputs = choose_outputs(spec, geometry, prior)
         output_xy, notes = outputs.xy_km, outputs.notes
-        travel = spec.loss.kind == "travel"
-        loss = _travel_loss(spec, geometry, outputs) if travel else EuclideanLoss(output_xy)
+        loss = EuclideanLoss(output_xy)
+        if spec.loss.kind == "travel":
+            tasks, weight = _choose_tasks(spec, geometry)
+            distance = geometry.network.distances_to(tasks, directed=spec.loss.directed)
+            loss = TravelLoss(geometry.node_xy_km, distance, weight, outputs.node)
     projection, nowhere = geometry.projection, np.full_like(output_xy, np.nan)
     return Domain(
         projection=projection,
@@ -75,16 +78,6 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
         loss=loss,
         notes=geometry.notes + notes + found + outside,
         downloads=geometry.downloads,
-    )
-
-
-def _travel_loss(spec: JobSpec, geometry: RoadGeometry, outputs: Outputs) -> TravelLoss:
-    task_node, task_weight = _choose_tasks(spec, geometry)
-    return TravelLoss(
-        node_xy_km=geometry.node_xy_km,
-        task_distance_km=geometry.network.distances_to(task_node, directed=spec.loss.directed),
-        task_weight=task_weight,
-        output_node=outputs.node,
     )
 
 

@@ -11,7 +11,7 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.grid import Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.problem.region import Region, outlined, read_region, rounded
+from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, between, east_of
 from mdpext_dask.readers.roads.downloads import digests
 from mdpext_dask.readers.roads.read_network import RoadNetwork, read_roads
@@ -103,14 +103,26 @@ def build_geometry(spec: JobSpec) -> RoadGeometry | FileGeometry:
 
 def _on_roads(spec: JobSpec) -> RoadGeometry:
     assert spec.domain.cell_km is not None  # ensured by the job file's validation
-    network = _read_network(spec)
     bbox = spec.domain.bbox
+    directed = spec.loss.kind == "travel" and spec.loss.directed
+    network = read_roads(spec.domain.roads, spec.domain.place, bbox)
+    if directed and not network.directions_known:
+        raise SpecError(
+            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
+        )
+    network = network.largest_connected_part(directed=directed)
     region = None if spec.domain.region is None else read_region(spec.domain.region, spec.domain.place)
     if region is not None and bbox is not None:
         region = region.within(bbox)
     within = _nodes_in_box(network, bbox)
     degrees = bbox or (network.box_degrees if region is None else region.box_degrees)
-    projection = _turned(spec, Projection.centred_on(*degrees), region, network.lonlat[within])
+    projection, rotation = Projection.centred_on(*degrees), spec.domain.rotation_deg
+    if rotation == "auto":  # to fit the region, or else the road nodes
+        places = (
+            projection.to_plane(network.lonlat[within]) if region is None else region.outline_km(projection)
+        )
+        rotation = least_rectangle_deg(places)
+    projection = replace(projection, rotation_deg=rotation)
     node_xy = projection.to_plane(network.lonlat)
     # The box that the job names stays the box, unless the rectangle of least area takes its place.
     if bbox is not None and spec.domain.rotation_deg != "auto":
@@ -185,16 +197,6 @@ def _on_loss_file(spec: JobSpec) -> FileGeometry:
     )
 
 
-def _read_network(spec: JobSpec) -> RoadNetwork:
-    directed = spec.loss.kind == "travel" and spec.loss.directed
-    network = read_roads(spec.domain.roads, spec.domain.place, spec.domain.bbox)
-    if directed and not network.directions_known:
-        raise SpecError(
-            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
-        )
-    return network.largest_connected_part(directed=directed)
-
-
 def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.intp]:
     """Return the indices of the nodes in a box given in degrees; of all of them without one."""
     if degrees is None:
@@ -210,21 +212,10 @@ def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.i
     return inside
 
 
-def _turned(
-    spec: JobSpec, projection: Projection, region: Region | None, lonlat: NDArray[np.float64]
-) -> Projection:
-    """Return the projection turned as the job says; ``"auto"``: to fit the region, or else the places."""
-    rotation = spec.domain.rotation_deg
-    if rotation == "auto":
-        places = projection.to_plane(lonlat) if region is None else region.outline_km(projection)
-        rotation = least_rectangle_deg(places)
-    return replace(projection, rotation_deg=rotation)
-
-
 def _projected_box(projection: Projection, degrees: Degrees) -> Box:
     """Return the box in the plane around a box in degrees; its curved sides are sampled."""
-    west, south, north = degrees[0], degrees[1], degrees[3]
-    east = east_of(west, degrees[2])
+    west, south, east, north = degrees
+    east = east_of(west, east)
     along = np.linspace(0, 1, 65)
     lon, lat = west + along * (east - west), south + along * (north - south)
     border = [

@@ -65,9 +65,8 @@ class Box:
     @cached_property
     def radius_km(self) -> float:
         """Radius, in km, of the disc around the origin of the plane that holds the box."""
-        return math.hypot(
-            max(abs(self.west_km), abs(self.east_km)), max(abs(self.south_km), abs(self.north_km))
-        )
+        x, y = (self.west_km, self.east_km), (self.south_km, self.north_km)
+        return math.hypot(max(map(abs, x)), max(map(abs, y)))
 
 
 @dataclass(frozen=True)
@@ -112,14 +111,8 @@ class Grid:
                 f"domain.cell_km: source cells of {cell_km:g} km would be {cells:.1e} in a box of "
                 f"{box.width_km:.3f} km x {box.height_km:.3f} km; at most {_MOST_CELLS:.0e} can be"
             )
-        return cls(
-            west_km=box.west_km,
-            south_km=box.south_km,
-            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING),
-            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING),
-            cell_km=cell_km,
-            refine=refine,
-        )
+        cells_x, cells_y = (math.ceil(side / cell_km - _ROUNDING) for side in (box.width_km, box.height_km))
+        return cls(box.west_km, box.south_km, cells_x, cells_y, cell_km, refine)
 
     @cached_property
     def factor(self) -> int:
@@ -159,13 +152,10 @@ class Grid:
     @cached_property
     def box(self) -> Box:
         """The closed rectangle that the grid covers."""
-        return Box(
-            self.west_km,
-            self.south_km,
-            # The same operations as in x_km and y_km, so that the last records lie on the border.
-            self.west_km + (self.shape[0] - 1) * self.spacing_km,
-            self.south_km + (self.shape[1] - 1) * self.spacing_km,
-        )
+        # The same operations as in x_km and y_km, so that the last records lie on the border.
+        east = self.west_km + (self.shape[0] - 1) * self.spacing_km
+        north = self.south_km + (self.shape[1] - 1) * self.spacing_km
+        return Box(self.west_km, self.south_km, east, north)
 
     def x_km(self) -> NDArray[np.float64]:
         """Return the east coordinates of the fine lattice, float64, in km."""

@@ -59,10 +59,8 @@ def weighted_centres(
             break
         nearest, least = found, total
         mass = np.bincount(nearest, weights=weight, minlength=count)
-        centres = np.stack(
-            [np.bincount(nearest, weights=weight * xy[:, axis], minlength=count) / mass for axis in (0, 1)],
-            axis=-1,
-        )
+        sums = [np.bincount(nearest, weights=weight * axis, minlength=count) for axis in xy.T]
+        centres = np.stack([total / mass for total in sums], axis=-1)
     return centres[np.lexsort((centres[:, 1], centres[:, 0]))]
 
 
@@ -80,15 +78,11 @@ def _start(
             return np.array([*chosen, *left[: count - len(chosen)]], dtype=np.intp)
         drawn = int(np.searchsorted(upto, generator.random() * upto[-1], side="right"))
         chosen.append(min(drawn, int(np.flatnonzero(square)[-1])))
-        away = _squares(xy, xy[chosen[-1]])
+        # By operations that no machine merges.
+        x, y = (xy - xy[chosen[-1]]).T
+        away = np.asarray(x * x + y * y)
         square = away if len(chosen) == 1 else np.minimum(square, away)
     return np.array(chosen, dtype=np.intp)
-
-
-def _squares(xy: NDArray[np.float64], centre: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ‖x_i − c‖², float64 of shape (n,), by operations that no machine merges."""
-    x, y = xy[:, 0] - centre[0], xy[:, 1] - centre[1]
-    return np.asarray(x * x + y * y)
 
 
 def _assigned(

@@ -158,8 +158,7 @@ def corner_costs(
     """
     x, y = grid.x_km(), grid.y_km()
     factor, across, along = grid.factor, cells[0], cells[1]
-    closing_x = int(across.stop == grid.cells_x)
-    closing_y = int(along.stop == grid.cells_y)
+    closing_x, closing_y = int(across.stop == grid.cells_x), int(along.stop == grid.cells_y)
     first_x, first_y = across.start * factor, along.start * factor
     row_y = y[first_y : along.stop * factor + closing_y]
     fraction = np.arange(factor + 1) / factor

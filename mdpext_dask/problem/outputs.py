@@ -54,20 +54,20 @@ def choose_outputs(spec: JobSpec, geometry: RoadGeometry, prior: NDArray[np.floa
     """
     choose, count = spec.outputs.choose, spec.outputs.count
     notes: tuple[str, ...] = ()
-    if choose == "seeds":
-        xy = geometry.grid.seeds_xy_km()[geometry.corners_kept.ravel()]
+    if choose == "all-road-nodes":
+        node = _all_road_nodes(spec, geometry)
+        return Outputs(geometry.node_xy_km[node], node)
+    if choose == "road-nodes":
+        generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
+        node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
+        return Outputs(geometry.node_xy_km[node], node)
+    if choose == "file":
+        xy, notes = _of_file(spec, geometry)
     elif choose == "prior":
         assert count is not None  # ensured by the job file's validation
         xy = centres_of(prior, geometry.grid, count, spec.outputs.random_seed)
-    elif choose == "file":
-        xy, notes = _of_file(spec, geometry)
     else:
-        if choose == "all-road-nodes":
-            node = _all_road_nodes(spec, geometry)
-        else:
-            generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
-            node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
-        return Outputs(geometry.node_xy_km[node], node)
+        xy = geometry.grid.seeds_xy_km()[geometry.corners_kept.ravel()]
     return Outputs(xy, nearest_nodes(geometry, xy), notes)
 
 

@@ -167,15 +167,17 @@ class _Raster:
         across = [np.stack([x, np.full_like(x, north)], axis=-1) for north in (box.south_km, box.north_km)]
         upwards = [np.stack([np.full_like(y, east), y], axis=-1) for east in (box.west_km, box.east_km)]
         outline = [self._in_crs(side) for side in (*across, *upwards)]
-        seam = any(_jumps(side) for side in outline)
+        # One step along a side of more than half of its extent.
+        seam = any(
+            (np.abs(np.diff(s, axis=0)).max(axis=0) > np.ptp(s, axis=0).max() / 2).any() for s in outline
+        )
         places = np.concatenate([*outline, *(self._pole(*pole) for pole in _POLES)])
         windows: list[Window] = []
         covered = np.zeros(len(places), dtype=bool)
         for turn in (0.0,) if self._turn is None else (-self._turn, 0.0, self._turn):
             row, column = self._pixels_at(places + np.array([turn, 0.0]))
-            covered |= (
-                (row >= -_EDGE) & (row <= height + _EDGE) & (column >= -_EDGE) & (column <= width + _EDGE)
-            )
+            place = np.stack([row, column])
+            covered |= ((place >= -_EDGE) & (place <= np.array([[height], [width]]) + _EDGE)).all(axis=0)
             top, bottom = _clipped(row, height)
             left, right = (0, width) if seam else _clipped(column, width)
             if top < bottom and left < right:
@@ -190,9 +192,8 @@ class _Raster:
         if not self._grid.box.contains(place)[0]:
             return np.empty((0, 2))
         found = self._in_crs(place)
-        return (
-            found if self._turn is None else found + np.array([[-self._turn / 2, 0.0], [self._turn / 2, 0.0]])
-        )
+        half = None if self._turn is None else self._turn / 2
+        return found if half is None else found + np.array([[-half, 0.0], [half, 0.0]])
 
     def _strips(self, window: Window) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """Yield rows and columns of parts of the window, of at most 2^20 pixels each."""
@@ -298,12 +299,6 @@ class _Raster:
         down, across = ((np.arange(n) + 0.5) / n for n in parts)
         weight = [np.outer(a, b).ravel() for a in (1 - down, down) for b in (1 - across, across)]
         return np.asarray(np.einsum("nca,cp->npa", corner.reshape(-1, 4, 2), np.stack(weight)))
-
-
-def _jumps(side: NDArray[np.float64]) -> bool:
-    """Whether one step along a sampled side of the grid, of shape (n, 2), is more than half of its extent."""
-    steps, whole = np.abs(np.diff(side, axis=0)), np.ptp(side, axis=0)
-    return bool((steps.max(axis=0) > whole.max() / 2).any())
 
 
 def _clipped(place: NDArray[np.float64], size: int) -> tuple[int, int]:
