@@ -86,7 +86,11 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
     from distributed import LocalCluster
 
     # Otherwise the first process starts this tracker, which unblocks the signal again.
-    _start_tracker()
+    sys.warnoptions.append("ignore:resource_tracker")  # handed down to it: it would warn of killed processes
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # Dask never deletes its own folder there, nor what a killed run leaves in it.
@@ -124,15 +128,6 @@ def _unguarded() -> str:
         '; a script needs if __name__ == "__main__": around what it calls, since every process begins by '
         "importing it"
     )
-
-
-def _start_tracker() -> None:
-    """Start the process that cleans up after others of this program, without its warnings of killed ones."""
-    sys.warnoptions.append("ignore:resource_tracker")  # handed down to it
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.pop()
 
 
 def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:

@@ -1,10 +1,11 @@
-"""The part of a problem that is cheap to build: network or loss file, projection, region and grid."""
+"""The part of a problem that is cheap to build: network or loss file, projection, region, grid, places."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec
@@ -13,8 +14,9 @@ from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, between, east_of
+from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.downloads import digests
-from mdpext_dask.readers.roads.read_network import RoadNetwork, read_roads
+from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,43 @@ class Geometry:
     notes: tuple[str, ...]
     downloads: Mapping[str, str] = field(default_factory=dict)
 
+    def read_places(
+        self, name: str | None, key: str, *, weights: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the points of a file that a job names.
+
+        Parameters
+        ----------
+        name
+            Path of the file, or the name of a built-in one.
+        key
+            Where the job names it.
+        weights
+            Whether the file's weights count.
+
+        Returns
+        -------
+        xy_km
+            In the plane, float64 of shape (n, 2), in km.
+        weight
+            float64 of shape (n,), ≥ 0, not all zero.
+
+        Raises
+        ------
+        SpecError, DataError
+            If the file cannot be read, or has degrees and there is no projection.
+        """
+        assert name is not None  # ensured by the job file's validation
+        points = read_points(points_path(name, key), weights=weights)
+        if points.planar:
+            return points.coordinates, points.weight
+        if self.projection is None:
+            raise DataError(
+                f"{key}: {name}: has columns lon,lat, but the loss file has no centre to place them by; use "
+                "x_km,y_km"
+            )
+        return self.projection.to_plane(points.coordinates), points.weight
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoadGeometry(Geometry):
@@ -69,6 +108,10 @@ class RoadGeometry(Geometry):
     def corners_kept(self) -> NDArray[np.bool_]:
         """Which corners of source cells are corners of kept ones, bool of the shape of the seeds."""
         return replace(self.grid, refine=(1,)).vertices_of(self.kept)
+
+    def nearest_nodes(self, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Return the nearest road node of each place of shape (n, 2), in km."""
+        return np.asarray(KDTree(self.node_xy_km).query(xy_km)[1], dtype=np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,11 +73,9 @@ class CityFile:
             self.header, start = city_layout.read_header(self._read, path)
             sizes = [start, *(size for size, _ in self.header["sections"])]
             self._offsets = np.cumsum(sizes).tolist()
-            excess = os.fstat(self._handle).st_size - self._offsets[-1]
-            if excess < 0:
-                raise StoreError(f"{path}: is cut short by {-excess} bytes; export it again")
-            if excess:
-                raise StoreError(f"{path}: has {excess} bytes too many; export it again")
+            if excess := os.fstat(self._handle).st_size - self._offsets[-1]:
+                wrong = f"has {excess} bytes too many" if excess > 0 else f"is cut short by {-excess} bytes"
+                raise StoreError(f"{path}: {wrong}; export it again")
             self._parse()
         except ValueError:
             raise StoreError(f"{path}: its header is not one that mdpext export writes") from None
@@ -109,10 +107,6 @@ class CityFile:
         sections = 1 if header["packing"] == city_layout.SEED else len(self.tiles)
         if len(header["sections"]) != sections or len(header["rows_sha256"]) != len(self.tiles):
             raise ValueError("another number of sections")
-
-    def facts(self) -> dict[str, Any]:
-        """Return the entries of the header that are for people."""
-        return {key: value for key, value in self.header.items() if key not in _BULKY}
 
     def rows(self, tile: int) -> NDArray[np.float32]:
         """Return the rows of a tile, as they were certified, float32 of shape (east, north, K).
@@ -168,18 +162,14 @@ class City(Reporter):
         # Replaced as a whole and never changed, so that threads need no lock, and a fork finds none held.
         self._cache: dict[int, NDArray[np.uint64]] = {}
         self._room = cache_bytes
-        super().__init__(
-            Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p),
-            content.header,
-            content.output_lonlat,
-            content.output_xy_km,
-            content.remap if remap else None,
-        )
+        places = Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p)
+        table = content.remap if remap else None
+        super().__init__(places, content.header, content.output_lonlat, content.output_xy_km, table)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What was promised, proved and exported: ε, digests, versions, the licence of the map data."""
-        return self._content.facts()
+        return {key: value for key, value in self._content.header.items() if key not in _BULKY}
 
     @property
     def max_quantisation_km(self) -> float:

@@ -77,7 +77,13 @@ class Places:
             east, north = _number(lon), _number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
                 raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
-            return self._one_in_plane(east, north)
+            # The same bits as below; where nothing is moved, in a tenth of the time.
+            if self.projection is not None and self.metric_p == 2:
+                x, y = self.projection.point_to_plane(east, north)
+                if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
+                    return x, y
+            x, y = self.in_plane(np.array([[east, north]]))[0].tolist()
+            return x, y
         if lon is None and lat is None and x_km is not None and y_km is not None:
             x, y = _number(x_km), _number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
@@ -179,15 +185,6 @@ class Places:
         if not np.isfinite(xy).all():
             raise DataError("points: a place on the other side of the Earth has no place in the plane")
         return xy
-
-    def _one_in_plane(self, lon: float, lat: float) -> tuple[float, float]:
-        """Return the same bits as :meth:`in_plane`; where nothing is moved, in a tenth of the time."""
-        if self.projection is not None and self.metric_p == 2:
-            x, y = self.projection.point_to_plane(lon, lat)
-            if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
-                return x, y
-        x, y = self.in_plane(np.array([[lon, lat]]))[0].tolist()
-        return x, y
 
     def _steps(self, place_km: float | None) -> int:
         return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)

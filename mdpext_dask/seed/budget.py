@@ -163,8 +163,9 @@ def normaliser_excess(delta_axis: float, delta_other: float) -> float:
         return 0.0 if delta_other == 0 else 1.0
     # (cosh δ − 1)/sinh δ = tanh(δ/2); written so, nothing cancels or overflows.
     tilt = math.tanh(delta_axis / 2)
-    across = 1 - _sech(delta_other / 2)
-    return min(1.0, tilt + across * _csch(delta_axis))
+    sech = 2 * math.exp(-delta_other / 2) / (1 + math.exp(-delta_other))
+    csch = 2 * math.exp(-delta_axis) / -math.expm1(-2 * delta_axis)
+    return min(1.0, tilt + (1 - sech) * csch)
 
 
 def half_budgets(split: tuple[float, float]) -> AxisBudgets:
@@ -229,10 +230,8 @@ def axis_budgets(
         As :class:`mdpext_dask.seed.model.SeedProblem` takes them.
     """
     seeds_x, seeds_y = grid.seeds_shape
-    return (
-        np.full((2, seeds_x - 1, seeds_y, outputs), beta[0] * grid.cell_km),
-        np.full((2, seeds_x, seeds_y - 1, outputs), beta[1] * grid.cell_km),
-    )
+    shapes = (2, seeds_x - 1, seeds_y, outputs), (2, seeds_x, seeds_y - 1, outputs)
+    return np.full(shapes[0], beta[0] * grid.cell_km), np.full(shapes[1], beta[1] * grid.cell_km)
 
 
 def direction_budgets(
@@ -303,12 +302,9 @@ def tighten(
     if factor.min() >= 1:
         return budgets[0] * factor.min(), budgets[1] * factor.min()
     factor = np.clip(factor, _LEAST_FACTOR, 1.0)
-    padded_x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
-    padded_y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
-    return (
-        budgets[0] * np.minimum(padded_x[:, :-1], padded_x[:, 1:]),
-        budgets[1] * np.minimum(padded_y[:-1], padded_y[1:]),
-    )
+    x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
+    y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
+    return budgets[0] * np.minimum(x[:, :-1], x[:, 1:]), budgets[1] * np.minimum(y[:-1], y[1:])
 
 
 def _slope_bound(beta: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
@@ -326,11 +322,3 @@ def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float, stee
     if excess(epsilon_axis) <= 0:
         return epsilon_axis
     return float(brentq(excess, 0.0, epsilon_axis, xtol=1e-15 * epsilon_axis))
-
-
-def _sech(x: float) -> float:
-    return 2 * math.exp(-x) / (1 + math.exp(-2 * x))
-
-
-def _csch(x: float) -> float:
-    return 2 * math.exp(-x) / -math.expm1(-2 * x)

@@ -128,8 +128,7 @@ def get_bytes(store: Store, key: str) -> bytes | None:
     StoreError
         If it exists but cannot be read.
     """
-    (value,) = _get_many(store, [key], key)
-    return value
+    return _get_many(store, [key], key)[0]
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
@@ -374,6 +373,4 @@ def _parsed(value: bytes | None, kind: type | None) -> Any:
     return None
 
 
-@lru_cache
-def _reader(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_reader = lru_cache(TypeAdapter)
