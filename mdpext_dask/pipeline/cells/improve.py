@@ -35,22 +35,10 @@ from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.axis_budgets import Chosen
+from mdpext_dask.pipeline.cells import tasks
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
-from mdpext_dask.pipeline.cells.tasks import (
-    COSTS,
-    Improved,
-    LatticeArray,
-    Level,
-    State,
-    Sweep,
-    begin_level,
-    normalised,
-    solve_insides,
-    solve_sides,
-    write_costs,
-    write_level_costs,
-)
+from mdpext_dask.pipeline.cells.tasks import COSTS, LatticeArray, Level, State, Sweep
 from mdpext_dask.pipeline.trials import AIM, Trials, tempered
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
@@ -142,7 +130,7 @@ class CellPrograms:
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
         self._create(COSTS, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
-        self._map(write_costs, [(store.url, index) for index in range(store.plan.blocks)])
+        self._map(tasks.write_costs, [(store.url, index) for index in range(store.plan.blocks)])
         state = self._resumed(len(candidates)) or self._search_split(candidates)
         state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
@@ -177,7 +165,7 @@ class CellPrograms:
         if level.cost.name not in self._ready:
             self._create(level.cost, shape, 2 * (self._side(level),))
             boxes = self._unmoved(level)
-            self._map(write_level_costs, [(self._store.url, box, level) for box in boxes])
+            self._map(tasks.write_level_costs, [(self._store.url, box, level) for box in boxes])
         return level
 
     def _sweeps_of(self, number: int) -> int:
@@ -188,7 +176,7 @@ class CellPrograms:
         """Interpolate a state to the next level."""
         level, parts = self._level(state.level + 1), self._parts[state.level]
         scores, boxes = self._new_array(level), self._unmoved(level)
-        self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
+        self._map(tasks.begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
     def _search_split(self, candidates: Sequence[Callable[[], Chosen]]) -> State:
@@ -252,7 +240,7 @@ class CellPrograms:
             trials.clear()
         array = LatticeArray(f"cells_{next(self._numbers)}")
         seeds = raised_to_floor(seeds, self._floor)
-        scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
+        scores = tasks.normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
         return array
 
@@ -268,7 +256,7 @@ class CellPrograms:
         for box in self._unmoved(level):
             across, along = box.part()
             part = rows(across)[:, along]
-            scores.write(self._store, box, normalised(np.log(part)))
+            scores.write(self._store, box, tasks.normalised(np.log(part)))
         other = replace(state, scores=scores, loss_km=math.inf, sweeps=())
         # It has had no sweeps on coarser levels.
         sweeps = MORE_SWEEPS * self._sweeps_of(state.level)
@@ -343,7 +331,10 @@ class CellPrograms:
         for tries in itertools.count(1):
             task = replace(task, result=self._new_array(level, padding))
             arguments = [(self._store.url, task, box) for box in boxes]
-            swept, verdicts = self._map(solve_sides, arguments), self._map(solve_insides, arguments)
+            swept, verdicts = (
+                self._map(tasks.solve_sides, arguments),
+                self._map(tasks.solve_insides, arguments),
+            )
             swept += [verdict.swept for verdict in verdicts]
             above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
             for box, verdict in zip(boxes, verdicts, strict=True):
@@ -364,7 +355,7 @@ class CellPrograms:
             task = replace(task, frozen=self._write_frozen(frozen))
         for array in (sides, *task.drift):
             self._forget(array, but=(state.scores, task.result))
-        done = Improved(
+        done = tasks.Improved(
             level=state.level,
             loss_km=sum(v.loss_km for v in verdicts),
             tries=tries,
