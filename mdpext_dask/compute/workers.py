@@ -36,25 +36,20 @@ def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -
     """Return the address of a running scheduler."""
     address, seconds = str(cluster.address), CONNECT_SECONDS
     if address.endswith(".json"):
-        seconds = _FIRST_WORKER_SECONDS
-        address = _address_in(address)
+        seconds, file = _FIRST_WORKER_SECONDS, address
+        try:
+            content = json.loads(Path(file).read_text())
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
+        if not isinstance(content, dict) or not isinstance(content.get("address"), str):
+            raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
+        address = content["address"].strip()
     failed = f"no scheduler with workers answers at {address}"
     try:
         _listen(address)
     except (OSError, ValueError) as error:
         raise ClusterError(f"cluster: {failed}: {first_line(error)}") from None
     return address, failed, seconds
-
-
-def _address_in(file: str) -> str:
-    """Return the address in a scheduler file."""
-    try:
-        match json.loads(Path(file).read_text()):
-            case {"address": str(address)}:
-                return address.strip()
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
-    raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
 
 
 def _listen(address: str) -> None:

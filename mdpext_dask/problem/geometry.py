@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.grid import Box, Grid, least_rectangle_deg
+from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import outlined, read_region, rounded
@@ -47,9 +47,7 @@ class Geometry:
     notes: tuple[str, ...]
     downloads: Mapping[str, str] = field(default_factory=dict)
 
-    def read_places(
-        self, name: str | None, key: str, *, weights: bool = True
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def read_places(self, name: str | None, key: str, *, weights: bool = True) -> tuple[Array, Array]:
         """Return the points of a file that a job names.
 
         Parameters
@@ -101,7 +99,7 @@ class RoadGeometry(Geometry):
 
     projection: Projection
     network: RoadNetwork
-    node_xy_km: NDArray[np.float64]
+    node_xy_km: Array
     nodes_inside: NDArray[np.intp]
 
     @property
@@ -109,7 +107,7 @@ class RoadGeometry(Geometry):
         """Which corners of source cells are corners of kept ones, bool of the shape of the seeds."""
         return replace(self.grid, refine=(1,)).vertices_of(self.kept)
 
-    def nearest_nodes(self, xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
+    def nearest_nodes(self, xy_km: Array) -> NDArray[np.intp]:
         """Return the nearest road node of each place of shape (n, 2), in km."""
         return np.asarray(KDTree(self.node_xy_km).query(xy_km)[1], dtype=np.intp)
 

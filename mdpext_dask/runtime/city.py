@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, StoreError
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
@@ -133,7 +133,7 @@ class CityFile:
         return rows
 
     @cached_property
-    def _scores(self) -> NDArray[np.float64]:
+    def _scores(self) -> Array:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
         packed = self._section(0)
         try:
@@ -186,9 +186,7 @@ class City(Reporter):
         """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
         return str(self._content.header["content_sha256"])
 
-    def row(
-        self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None
-    ) -> NDArray[np.float64]:
+    def row(self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None) -> Array:
         """Return M(·|x) of the record nearest to a place, float64 of shape (K,), normalised to rounding.
 
         With a remap, these are the probabilities of the reports: 0 for outputs that are never reported.
@@ -214,7 +212,7 @@ class City(Reporter):
         probability = weights.astype(np.float64)
         return np.asarray(probability / probability.sum())
 
-    def sample_many(self, coordinates: NDArray[np.float64], *, planar: bool = False) -> NDArray[np.float64]:
+    def sample_many(self, coordinates: Array, *, planar: bool = False) -> Array:
         """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`."""
         return self._reported[self.sample_points(coordinates, planar=planar)[0]]
 

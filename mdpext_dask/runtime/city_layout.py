@@ -52,7 +52,7 @@ _FIT = {"half_lon": _NUMBER, "middle_lat": _NUMBER, "half_lat": _NUMBER, "x": [[
 _HEADER: Mapping[str, Any] = {
     **dict.fromkeys(("epsilon_per_km", "epsilon_certified", "quantisation_km"), _NUMBER),
     "metric_p": _NUMBER | str,
-    "content_sha256": str,
+    **dict.fromkeys(("content_sha256", "packing"), str),
     "grid": _GRID,
     "kept": str | None,
     # The oldest cities were never turned.
@@ -61,7 +61,6 @@ _HEADER: Mapping[str, Any] = {
     # Without a projection there are no degrees; JSON has no NaN.
     "outputs": {name: [_NUMBER | None] for name in ("lon", "lat", "x", "y")},
     "remap": (None, [int]),
-    "packing": str,
     "tile_cells": [int, int],
     "sections": [[int, str]],
     "rows_sha256": [str],

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 
 # s(δ_t, δ_o): what normalising may multiply a score's slope along an axis with, at most.
 Steepening = Callable[[float, float], float]
@@ -210,9 +209,7 @@ def bound_budgets(
     return AxisBudgets(split=split, beta=(beta[0] * scale, beta[1] * scale))
 
 
-def axis_budgets(
-    grid: Grid, beta: tuple[float, float], outputs: int = 1
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def axis_budgets(grid: Grid, beta: tuple[float, float], outputs: int = 1) -> tuple[Array, Array]:
     """Return budgets β h_0 of every edge that are the same along an axis.
 
     Parameters
@@ -234,9 +231,7 @@ def axis_budgets(
     return np.full(shapes[0], beta[0] * grid.cell_km), np.full(shapes[1], beta[1] * grid.cell_km)
 
 
-def direction_budgets(
-    grid: Grid, output_xy_km: NDArray[np.float64], epsilon: float, p: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def direction_budgets(grid: Grid, output_xy_km: Array, epsilon: float, p: float) -> tuple[Array, Array]:
     """Return budgets β h_0 that follow the direction from each output to each edge.
 
     A mechanism that decays radially from an output needs all of ε along the radius and none across it: the
@@ -280,9 +275,7 @@ def many_seeds(seeds: int) -> bool:
     return seeds > _MANY_SEEDS
 
 
-def tighten(
-    budgets: tuple[NDArray[np.float64], NDArray[np.float64]], norms: NDArray[np.float64], limit: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def tighten(budgets: tuple[Array, Array], norms: Array, limit: float) -> tuple[Array, Array]:
     """Return budgets lowered on the four edges of every source cell whose certificate exceeds the limit.
 
     An edge takes the smaller factor of the cells on its two sides, an eighth where that is less: an infinite

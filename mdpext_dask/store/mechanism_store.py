@@ -167,7 +167,9 @@ class MechanismStore:
         if objects.is_empty(store):
             return None
         content = objects.get_json(store, ROOT_KEY)
-        if content is None and objects.holds_leftovers_only(store):
+        # Nothing but a lock and partial files, as before a run's first whole write.
+        keys = objects.list_keys(store, "") if content is None else [ROOT_KEY]
+        if all(key.endswith(objects.LEFTOVER) or key == objects.LOCK for key in keys):
             return None
         attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
         if "fingerprint" not in attributes:

@@ -225,11 +225,6 @@ def is_empty(store: Store) -> bool:
         return bool(sync(store.is_empty("")))
 
 
-def holds_leftovers_only(store: Store) -> bool:
-    """Whether there is nothing but a lock and partial files, as before a run's first whole write."""
-    return all(key.endswith(LEFTOVER) or key == LOCK for key in list_keys(store, ""))
-
-
 def delete_keys(store: Store, keys: list[str]) -> None:
     """Delete objects, in any order; missing ones are no error.
 

@@ -210,7 +210,10 @@ class CellPrograms:
         """Sweep over the state's level until it has had so many sweeps, or nothing is gained any more."""
         level = self._level(state.level)
         for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
-            if _little_gained([s.loss_km for s in state.sweeps if s.level == state.level]):
+            losses = [s.loss_km for s in state.sweeps if s.level == state.level]
+            before = losses[: -len(_OFFSETS)]
+            # The last sweeps, one with each offset, have gained next to nothing.
+            if before and min(losses) > (1 - _NOTHING_LEFT) * min(before):
                 break
             swept = self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
             self._observer(Note(_told(swept, turn + 1)))
@@ -341,7 +344,8 @@ class CellPrograms:
                 east, north = verdict.above.shape
                 above[box.x[0] : box.x[0] + east, box.y[0] : box.y[0] + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
-            above &= ~_inside(frozen)
+            # Not the cells whose four corners are frozen.
+            above &= ~(frozen[:-1, :-1] & frozen[1:, :-1] & frozen[:-1, 1:] & frozen[1:, 1:])
             if not above.any():
                 if not max(verdict.worst for verdict in verdicts) <= _DAMAGED * task.target:
                     raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
@@ -426,11 +430,6 @@ def _lines(shape: tuple[int, int], offset: tuple[int, int]) -> tuple[Lines, Line
     return across, along
 
 
-def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the cells of a lattice whose four corners are among some points."""
-    return points[:-1, :-1] & points[1:, :-1] & points[:-1, 1:] & points[1:, 1:]
-
-
 def _with_cells(
     frozen: NDArray[np.bool_], above: NDArray[np.bool_], lines: tuple[Lines, Lines]
 ) -> NDArray[np.bool_]:
@@ -441,12 +440,6 @@ def _with_cells(
         if above[left:right, low:high].any():
             frozen[left : right + 1, low : high + 1] = True
     return frozen
-
-
-def _little_gained(losses: list[float]) -> bool:
-    """Whether the last sweeps, one with each offset, have gained next to nothing over those before them."""
-    before = losses[: -len(_OFFSETS)]
-    return bool(before) and min(losses) > (1 - _NOTHING_LEFT) * min(before)
 
 
 def _told(state: State, turn: int) -> str:
