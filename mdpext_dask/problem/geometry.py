@@ -139,7 +139,9 @@ def build_geometry(spec: JobSpec) -> RoadGeometry | FileGeometry:
     SpecError, DataError
         If the job and its files do not fit together; before any long work.
     """
-    return _on_loss_file(spec) if spec.loss.kind == "file" else _on_roads(spec)
+    geometry: RoadGeometry | FileGeometry
+    geometry = _on_loss_file(spec) if spec.loss.kind == "file" else _on_roads(spec)
+    return replace(geometry, downloads=downloads_of(spec))
 
 
 def _on_roads(spec: JobSpec) -> RoadGeometry:
@@ -195,7 +197,6 @@ def _on_roads(spec: JobSpec) -> RoadGeometry:
         node_xy_km=node_xy,
         nodes_inside=within,
         notes=notes,
-        downloads=downloads_of(spec),
     )
 
 
@@ -228,13 +229,7 @@ def _on_loss_file(spec: JobSpec) -> FileGeometry:
                 f"{rounded(region.box_degrees)}"
             )
     return FileGeometry(
-        problem=problem,
-        projection=projection,
-        distortion=distortion,
-        grid=grid,
-        kept=kept,
-        notes=notes,
-        downloads=downloads_of(spec),
+        problem=problem, projection=projection, distortion=distortion, grid=grid, kept=kept, notes=notes
     )
 
 
