@@ -211,9 +211,9 @@ class CellPrograms:
         level = self._level(state.level)
         for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
             losses = [s.loss_km for s in state.sweeps if s.level == state.level]
-            before = losses[: -len(_OFFSETS)]
+            earlier = losses[: -len(_OFFSETS)]
             # The last sweeps, one with each offset, have gained next to nothing.
-            if before and min(losses) > (1 - _NOTHING_LEFT) * min(before):
+            if earlier and min(losses) > (1 - _NOTHING_LEFT) * min(earlier):
                 break
             swept = self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
             self._observer(Note(_told(swept, turn + 1)))
