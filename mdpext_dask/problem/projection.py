@@ -81,8 +81,7 @@ class Projection:
         x, y = self._proj(lon, lat)
         if self.rotation_deg == 0:
             return x, y
-        angle = math.radians(-self.rotation_deg)
-        cosine, sine = math.cos(angle), math.sin(angle)
+        cosine, sine = _turn(-self.rotation_deg)
         return cosine * x - sine * y, sine * x + cosine * y
 
     def to_degrees(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -95,8 +94,8 @@ class Projection:
         """Turn points about the origin, counter-clockwise; by nothing, their bits stay as they are."""
         if degrees == 0:
             return xy_km
-        cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-        x, y = xy_km[:, 0], xy_km[:, 1]
+        cosine, sine = _turn(degrees)
+        x, y = xy_km.T
         return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)
 
     def to_disc(self, lonlat: NDArray[np.float64], radius_km: float) -> NDArray[np.float64]:
@@ -180,7 +179,7 @@ class Projection:
 
     def _derived(self, plane: dict[str, Any]) -> dict[str, Any]:
         """Return the turned plane as PROJJSON: derived from `plane` by an affine map."""
-        cosine, sine = (f(math.radians(self.rotation_deg)) for f in (math.cos, math.sin))
+        cosine, sine = _turn(self.rotation_deg)
         values = 0.0, cosine, sine, 0.0, -sine, cosine
         parameters = [
             {"name": name, "value": value, "unit": unit, "id": _epsg(code)}
@@ -195,6 +194,11 @@ class Projection:
             "conversion": {"name": "rotation", "method": method, "parameters": parameters},
             "coordinate_system": plane["coordinate_system"],
         }
+
+
+def _turn(degrees: float) -> tuple[float, float]:
+    """Return the cosine and the sine of an angle."""
+    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
 
 def _epsg(code: int) -> dict[str, Any]:

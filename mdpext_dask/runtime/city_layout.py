@@ -45,25 +45,22 @@ _ORDER = 2
 _TILE_BYTES = 256 * 2**10
 # Shapes of JSON values; see :func:`_fits`.
 _NUMBER = int | float
-_GRID = dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER) | {
-    "cells_x": int,
-    "cells_y": int,
-    "refine": [int],
-}
+_LENGTHS = dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER)
+_GRID = {**_LENGTHS, "cells_x": int, "cells_y": int, "refine": [int]}
 _CENTRE = {"centre_lon": _NUMBER, "centre_lat": _NUMBER}
 _FIT = {"half_lon": _NUMBER, "middle_lat": _NUMBER, "half_lat": _NUMBER, "x": [[_NUMBER]], "y": [[_NUMBER]]}
 _HEADER: Mapping[str, Any] = {
     **dict.fromkeys(("epsilon_per_km", "epsilon_certified", "quantisation_km"), _NUMBER),
     "metric_p": _NUMBER | str,
-    "content_sha256": str,
+    **dict.fromkeys(("content_sha256", "packing"), str),
     "grid": _GRID,
     "kept": str | None,
-    "projection": (None, _CENTRE),
+    # The oldest cities were never turned.
+    "projection": (None, _CENTRE, {**_CENTRE, "rotation_deg": _NUMBER}),
     "plane_fit": (None, _FIT),
     # Without a projection there are no degrees; JSON has no NaN.
     "outputs": {name: [_NUMBER | None] for name in ("lon", "lat", "x", "y")},
     "remap": (None, [int]),
-    "packing": str,
     "tile_cells": [int, int],
     "sections": [[int, str]],
     "rows_sha256": [str],
@@ -107,7 +104,9 @@ def read_header(read: Callable[[int, int], bytes], path: Path) -> tuple[dict[str
     if hashlib.sha256(prefix[: _PREFIX.size] + content).digest() != prefix[_PREFIX.size :]:
         raise StoreError(f"{path}: its header is damaged; export it again")
     header: dict[str, Any] = json.loads(content)
-    if not _fits(header, _HEADER):
+    # Further entries are for people; what is inside the entries that are read has no others.
+    known = isinstance(header, dict) and {key: header[key] for key in _HEADER if key in header}
+    if not _fits(known, _HEADER):
         raise ValueError("not a header")
     return header, start + length
 
@@ -118,11 +117,12 @@ def _fits(value: Any, shape: Any) -> bool:
     Parameters
     ----------
     shape
-        A type; keys that must be there, with their shapes; a list of the shape of all entries, or of each;
-        or a tuple of shapes of which one will do.
+        A type; keys that must be there, and no others, with their shapes; a list of the shape of all entries,
+        or of each; or a tuple of shapes of which one will do.
     """
     if isinstance(shape, dict):
-        return isinstance(value, dict) and all(k in value and _fits(value[k], shape[k]) for k in shape)
+        alike = isinstance(value, dict) and value.keys() == shape.keys()
+        return alike and all(_fits(value[key], shape[key]) for key in shape)
     if isinstance(shape, list):
         of_length = isinstance(value, list) and len(shape) in (1, len(value))
         return of_length and all(map(_fits, value, cycle(shape)))
@@ -157,19 +157,14 @@ class Tiles:
         return self.shape[0] * self.shape[1]
 
     def _cells_of(self, tile: int) -> tuple[slice, slice]:
-        position = divmod(tile, self.shape[1])
-        x, y = (
-            slice(at * size, min((at + 1) * size, end))
-            for at, size, end in zip(position, self._cells, self._ends, strict=True)
-        )
+        parts = zip(divmod(tile, self.shape[1]), self._cells, self._ends, strict=True)
+        x, y = (slice(at * size, min((at + 1) * size, end)) for at, size, end in parts)
         return x, y
 
     def records(self, tile: int) -> tuple[slice, slice]:
         """Return the records of a tile."""
-        x, y = (
-            slice(part.start * self._factor, part.stop * self._factor + (part.stop == end))
-            for part, end in zip(self._cells_of(tile), self._ends, strict=True)
-        )
+        parts, f = zip(self._cells_of(tile), self._ends, strict=True), self._factor
+        x, y = (slice(part.start * f, part.stop * f + (part.stop == end)) for part, end in parts)
         return x, y
 
     def of_records(self, i: Any, j: Any) -> Any:

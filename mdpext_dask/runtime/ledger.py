@@ -255,9 +255,8 @@ class ReleaseBudget:
         except OSError as error:
             raise StoreError(f"{self._path}: the ledger cannot be opened: {error.strerror}") from None
         try:
-            with contextlib.closing(
-                sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
-            ) as connection:
+            opened = sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
+            with contextlib.closing(opened) as connection:
                 # On the disk, with the folder that names the journal, before anything is drawn.
                 connection.execute("PRAGMA synchronous = EXTRA")
                 self._check(connection)

@@ -174,8 +174,7 @@ def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
     """
     done = store.read_receipts()
     blocks = store.plan.blocks
-    missing = [index for index in range(blocks) if index not in done]
-    if missing:
+    if missing := [index for index in range(blocks) if index not in done]:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise IncompleteStoreError(
             f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
@@ -211,12 +210,8 @@ def verify(store: MechanismStore) -> None:
     damage = ShardDamage.joined([*parts, ShardDamage(extra=extra_shards(store))])
     said = _said_of_blocks(blocks)
     unproved = [str(block.index) for block in blocks if block.index not in found]
-    for what, names in (
-        ("no receipt of blocks", unproved),
-        ("changed shards", damage.changed),
-        ("missing shards", damage.missing),
-        ("extra shards", damage.extra),
-    ):
+    kinds = {f"{kind} shards": names for kind, names in asdict(damage).items()}
+    for what, names in {"no receipt of blocks": unproved, **kinds}.items():
         if names:
             said.append(f"{what}: {_some(names)}")
     if wrong:
@@ -235,10 +230,8 @@ def _said_of_blocks(blocks: Sequence[Block]) -> list[str]:
     x, y = first.owned_x, first.owned_y
     plural = "s" if len(others) > 1 else ""
     more = f" and block{plural} {_some([str(block.index) for block in others])}" if others else ""
-    return [
-        f"block {first.index} (records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}){more} "
-        f"{'have' if others else 'has'} changed since it was certified"
-    ]
+    where, have = f"records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}", "have" if others else "has"
+    return [f"block {first.index} ({where}){more} {have} changed since it was certified"]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -489,6 +489,11 @@ NO_HEADERS: list[Change] = [
     ),
     put("grid", "refine", value=2),
     put("grid", "cells_x", value="3"),
+    put("grid", "more", value=1),
+    *(
+        put("projection", value={"centre_lon": 0.0, "centre_lat": 0.0, **more})
+        for more in ({"rotation_deg": "1"}, {"more": 1})
+    ),
     put("tile_cells", value=[1]),
     put("plane_fit", "x", value=[[None]]),
     put("outputs", "lon", value=[1.0]),
