@@ -34,7 +34,7 @@ from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
-from tests.support.processes import write_toml
+from tests.support.problems import write_toml
 from tests.support.submissions import notes_of, program
 
 PROJECT = Path(__file__).resolve().parents[2]

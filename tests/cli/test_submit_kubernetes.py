@@ -121,9 +121,7 @@ def test_without_kubectl_the_file_stays_and_the_error_is_one_line(
         ("Error from server (Forbidden): daskjobs is forbidden", "Forbidden"),
     ],
 )
-def test_a_cluster_that_refuses(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, said: str, shown: str
-) -> None:
+def test_cluster_that_refuses(tmp_path: Path, spec: JobSpec, cluster: Cluster, said: str, shown: str) -> None:
     cluster.set(status=[None], refuse=said)
     with pytest.raises(SpecError, match=shown) as caught:
         hand_over(spec, tmp_path / "job")
@@ -241,9 +239,7 @@ def test_another_job_of_the_name_is_not_touched(tmp_path: Path, spec: JobSpec, c
 
 
 @pytest.mark.parametrize("ended", ["Failed", "Successful"])
-def test_after_an_end_the_job_is_submitted_anew(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str
-) -> None:
+def test_after_end_job_is_submitted_anew(tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str) -> None:
     """Applied again as it is, a job that has ended would not start; and its pods must be gone before."""
     cluster.set(status=["Running"])
     hand_over(spec, tmp_path / "job", detach=True)

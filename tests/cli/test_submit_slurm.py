@@ -21,7 +21,8 @@ from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support import slurm_cluster
 from tests.support.inside import Capture, Outcome, run_inside
-from tests.support.processes import wait_until, write_toml
+from tests.support.problems import write_toml
+from tests.support.processes import wait_until
 from tests.support.slurm_cluster import Slurm
 from tests.support.slurm_operators import FREE, HELD_BY, OPEN, setting
 

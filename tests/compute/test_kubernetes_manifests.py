@@ -138,9 +138,7 @@ WORKER = ("spec", "cluster", "spec", "worker", "spec")
         (0, ("data",), "datum"),
     ],
 )
-def test_a_misspelt_key_is_found(
-    documents: Documents, document: int, path: tuple[Any, ...], name: str
-) -> None:
+def test_misspelt_key_is_found(documents: Documents, document: int, path: tuple[Any, ...], name: str) -> None:
     manifest = copy.deepcopy(documents[document])
     _misspell(manifest, path, name)
     assert any(name in said for said in complaints(manifest))
@@ -179,9 +177,7 @@ def test_the_runner_gets_the_same_job(demo: JobSpec, documents: Documents) -> No
     assert job.cluster.kind == "address"
 
 
-def test_the_runner_goes_where_the_operator_puts_the_scheduler(
-    documents: Documents, made: Made, pods: Made
-) -> None:
+def test_runner_goes_where_operator_puts_the_scheduler(documents: Documents, made: Made, pods: Made) -> None:
     address = parse_job(tomllib.loads(documents[0]["data"]["job.toml"])).cluster.address
     for name in ("runner", "worker"):
         (container,) = pods[name]["spec"]["containers"]

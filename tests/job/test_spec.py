@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import differing_keys, fingerprint_of, load_job, parse_job, with_overrides
-from tests.support.problems import JobMaker, point_file, refusal
+from tests.support.problems import JobMaker, point_file
+from tests.support.refusals import refusal
 
 _JOB_TEXT = """
 [domain]
@@ -170,9 +171,7 @@ def test_section_that_is_no_table_and_misspelt_key_are_named(small_job: JobMaker
 
 
 @pytest.mark.parametrize("content", [b"[domain\nroads = 3", b"a = 1\na = 2", b"\xff\xfe[domain]", None])
-def test_file_that_is_not_toml_or_is_missing_or_a_folder_is_named(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_file_that_is_not_toml_or_missing_or_a_folder_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "job.toml"
     if content is None:
         refusal(lambda: load_job(tmp_path), str(tmp_path), kind=SpecError)

@@ -18,7 +18,8 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.problem.projection import Projection
-from tests.support.problems import JobMaker, point_file, refusal, road_folder, road_geometry
+from tests.support.problems import JobMaker, point_file, road_folder, road_geometry
+from tests.support.refusals import refusal
 
 Build = Callable[..., Domain]
 # Six nodes: a square of about 8 km, with one node in its middle and an island of one.
@@ -77,9 +78,7 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
 
 
 @pytest.mark.parametrize("rotation", [0.0, 30.0])
-def test_box_in_degrees_is_covered_and_decides_which_nodes_count(
-    small_job: JobMaker, rotation: float
-) -> None:
+def test_box_in_degrees_is_covered_and_says_which_nodes_count(small_job: JobMaker, rotation: float) -> None:
     west, south, east, north = _BBOX
     domain = {"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}
     found = road_geometry(small_job(domain=domain))

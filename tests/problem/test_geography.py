@@ -34,9 +34,9 @@ from tests.support.problems import (
     ground_km,
     point_file,
     polygon_file,
-    refusal,
     road_geometry,
-)  # fmt: skip
+)
+from tests.support.refusals import refusal
 
 # PROJ takes a place within 1e-10 radians of the centre for the centre itself.
 _SNAP_KM = 2e-6

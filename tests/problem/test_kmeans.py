@@ -56,9 +56,7 @@ def test_the_best_of_several_starts_is_the_best_of_all_assignments(problem: tupl
 
 @given(problem=problems(most=12), seed=st.integers(0, 5))
 @settings(max_examples=100)
-def test_each_centre_is_the_mean_of_what_is_nearest_to_it(
-    problem: tuple[Array, Array, int], seed: int
-) -> None:
+def test_each_centre_is_mean_of_what_is_nearest_to_it(problem: tuple[Array, Array, int], seed: int) -> None:
     xy, weight, count = problem
     centres = weighted_centres(xy, weight, count, generator(seed))
     assert centres.shape == (count, 2)

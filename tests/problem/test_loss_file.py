@@ -18,7 +18,8 @@ from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from tests.support.loss_files import job
-from tests.support.problems import point_file, refusal
+from tests.support.problems import point_file
+from tests.support.refusals import refusal
 
 Arrays = dict[str, Any]
 Save = Callable[..., Path]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mdpext_dask import build, load_job, open_mechanism
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreError
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.sections import ClusterSection
@@ -27,6 +26,7 @@ from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.sampling.mechanism import Mechanism
 from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.inside import call
 from tests.support.loss_files import job, write
 from tests.support.problems import JobMaker
 from tests.support.reference import audited_epsilon
@@ -296,15 +296,6 @@ def test_a_file_of_planar_points(planar: Path, mechanism: Mechanism, tmp_path: P
 
 
 # --- the command line ------------------------------------------------------------------------------
-
-
-def call(capfd: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as stop:
-        main([*map(str, arguments), "--json"])
-    out, err = capfd.readouterr()
-    assert (stop.value.code or 0) == code, err
-    document: dict[str, Any] = json.loads(out)
-    return document
 
 
 def test_overrides_compose_on_the_command_line(

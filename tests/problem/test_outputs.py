@@ -26,8 +26,8 @@ from mdpext_dask.problem.outputs import centres_of, output_count
 from mdpext_dask.reports.compare.answers import Case
 from mdpext_dask.reports.compare.protocol import compare
 from mdpext_dask.sampling.mechanism import open_mechanism
-from tests.support.problems import all_records, point_file, refusal, road_folder
-from tests.support.processes import write_toml
+from tests.support.problems import all_records, point_file, road_folder, write_toml
+from tests.support.refusals import refusal
 
 # Six by five road nodes, a kilometre apart or so, and one street that is one place with another's end.
 EAST, NORTH = 12.5 + 0.012 * np.arange(6), 41.9 + 0.009 * np.arange(5)

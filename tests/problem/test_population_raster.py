@@ -21,7 +21,8 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.population_raster import read_population
 from mdpext_dask.problem.projection import Projection
-from tests.support.problems import JobMaker, refusal
+from tests.support.problems import JobMaker
+from tests.support.refusals import refusal
 
 LONLAT, UTM, MOLLWEIDE = "EPSG:4326", "EPSG:32633", "ESRI:54009"
 PLANE = Projection(12.5, 41.9)

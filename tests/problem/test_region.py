@@ -44,8 +44,9 @@ from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, rows_at, rows_of
 from mdpext_dask.store.schema import cells_sha256
-from tests.support.problems import JobMaker, all_rows, point_file, polygon_file, refusal, road_geometry
+from tests.support.problems import JobMaker, all_rows, point_file, polygon_file, road_geometry
 from tests.support.reference import audited_epsilon
+from tests.support.refusals import refusal
 from tests.support.regions import _OUTPUTS, _U, CELL_KM, CELLS, PLANE, geojson, u_job
 
 U_KEPT = np.ones(CELLS, dtype=bool)
@@ -325,9 +326,7 @@ def test_records_that_change_sides_are_noticed(finished: Path, index: tuple[int,
 
 
 @pytest.mark.parametrize("harm", ["one more", "one less", "chunk lost", "array lost"])
-def test_cells_that_change_sides_are_noticed_whatever_is_done_with_the_store(
-    finished: Path, harm: str
-) -> None:
+def test_cells_that_change_sides_are_noticed_whatever_is_done_with_store(finished: Path, harm: str) -> None:
     if harm.startswith("one"):
         flip(finished, "kept", (1, 2) if harm == "one more" else (0, 2))
     else:
@@ -386,9 +385,7 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
     assert report.epsilon == math.inf
 
 
-def test_an_extension_that_is_not_the_same_again_is_refused(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extension_that_is_not_same_again_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another version of a solver might answer: rows that nobody has certified are never sampled."""
 
     def another(store: MechanismStore, block: Any) -> np.ndarray:

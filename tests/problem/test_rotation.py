@@ -33,11 +33,11 @@ from tests.support.problems import (
     ground_km,
     point_file,
     polygon_file,
-    refusal,
     road_folder,
     road_geometry,
-)  # fmt: skip
+)
 from tests.support.reference import audited_epsilon
+from tests.support.refusals import refusal
 
 PLANE = Projection(-73.97, 40.78)
 angles = st.floats(-180, 180)

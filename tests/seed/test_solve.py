@@ -56,9 +56,7 @@ def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
 
 @pytest.mark.parametrize("solve", [solve_highs, solve_interior_point])
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_the_scale_of_the_cost_does_not_matter(
-    solve: Callable[[SeedProblem], SeedMechanism], scale: float
-) -> None:
+def test_scale_of_cost_does_not_matter(solve: Callable[[SeedProblem], SeedMechanism], scale: float) -> None:
     problem = random_problem(np.random.default_rng(3))
     scaled = dataclasses.replace(problem, cost=problem.cost * scale)
     assert solve(scaled).primal == pytest.approx(scale * solve(problem).primal, rel=2e-6)

@@ -19,6 +19,7 @@ import psutil
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.problems import write_toml
 
 # The package's own limits are in seconds; this only keeps a test from hanging on a loaded machine.
 PATIENCE = 120.0
@@ -215,15 +216,6 @@ def job_file(folder: Path, job: dict[str, dict[str, Any]]) -> Path:
     path = folder / "job.toml"
     write_toml(path, job)
     return path
-
-
-def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
-    """Write a job file of any name."""
-    lines = []
-    for section, keys in job.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join(lines))
 
 
 # --- moments --------------------------------------------------------------------------------------
