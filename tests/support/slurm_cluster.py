@@ -158,12 +158,8 @@ def _nodes(slurm: Slurm) -> set[str]:
 def _start(slurm: Slurm, *command: str) -> None:
     """Start a program that goes into the background once it is up."""
     with (slurm.folder / "start.log").open("a") as log:
-        how: dict[str, Any] = {
-            "env": {**os.environ, **slurm.environment},
-            "timeout": _SECONDS,
-            "stdin": subprocess.DEVNULL,
-        }
-        done = subprocess.run(command, **how, stdout=log, stderr=log, check=False)
+        how: dict[str, Any] = {"env": {**os.environ, **slurm.environment}, "timeout": _SECONDS}
+        done = subprocess.run(command, **how, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     if done.returncode:
         said = (slurm.folder / "start.log").read_text().splitlines()[-1:]
         raise CannotStartError(f"{command[0]} does not start: {' '.join(said)}")

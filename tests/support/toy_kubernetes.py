@@ -36,7 +36,8 @@ KINDS = {
     ("v1", "pods"): "Pod", ("v1", "services"): "Service", ("v1", "configmaps"): "ConfigMap",
     ("v1", "events"): "Event", ("apps/v1", "deployments"): "Deployment",
     ("networking.k8s.io/v1", "networkpolicies"): "NetworkPolicy",
-    **{(DASK, f"dask{kind.lower()}s"): f"Dask{kind}" for kind in ("Job", "Cluster", "WorkerGroup", "Autoscaler")},
+    (DASK, "daskjobs"): "DaskJob", (DASK, "daskclusters"): "DaskCluster",
+    (DASK, "daskworkergroups"): "DaskWorkerGroup", (DASK, "daskautoscalers"): "DaskAutoscaler",
 }  # fmt: skip
 GROUPS = sorted({api for api, _ in KINDS if "/" in api})
 _EXTENSIONS = "apiextensions.k8s.io/v1"
@@ -322,8 +323,8 @@ def discovery(path: str) -> Thing | None:
     path = path.rstrip("/")
     namespace = {"metadata": {"name": NAMESPACE, "uid": "0", "resourceVersion": "1"}}
     versions = [{"groupVersion": api, "version": api.split("/")[1]} for api in [*GROUPS, _EXTENSIONS]]
-    said = ((one["groupVersion"].split("/")[0], one) for one in versions)
-    groups = [{"name": name, "versions": [one], "preferredVersion": one} for name, one in said]
+    named = ((one["groupVersion"].split("/")[0], one) for one in versions)
+    groups = [{"name": name, "versions": [one], "preferredVersion": one} for name, one in named]
     paths = [f"apis/{api}" if "/" in api else f"api/{api}" for api in ("v1", *GROUPS)]
     known: dict[str, Thing] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
@@ -358,10 +359,10 @@ def discovery(path: str) -> Thing | None:
         if of == api
         for name in (plural, f"{plural}/status")
     ]
-    kind = {"v1": "Namespace", _EXTENSIONS: "CustomResourceDefinition"}.get(api)
-    if kind is not None:
-        entry = {"name": f"{kind.lower()}s", "singularName": kind.lower(), "namespaced": False}
-        resources.append({**entry, "kind": kind, "verbs": look})
+    wide = {"v1": "Namespace", _EXTENSIONS: "CustomResourceDefinition"}.get(api)
+    if wide is not None:
+        entry = {"name": f"{wide.lower()}s", "singularName": wide.lower(), "namespaced": False}
+        resources.append({**entry, "kind": wide, "verbs": look})
     return {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
 
 
