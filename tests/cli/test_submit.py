@@ -243,15 +243,14 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
 @pytest.mark.parametrize(
     ("answers", "state", "message"),
     [
-        ({"1": part("1", "PENDING", "Priority")}, "pending", "Priority"),
-        ({"1": part("1", "CONFIGURING")}, "running", ""),
-        ({"1": part("1", "COMPLETED")}, "done", ""),
         ({}, "gone", "Slurm does not know it any more"),
-        ({"1": part("1", "FAILED", "NonZeroExitCode", "3:0")}, "failed", "exit code 3"),
-        ({"1": part("1", "FAILED", "RaisedSignal:9", "0:9")}, "failed", "killed by signal 9"),
-        ({"1": part("1", "CANCELLED", code="0:15")}, "failed", "cancelled"),
-        ({"1": part("1", "TIMEOUT")}, "failed", "its time was up (cluster.walltime_hours)"),
-        ({"1": part("1", "OUT_OF_MEMORY")}, "failed", "its memory was not enough (cluster.memory_gib)"),
+        *(({"1": part("1", *said)}, state, message) for said, state, message in (
+            (("PENDING", "Priority"), "pending", "Priority"), (("CONFIGURING",), "running", ""),
+            (("COMPLETED",), "done", ""), (("CANCELLED", "None", "0:15"), "failed", "cancelled"),
+            (("FAILED", "NonZeroExitCode", "3:0"), "failed", "exit code 3"),
+            (("FAILED", "RaisedSignal:9", "0:9"), "failed", "killed by signal 9"),
+            (("TIMEOUT",), "failed", "its time was up (cluster.walltime_hours)"),
+            (("OUT_OF_MEMORY",), "failed", "its memory was not enough (cluster.memory_gib)"))),
         # A chain of three.
         ({"1": part("1", "COMPLETED"), "2": part("2", "PENDING", "Resources", array="2_3-7%2"),
           "3": part("3", "PENDING", "Dependency")}, "running", "Resources"),
