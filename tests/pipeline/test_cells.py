@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
-from tests.support.processes import write_toml
+from tests.support.problems import write_toml
 from tests.support.reference import audited_epsilon
 
 Job = Callable[..., dict[str, dict[str, Any]]]

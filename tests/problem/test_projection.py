@@ -21,9 +21,7 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
 
 @given(lon=st.floats(-180, 180), lat=st.floats(-75, 75), bearing=st.floats(-180, 180), km=st.floats(0, 200))
 @settings(max_examples=50, deadline=None)
-def test_distance_and_bearing_from_the_centre_are_true(
-    lon: float, lat: float, bearing: float, km: float
-) -> None:
+def test_distance_and_bearing_from_centre_are_true(lon: float, lat: float, bearing: float, km: float) -> None:
     end_lon, end_lat, _ = WGS84.fwd(lon, lat, bearing, km * 1000)
     [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
     angle = np.deg2rad(bearing)

@@ -31,10 +31,12 @@ from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
-from tests.support.answers import call, same_number
+from tests.support.answers import same_number
+from tests.support.inside import call
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
-from tests.support.problems import all_rows, refusal
+from tests.support.problems import all_rows
+from tests.support.refusals import refusal
 from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.

@@ -26,8 +26,9 @@ from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
-from tests.support.answers import call, same_number
-from tests.support.problems import refusal
+from tests.support.answers import same_number
+from tests.support.inside import call
+from tests.support.refusals import refusal
 
 SECRETS = ("Anna", "12 Secret Street")
 FORMATS = ["csv", "csv.gz", "csv.bz2", "csv.xz", "parquet", "geojson", "geojson.gz", "geojsonl", "ndjson.gz"]

@@ -26,8 +26,8 @@ from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards, verify
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, best_remap, merge_columns, read_remap
-from tests.support.answers import call
 from tests.support.baseline_checks import expected_loss, holds, problem_of, rows_of
+from tests.support.inside import call
 
 Floats = NDArray[np.float64]
 

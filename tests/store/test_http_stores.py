@@ -33,7 +33,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
-from tests.support.commands import mdpext
+from tests.support.inside import mdpext
 
 pytest.importorskip("aiohttp")
 

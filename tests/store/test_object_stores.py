@@ -28,7 +28,7 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
-from tests.support.commands import mdpext
+from tests.support.inside import mdpext
 from tests.support.processes import job_file, processes_in, wait_until
 
 pytest.importorskip("s3fs")
