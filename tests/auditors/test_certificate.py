@@ -30,9 +30,7 @@ EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
     roughness=st.floats(1e-3, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_it_covers_all_pairs(
-    p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int
-) -> None:
+def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int) -> None:
     """Brute force over all pairs never exceeds it, on any rectangular lattice, even an uneven one."""
     rng = np.random.default_rng(seed)
     x, y = (np.cumsum(rng.uniform(0.05, 2, size=n)) for n in shape)

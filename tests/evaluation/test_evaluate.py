@@ -31,6 +31,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition
+from tests.support.refusals import refused
 
 Stores = Callable[[str], Path]
 # What this is about needs no bound and no attackers; other tests are about those.
@@ -47,7 +48,7 @@ def finished(request: pytest.FixtureRequest, stores: Stores) -> Path:
 # --- what is computed -----------------------------------------------------------------------------
 
 
-def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
+def test_numbers_by_definition(finished: Path, tmp_path: Path) -> None:
     prior, rows, losses, apart = by_definition(finished)
     joint = prior[:, None] * rows
     found = evaluate(str(finished), records=tmp_path / "R.NPZ")
@@ -120,9 +121,7 @@ def test_all_executors_find_the_same_bits(
     assert json.dumps(found) == json.dumps(expected)
 
 
-def test_more_records_than_can_be_sorted(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_many_records_to_sort(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     exact = evaluate(str(finished))
     monkeypatch.setattr(evaluation, "MOST_SORTED", 0)
     found = evaluate(str(finished))
@@ -168,9 +167,7 @@ def test_sums_are_exact(numbers: list[float]) -> None:
     SHARE,
     st.integers(0, 40),
 )
-def test_tallies_are_right_to_their_resolution(
-    pairs: list[tuple[float, float]], share: str, cut: int
-) -> None:
+def test_tallies_are_right_to_resolution(pairs: list[tuple[float, float]], share: str, cut: int) -> None:
     values, weights = np.array(pairs).T
     total = Tally()
     for part in (slice(0, cut), slice(cut, None)):
@@ -246,9 +243,7 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
     assert len(error.splitlines()) == 1
 
 
-def test_what_cannot_be_written_in_the_end_is_one_error(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_files_are_errors(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -298,8 +293,7 @@ def test_what_cannot_be_asked_for_is_refused(stores: Stores) -> None:
         ({"records": store / "r.npz"}, inside),
         ({"picture": store / "m.png"}, inside),
     ):
-        with pytest.raises(SpecError, match=why):
-            evaluate(str(store), **what)
+        refused(SpecError, why, evaluate, str(store), **what)
 
 
 @pytest.mark.parametrize("what", ["prior", "rows", "chunk"])
@@ -321,8 +315,7 @@ def test_damage_is_one_error(stores: Stores, tmp_path: Path, what: str) -> None:
 
 
 def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no such store"):
-        evaluate(str(tmp_path / "nothing.zarr"))
+    refused(StoreError, "no such store", evaluate, str(tmp_path / "nothing.zarr"))
 
 
 def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Path) -> None:

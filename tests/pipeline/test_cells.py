@@ -85,9 +85,7 @@ _EVERY_TIME = {(1, "bound"), ("inf", "bound"), (1.5, "certified"), (2, "certifie
         for budget in ("half", "bound", "certified")
     ],
 )
-def test_the_store_is_private_for_all_pairs_and_better_than_interpolation(
-    tmp_path: Path, cell_job: Job, p: float | str, budget: str
-) -> None:
+def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | str, budget: str) -> None:
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
     sections = {
         "domain": {"refine": [4], "metric_p": p},
@@ -172,9 +170,7 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
     assert summary["loss_km"] < 0.99 * without["loss_km"]
 
 
-def test_every_way_to_run_gives_the_same_bytes(
-    path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path
-) -> None:
+def test_same_bytes_every_way(path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path) -> None:
     job = cell_job(cluster=any_cluster.model_dump(exclude_none=True))
     summary = make(job, path)
     assert summary["state"] == "complete"
@@ -182,18 +178,14 @@ def test_every_way_to_run_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [9, 9]])
-def test_the_shape_of_blocks_does_not_matter(
-    path: Path, cell_job: Job, built: Path, block_cells: list[int]
-) -> None:
+def test_block_shape_does_not_matter(path: Path, cell_job: Job, built: Path, block_cells: list[int]) -> None:
     summary = make(cell_job(store={"block_cells": block_cells}), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
     assert summary["boundary_mismatches"] == 0
     assert (summary["boundary_rows_checked"] > 0) == (block_cells != [9, 9])
 
 
-def test_boxes_and_batches_do_not_matter_either(
-    tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_box_and_batch_do_not_matter(tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut lattices into many boxes, programs into batches of one: sides and insides are the same (A2)."""
     job = cell_job(domain={"refine": [3, 2]}, outputs={"count": 5})
     make(job, tmp_path / "one.zarr")
@@ -352,9 +344,7 @@ def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
     assert summary["loss_km"] == pytest.approx(without["loss_km"], rel=1e-6)
 
 
-def test_programs_that_ask_for_too_much_do_not_break_the_guarantee(
-    path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infeasible_programs_stay_private(path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that ignores its constraints: cells above ε are found, and stay as they were."""
     original = programs.usable
 

@@ -285,9 +285,7 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
         ("elsewhere", "node_type", "group"),
     ],
 )
-def test_copies_of_descriptions_that_only_others_read_are_noticed(
-    finished: Path, name: str, key: str, value: object
-) -> None:
+def test_changed_descriptions_are_noticed(finished: Path, name: str, key: str, value: object) -> None:
     """Readers such as xarray go by the root's copies: it would show other numbers than are sampled."""
 
     def change(root: dict[str, Any]) -> None:
@@ -386,9 +384,7 @@ def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", [TypeError, AttributeError])
-def test_a_fault_of_the_program_is_not_taken_for_damage(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
-) -> None:
+def test_a_bug_is_not_damage(finished: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
     """A seed that looks damaged is solved again, which would hide the fault."""
 
     def fails(*_: object) -> str:

@@ -16,6 +16,7 @@ from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, StoreAccessError
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.remote import RetryPolicy, open_remote
 from mdpext_dask.store.remote_drivers import is_transient, said_by, status_of
+from tests.support.refusals import refused
 
 QUICK = RetryPolicy(attempts=3, first_delay=0.001, longest_delay=0.002, settle_seconds=0.001)
 
@@ -223,9 +224,7 @@ def test_a_refusal_is_not_asked_again(obey: Callable[..., type[Bucket]]) -> None
     assert (bucket.asked, error.value.exit_code, error.value.transient) == (1, EXIT_BAD_INPUT, False)
 
 
-def test_a_request_that_hangs_is_given_up(
-    obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_request_ends(obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "POLICY", RetryPolicy(attempts=2, first_delay=0.001, request_seconds=0.05))
     store = objects.open_objects("scripted://b/s")
     bucket = obey(60.0, 60.0)
@@ -239,8 +238,7 @@ def test_time_ends_too(obey: Callable[..., type[Bucket]], monkeypatch: pytest.Mo
     monkeypatch.setattr(remote, "POLICY", policy)
     store = objects.open_objects("scripted://b/s")
     bucket = obey(*[BUSY] * 1000)
-    with pytest.raises(StoreAccessError, match="tried"):
-        objects.get_bytes(store, "a")
+    refused(StoreAccessError, "tried", objects.get_bytes, store, "a")
     assert bucket.asked <= 10
 
 
@@ -308,5 +306,4 @@ def test_a_store_is_the_same_in_another_process(obey: Callable[..., type[Bucket]
     assert again == store
     assert str(store) == "scripted://b/s"
     assert not store.with_read_only(False).read_only
-    with pytest.raises(StoreError, match="read-only"):
-        objects.put_bytes(store, "a", b"")
+    refused(StoreError, "read-only", objects.put_bytes, store, "a", b"")

@@ -1,6 +1,7 @@
 """What an action is refused with."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,4 +16,13 @@ def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = D
     assert len(message.splitlines()) == 1, message
     for part in parts:
         assert part in message, message
+    return message
+
+
+def refused(kind: type[Exception], match: str, action: Callable[..., object], *given: Any, **how: Any) -> str:
+    """Return the message of the error that a call ends in: one line, in which a pattern is found."""
+    with pytest.raises(kind, match=match) as caught:
+        action(*given, **how)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
     return message
