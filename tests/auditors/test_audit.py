@@ -24,7 +24,6 @@ from mdpext_dask.auditors.promise import Promise
 from mdpext_dask.auditors.result import in_words, sentence, table
 from mdpext_dask.auditors.source import ArraySource
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import ClusterError, DataError, IncompleteStoreError, SpecError, StoreError
@@ -35,6 +34,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.inside import run_inside
 from tests.support.reference import audited_epsilon, softmax
 from tests.support.refusals import refused
 
@@ -97,10 +97,8 @@ def points_file(folder: Path, lonlat: Array) -> Path:
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any], str]:
     """Run the command line here; return exit code, the document it prints, and what it complains of."""
-    with pytest.raises(SystemExit) as end:
-        main(["audit", *map(str, arguments), "--json", "--progress", "none"])
-    printed = capsys.readouterr()
-    return int(end.value.code or 0), json.loads(printed.out), printed.err
+    code, out, err = run_inside(capsys, "audit", *arguments, "--json", "--progress", "none")
+    return code, json.loads(out), err
 
 
 # --- stores ---------------------------------------------------------------------------------------
@@ -564,8 +562,7 @@ def test_large_exponents_of_the_metric_end() -> None:
 def test_lists_of_numbers_are_mechanisms_as_well() -> None:
     assert audit([[0.5, 0.5], [0.6, 0.4]], points=[[0, 0], [1, 0]], epsilon_per_km=1).holds
     for wrong in ([[0.5, "x"]], [[0.5], [0.4, 0.6]], np.array([object(), None])):
-        with pytest.raises(DataError):
-            audit(wrong, points=[[0, 0], [1, 0]], epsilon_per_km=1)
+        refused(DataError, "", audit, wrong, points=[[0, 0], [1, 0]], epsilon_per_km=1)
 
 
 def test_an_audit_without_end_is_stopped_by_the_clock(exponential: tuple[Array, Array]) -> None:
@@ -662,9 +659,8 @@ def test_people_read_where_and_how_much(built: Path, capsys: pytest.CaptureFixtu
     assert "(lat, lon)" in texts["worst"]
     assert "km apart" in texts["worst"]
     assert "as likely from one as from the other" in texts["worst"]
-    with pytest.raises(SystemExit):
-        main(["audit", str(built), "--epsilon-per-km", "0.3", "--progress", "none"])
-    assert "km apart" in " ".join(capsys.readouterr().out.split())
+    said = run_inside(capsys, "audit", built, "--epsilon-per-km", "0.3", "--progress", "none").stdout
+    assert "km apart" in " ".join(said.split())
 
 
 def test_progress_is_told_by_stage(built: Path) -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError
@@ -50,6 +49,8 @@ from mdpext_dask.events import silent
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.answers import call
+from tests.support.commands import mdpext
 from tests.support.definitions import by_definition, quantile_by_definition, records_km
 from tests.support.refusals import refused
 from tests.support.regions import PLANE
@@ -354,9 +355,8 @@ def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> Non
 def test_unusable_beliefs(stores: Stores, tmp_path: Path, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / "p.csv").write_text(text)
-    with pytest.raises(MdpextError, match=f"^--attacker-prior: .*{complaint}") as caught:
-        attacked(stores("planar"), AttackRequest(attacker_prior=tmp_path / "p.csv"))
-    assert len(str(caught.value).splitlines()) == 1
+    request = AttackRequest(attacker_prior=tmp_path / "p.csv")
+    refused(MdpextError, f"^--attacker-prior: .*{complaint}", attacked, stores("planar"), request)
 
 
 # --- many releases --------------------------------------------------------------------------------
@@ -592,9 +592,8 @@ def polygon(*ring: tuple[float, float]) -> str:
 def test_bad_districts(stores: Stores, tmp_path: Path, name: str, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=f"^--districts: .*{complaint}") as caught:
-        read_districts(MechanismStore.open(str(stores("region"))), tmp_path / name)
-    assert len(str(caught.value).splitlines()) == 1
+    store = MechanismStore.open(str(stores("region")))
+    refused(DataError, f"^--districts: .*{complaint}", read_districts, store, tmp_path / name)
 
 
 def test_polygons_say_nothing_about_a_plane_without_a_place(stores: Stores) -> None:
@@ -665,9 +664,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     points.write_text(f"x_km,y_km\n{box.west_km!r},{box.south_km!r}\n")
     options = ["--progress", "none", "--bound-seconds", "0", "--releases", "2", "--random-seed", "3"]
     options += ["--districts", str(path), "--attacker-prior", str(points)]
-    with pytest.raises(SystemExit):
-        main(["evaluate", store, "--json", *options])
-    answer = json.loads(capfd.readouterr().out)
+    answer = call(capfd, "evaluate", store, *options)
     request = AttackRequest(districts=path, attacker_prior=points, releases=2, random_seed=3)
     assert answer["adversary"] == attacked(store, request)
     told = dict(table(answer))
@@ -675,9 +672,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     for label in ("in the west", "in elsewhere", "2 releases", "believes file", "worst record", "leakage"):
         assert label in told
     for wrong in (["--no-attacks", "--districts", str(path)], ["--releases", "-1"]):
-        with pytest.raises(SystemExit) as caught:
-            main(["evaluate", store, *wrong])
-        assert caught.value.code == 2
+        assert mdpext("evaluate", store, *wrong) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ METHODS: tuple[Method, ...] = (exponential_mechanism, planar_laplace, em_remap, 
 # --- the exponential mechanism --------------------------------------------------------------------
 
 
+def test_the_exponential_mechanism_by_hand() -> None:
+    """From (0, 0), outputs at 0 and 5 km, at ε = 0.5 / km: weights 1 and exp(-0.5 · 5 / 2) = 0.286505."""
+    problem = problem_of(np.array([[0.0, 0.0], [4.0, 3.0]]), 0.5, grid=Grid(0.0, 0.0, 1, 1, 4.0, (1,)))
+    row = rows_of(exponential_mechanism, problem)[0, 0]
+    assert row == pytest.approx([1 / 1.286505, 0.286505 / 1.286505], rel=1e-6)
+
+
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.attackers import passes
@@ -30,6 +29,8 @@ from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.answers import call
+from tests.support.commands import mdpext
 from tests.support.definitions import by_definition, quantile_by_definition
 from tests.support.refusals import refused
 
@@ -235,9 +236,7 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
 ) -> None:
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as caught:
-        main(["evaluate", str(tmp_path / "nothing.zarr"), option, str(tmp_path / name)])
-    assert caught.value.code == 2
+    assert mdpext("evaluate", tmp_path / "nothing.zarr", option, tmp_path / name) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {option}: ")
     assert len(error.splitlines()) == 1
@@ -259,16 +258,12 @@ def test_unwritable_files_are_errors(stores: Stores, tmp_path: Path, monkeypatch
 def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = str(stores("travel"))
     command = ["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"]
-    with pytest.raises(SystemExit):
-        main([*command, "--json", "--map", str(tmp_path / "m.png"), "--records", str(tmp_path / "r.npz")])
-    answer = json.loads(capfd.readouterr().out)
+    answer = call(capfd, *command, "--map", tmp_path / "m.png", "--records", tmp_path / "r.npz")
     assert answer == evaluate(store)
     assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit) as caught:
-        main(command)
-    assert caught.value.code == 0
+    assert mdpext(*command) == 0
     text = capfd.readouterr().out
     assert f"{answer['loss_km']:.6g} km" in text
     assert "of reports, which lose" in text
@@ -309,9 +304,7 @@ def test_damage_is_one_error(stores: Stores, tmp_path: Path, what: str) -> None:
     else:
         shard = path / store.shard_keys(store.plan[0])[0]
         shard.write_bytes(shard.read_bytes()[:-40])
-    with pytest.raises(StoreError) as caught:
-        evaluate(str(path))
-    assert len(str(caught.value).splitlines()) == 1
+    refused(StoreError, "", evaluate, str(path))
 
 
 def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
@@ -34,6 +33,7 @@ from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.answers import call
 from tests.support.baseline_checks import least_loss
 from tests.support.refusals import refused
 
@@ -160,16 +160,6 @@ def test_growth_is_rounded_up_and_hardly(epsilon: float, sides: tuple[float, flo
         found = LatticePromise(epsilon, 2.0).growth(*sides)
         assert exact < Decimal(found) < exact * (1 + Decimal("1e-14") + Decimal("3e-12") * exact.ln())
     assert LatticePromise(1000.0, 2.0).growth(1.0, 0.0) == math.inf
-
-
-def test_records_outside_the_region_tie_nothing_together() -> None:
-    # Two kept records with one between them that is not: no pair near each other, nothing is lost.
-    cost = np.array([[[0.0, 0.5]], [[0.0, 0.0]], [[0.5, 0.0]]])
-    kept = np.array([[True], [False], [True]])
-    promise = LatticePromise(1.0, 2.0)
-    line = Lattice(np.arange(3.0), np.zeros(1), cost, kept)
-    assert lattice_bound(line, promise) == 0
-    assert lattice_bound(dataclasses.replace(line, kept=~np.zeros_like(kept)), promise) > 0.1
 
 
 def test_a_lattice_with_nothing_to_lose_or_to_choose() -> None:
@@ -388,10 +378,7 @@ def test_the_gap(stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.Ca
     assert found["lower_bound_offsets"] is found["lower_bound_standard_error_km"] is None
     assert evaluate(path, bound=BoundRequest(seconds=0), attacks=None)["lower_bound_km"] is None
     capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", path, "--no-attacks", "--json", "--stride=3", "--offsets=4", "--random-seed=7"])
-    assert ended.value.code == 0
-    answer = json.loads(capfd.readouterr().out)
+    answer = call(capfd, "evaluate", path, "--no-attacks", "--stride=3", "--offsets=4", "--random-seed=7")
     assert not answer["lower_bound_certified"]
     assert len(answer["lower_bound_offsets"]) == answer["offsets_used"] == 4
 

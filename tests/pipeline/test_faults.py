@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
@@ -29,6 +28,7 @@ from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from tests.support.disks import Disk, small_disk
+from tests.support.inside import run_inside
 from tests.support.processes import (
     Command,
     Moment,
@@ -270,9 +270,8 @@ def inside(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Run a command in this process, where it can be struck at any line."""
 
     def call(*arguments: object) -> Outcome:
-        with pytest.raises(SystemExit) as stop:
-            main([*map(str, arguments)])
-        return Outcome(int(stop.value.code or 0), capfd.readouterr().err.splitlines())
+        code, _, err = run_inside(capfd, *arguments)
+        return Outcome(code, err.splitlines())
 
     return call
 
@@ -580,12 +579,10 @@ def test_a_task_that_a_worker_cannot_hold_is_refused_before_work(small_job: Job,
     check(0.25)
     refused(SpecError, r"^cluster\.memory_gib: .* pauses at 85% of 0\.15", check, 0.15)
     large = {"outputs": {"count": 400}, "domain": {"refine": [60]}, "store": {"block_cells": [9, 9]}}
-    with pytest.raises(SpecError, match=r"or smaller store\.block_cells") as error:
-        check(0.5, **large)
-    needed = float(re.search(r"needs ([\d.]+) GiB", str(error.value))[1])
+    error = refused(SpecError, r"or smaller store\.block_cells", check, 0.5, **large)
+    needed = float(re.search(r"needs ([\d.]+) GiB", str(error))[1])
     check(1.02 * needed / 0.85, **large)
-    with pytest.raises(SpecError):
-        check(0.98 * needed / 0.85, **large)
+    refused(SpecError, "", check, 0.98 * needed / 0.85, **large)
     check(0.5, **{**large, "store": {"block_cells": [1, 1]}})
 
 

@@ -161,9 +161,7 @@ def test_in_pieces_without_dask_it_is_the_same(path: Path, small_job: Job, built
     planned = init(parse_job(small_job()), str(path))
     assert (planned["state"], planned["blocks_done"]) == ("planned", 0)
     blocks = planned["blocks"]
-    with pytest.raises(IncompleteStoreError) as error:
-        finalise(str(path))
-    assert error.value.missing == tuple(range(blocks))
+    assert refused(IncompleteStoreError, "", finalise, str(path)).missing == tuple(range(blocks))
     partition(str(path), blocks - 1, blocks)
     under_way = summarise(MechanismStore.open(str(path)))
     assert (under_way["state"], under_way["blocks_done"]) == ("extending", 1)
@@ -286,14 +284,11 @@ def sharpened(store: MechanismStore, block: Block) -> np.ndarray:
 def test_not_private_is_never_complete(path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate refuses the store."""
     monkeypatch.setattr(tasks, "extended_block", sharpened)
-    with pytest.raises(GuaranteeViolation, match="worst triple") as error:
-        make(small_job(), path)
-    assert error.value.worst["log_ratio"] > error.value.worst["bound"]
+    worst = refused(GuaranteeViolation, "worst triple", make, small_job(), path).worst
+    assert worst["log_ratio"] > worst["bound"]
     assert MechanismStore.open(str(path)).state == "refused"
-    with pytest.raises(GuaranteeViolation):
-        open_mechanism(path)
-    with pytest.raises(GuaranteeViolation):
-        make(small_job(), path)
+    refused(GuaranteeViolation, "", open_mechanism, path)
+    refused(GuaranteeViolation, "", make, small_job(), path)
     # Once the rule is mended, so is the store.
     monkeypatch.undo()
     assert make(small_job(), path)["state"] == "complete"
@@ -312,12 +307,12 @@ def test_disagreeing_blocks_are_refused(path: Path, small_job: Job, monkeypatch:
         return fine
 
     monkeypatch.setattr(tasks, "extended_block", faulty)
-    with pytest.raises(GuaranteeViolation, match=r"disagree on record \(\d+, 3\)") as error:
-        make(small_job(store={"block_cells": [1, 9]}), path)
-    assert error.value.worst["blocks"] == [0, 1]
+    job = small_job(store={"block_cells": [1, 9]})
+    error = refused(GuaranteeViolation, r"disagree on record \(\d+, 3\)", make, job, path)
+    assert error.worst["blocks"] == [0, 1]
     assert MechanismStore.open(str(path)).state == "refused"
     # The two blocks are done again; the hardware is well now.
-    assert make(small_job(store={"block_cells": [1, 9]}), path)["state"] == "complete"
+    assert make(job, path)["state"] == "complete"
 
 
 @pytest.mark.parametrize("harm", ["gone", "truncated"])
@@ -573,9 +568,9 @@ def test_verify_names_the_changed_block(finished: Path) -> None:
 def test_another_job_at_the_same_place_is_refused_and_named(finished: Path, small_job: Job) -> None:
     other = small_job(privacy={"epsilon_per_km": 0.5}, outputs={"random_seed": 4})
     before = bytes_of(finished)
-    with pytest.raises(StoreError, match=r"privacy\.epsilon_per_km") as error:
-        make(other, finished)
-    assert "outputs.random_seed" in str(error.value)
+    assert "outputs.random_seed" in str(
+        refused(StoreError, r"privacy\.epsilon_per_km", make, other, finished)
+    )
     assert np.array_equal(bytes_of(finished), before)
     assert make(other, finished, overwrite=True)["epsilon_per_km"] == 0.5
 

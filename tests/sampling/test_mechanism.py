@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -66,10 +65,9 @@ def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
     assert (drawn >= 0).all()
     assert mechanism.sample_points(points, outside="drop")[0][1] == -1
     refused(DataError, "1 of 2 lie outside", mechanism.sample_points, points, outside="error")
-    rules: list[Any] = ["Error", "raise", "", None]
-    for rule in rules:
-        with pytest.raises(SpecError, match="outside: must be nearest, drop, error"):
-            mechanism.sample_points(points, outside=rule)
+    said = "outside: must be nearest, drop, error"
+    for rule in ("Error", "raise", "", None):
+        refused(SpecError, said, mechanism.sample_points, points, outside=rule)
 
 
 def test_what_is_reported_about_it(mechanism: Mechanism) -> None:

@@ -139,8 +139,7 @@ def test_draws_are_charged_first_and_refused_undrawn(mechanism: Mechanism, budge
     assert budget.spent("anna") == 4
     assert budget.composed_epsilon("anna") == 4 * mechanism.epsilon_per_km
     asked = source.asked
-    with pytest.raises(BudgetExceeded):
-        mechanism.sample(**place, n=2, entropy_for_tests=source)
+    refused(BudgetExceeded, "", mechanism.sample, **place, n=2, entropy_for_tests=source)
     assert source.asked == asked
     assert budget.spent("anna") == 4
 
@@ -183,8 +182,7 @@ def test_what_is_dropped_is_not_charged(mechanism: Mechanism, budget: ReleaseBud
     assert [budget.spent(user) for user in ("anna", "ben")] == [1, 1]
     alone, _ = mechanism.sample_points(places[2:], users=["ben"], sticky=KEY)
     assert drawn[2] == alone[0]
-    with pytest.raises(DataError):
-        mechanism.sample_points(places, **arguments, outside="error")
+    refused(DataError, "", mechanism.sample_points, places, **arguments, outside="error")
     assert budget.spent("anna") == 1
 
 
@@ -196,8 +194,7 @@ def test_sticky_answers_cost_by_the_record(mechanism: Mechanism, budget: Release
     for place, record in zip(places, records, strict=True):
         arguments: dict[str, Any] = {"lon": place[0], "lat": place[1], "user": "anna", "sticky": KEY}
         if len(used | {record}) > 5:
-            with pytest.raises(BudgetExceeded):
-                mechanism.sample(**arguments, budget=budget)
+            refused(BudgetExceeded, "", mechanism.sample, **arguments, budget=budget)
             continue
         used.add(record)
         for _ in range(2):
@@ -207,8 +204,7 @@ def test_sticky_answers_cost_by_the_record(mechanism: Mechanism, budget: Release
     again = [place for place, record in zip(places, records, strict=True) if record in used]
     mechanism.sample_points(np.array(again), users=["anna"] * len(again), sticky=KEY, budget=budget)
     arguments = {"lon": again[0][0], "lat": again[0][1], "user": "anna", "budget": budget}
-    with pytest.raises(BudgetExceeded):
-        mechanism.sample(**arguments, sticky=KEY.for_epoch("2027"))
+    refused(BudgetExceeded, "", mechanism.sample, **arguments, sticky=KEY.for_epoch("2027"))
 
 
 def test_answers_of_another_mechanism_are_charged_anew(store: str, budget: ReleaseBudget) -> None:
@@ -285,8 +281,7 @@ def test_a_place_that_wobbles_is_one_place(mechanism: Mechanism, budget: Release
     arguments: dict[str, Any] = {"users": ["anna"] * 50, "sticky": KEY, "planar": True}
     drawn, _ = mechanism.sample_points(places, **arguments, budget=budget, place_km=2.0)
     assert len(set(drawn.tolist())) == budget.spent("anna") == 1
-    with pytest.raises(BudgetExceeded):
-        mechanism.sample_points(places, **arguments, budget=budget)
+    refused(BudgetExceeded, "", mechanism.sample_points, places, **arguments, budget=budget)
     alone = mechanism.sample(x_km=x + 0.9, y_km=y - 0.9, user="anna", sticky=KEY, place_km=2.0)
     assert np.array_equal(alone[0], mechanism.output_lonlat[drawn[0]])
 

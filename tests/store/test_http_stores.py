@@ -108,12 +108,10 @@ def test_every_kind_of_range_is_what_it_is_in_a_file(url: str, folder: Path) -> 
 
 def test_writing_over_http_is_refused(url: str, small_job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job = parse_job(small_job())
-    for ask in (
-        lambda: build(job, url),
-        lambda: build(job, url, overwrite=True),
-        lambda: MechanismStore.open(url, mode="r+"),
-    ):
-        refused(StoreError, f"^{url}: can only be read", ask)
+    said = f"^{url}: can only be read"
+    refused(StoreError, said, build, job, url)
+    refused(StoreError, said, build, job, url, overwrite=True)
+    refused(StoreError, said, MechanismStore.open, url, mode="r+")
     with pytest.raises(StoreAccessError, match="cannot be listed over plain HTTP"):
         objects.list_keys(objects.open_objects(url, read_only=True), "receipts/")
     assert mdpext("partition", url, "0", "--progress", "none") == EXIT_BAD_INPUT
@@ -127,12 +125,10 @@ def test_what_is_missing_on_a_server_is_never_read_as_something(folder: Path, tm
         mechanism = open_mechanism(f"{server}/small.zarr")
         for shard in (path for path in shards if path.is_file()):
             shard.unlink()
-        for ask in (
-            lambda: mechanism.row(x_km=0, y_km=0),
-            lambda: mechanism.sample(lon=-73.98, lat=40.75),
-            lambda: mechanism.sample_points(np.zeros((3, 2)), planar=True),
-        ):
-            refused(MdpextError, r"damaged|missing|not a", ask)
+        said = r"damaged|missing|not a"
+        refused(MdpextError, said, mechanism.row, x_km=0, y_km=0)
+        refused(MdpextError, said, mechanism.sample, lon=-73.98, lat=40.75)
+        refused(MdpextError, said, mechanism.sample_points, np.zeros((3, 2)), planar=True)
         refused(GuaranteeViolation, "missing shards", open_mechanism, f"{server}/small.zarr", verify=True)
         assert not audit(f"{server}/small.zarr").holds
 
@@ -187,6 +183,5 @@ for url in ("s3://bucket/a.zarr", "https://host/a.zarr"):
 
 
 def test_a_driver_that_connects_at_once_finds_nobody() -> None:
-    with pytest.raises(StoreAccessError, match=r"^ftp://127.0.0.1:1/a: does not answer: .*refused") as caught:
-        open_mechanism("ftp://127.0.0.1:1/a")
-    assert caught.value.exit_code == 3
+    said, url = r"^ftp://127.0.0.1:1/a: does not answer: .*refused", "ftp://127.0.0.1:1/a"
+    assert refused(StoreAccessError, said, open_mechanism, url).exit_code == 3

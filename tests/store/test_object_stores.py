@@ -194,19 +194,15 @@ def test_a_bucket_that_is_missing_is_said_at_once(small_job: Job) -> None:
         lambda: put(url, "a"),
         lambda: objects.get_bytes(objects.open_objects(url), "a"),
     ):
-        with pytest.raises(StoreAccessError, match=r"nowhere-at-all.*NoSuchBucket") as error:
-            ask()
-        assert error.value.exit_code == EXIT_BAD_INPUT
+        assert refused(StoreAccessError, "nowhere-at-all.*NoSuchBucket", ask).exit_code == EXIT_BAD_INPUT
 
 
 @pytest.mark.slow
 def test_a_shard_that_is_missing_is_never_read_as_something(copied: str, local: Path) -> None:
     objects.delete_keys(objects.open_objects(copied), list(shards_of(local)))
     mechanism = open_mechanism(copied)
-    with pytest.raises(MdpextError):
-        mechanism.row(x_km=0, y_km=0)
-    with pytest.raises(MdpextError):
-        mechanism.sample_points(np.zeros((3, 2)), planar=True)
+    refused(MdpextError, "", mechanism.row, x_km=0, y_km=0)
+    refused(MdpextError, "", mechanism.sample_points, np.zeros((3, 2)), planar=True)
     refused(GuaranteeViolation, "missing shards", open_mechanism, copied, verify=True)
     assert not audit(copied).holds
 
@@ -273,12 +269,8 @@ def test_patience_ends_with_one_error(
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=0.3))
     store = objects.open_objects(bucket)
     proxy.misbehave(fault)
-    with pytest.raises(
-        StoreAccessError, match=f"^{bucket}: a cannot be read: .*{said}.*tried 4 times"
-    ) as error:
-        objects.get_bytes(store, "a")
-    assert error.value.exit_code == EXIT_INCOMPLETE
-    assert "\n" not in str(error.value)
+    line = f"^{bucket}: a cannot be read: .*{said}.*tried 4 times"
+    assert refused(StoreAccessError, line, objects.get_bytes, store, "a").exit_code == EXIT_INCOMPLETE
     # Nobody else has asked again, but for aiohttp, once, on a connection that was closed while it was kept.
     assert len(proxy.log()) in range(4, 5 if fault is THROTTLED else 9)
     proxy.misbehave()
@@ -298,9 +290,8 @@ def test_a_refusal_is_said_at_once(proxy: servers.Proxy, bucket: str) -> None:
         lambda: objects.create_exclusively(store, "a", b"token"),
     ):
         before = len(proxy.log())
-        with pytest.raises(StoreAccessError, match=r"403.*Access ?Denied|403 Forbidden") as error:
-            ask()
-        assert error.value.exit_code == EXIT_BAD_INPUT
+        error = refused(StoreAccessError, r"403.*Access ?Denied|403 Forbidden", ask)
+        assert error.exit_code == EXIT_BAD_INPUT
         assert len(proxy.log()) == before + 1
 
 
