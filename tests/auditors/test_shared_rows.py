@@ -111,13 +111,6 @@ def test_good_stores(tmp_path: Path, small_job: Job, domain: dict[str, Any], blo
     assert checked(tmp_path / "s.zarr") == {}
 
 
-def test_behind_a_url(tmp_path: Path) -> None:
-    url = "memory://bucket/shared.zarr"
-    build(parse_job(u_job(tmp_path)), url)
-    assert check_shared_rows(url, 0).mismatches == ()
-    MechanismStore.clear(url)
-
-
 # --- stored rows ----------------------------------------------------------------------------------
 
 

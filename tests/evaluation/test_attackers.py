@@ -34,13 +34,6 @@ from mdpext_dask.evaluation.attackers.leakage import (
     sorted_ranks,
 )
 from mdpext_dask.evaluation.attackers.passes import Passes
-from mdpext_dask.evaluation.attackers.repeated_releases import (
-    Posteriors,
-    draw_groups,
-    draw_reports,
-    lengths_up_to,
-    observe_blocks,
-)
 from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of
 from mdpext_dask.evaluation.attackers.tallies import Column, Tally, TallyPlan, add_column
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
@@ -423,11 +416,11 @@ def test_posteriors_are_those_of_all_records(stores: Stores, kind: str) -> None:
     store = MechanismStore.open(str(path))
     prior, rows, _, _ = by_definition(path)
     reports = np.random.default_rng(0).integers(0, store.outputs, (7, 40)).astype(np.int32)
-    lengths = lengths_up_to(40)
+    lengths = curves.lengths_up_to(40)
     assert lengths == (1, 2, 3, 5, 10, 20, 30, 40)
-    total = Posteriors.nothing(7, len(lengths))
+    total = curves.Posteriors.nothing(7, len(lengths))
     for block in store.plan:
-        total.add(observe_blocks(store.url, (block.index,), reports, lengths))
+        total.add(curves.observe_blocks(store.url, (block.index,), reports, lengths))
     records = records_km(path) - (store.grid.west_km, store.grid.south_km)
     for v, c in itertools.product(range(7), range(len(lengths))):
         logs = np.log(prior) + np.log(rows)[:, reports[v, : lengths[c]]].sum(axis=1)
@@ -445,7 +438,7 @@ def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) ->
     store = MechanismStore.open(str(stores("planar")))
     masses = np.array([float(store.read("prior", b.owned_x, b.owned_y).sum()) for b in store.plan])
     people = 4000
-    drawn = draw_groups(masses, people, 0)
+    drawn = curves.draw_groups(masses, people, 0)
     counts = np.array([len(block) for block in drawn])
     assert counts.sum() == people
     expected = masses * people
@@ -454,7 +447,7 @@ def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) ->
     for block, mass in zip(drawn, masses, strict=True):
         assert all(0 <= at <= mass * (1 + 1e-9) for _, at in block)
     index, releases = int(masses.argmax()), 100
-    reports = draw_reports(store.url, (index,), drawn[index], releases, 0)
+    reports = curves.draw_reports(store.url, (index,), drawn[index], releases, 0)
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y).ravel()
     rows = store.read("probability", block.owned_x, block.owned_y).reshape(len(prior), -1).astype(np.float64)
