@@ -21,7 +21,7 @@ def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = D
 
 def refused(kind: Any, match: str, action: Callable[..., object], *given: Any, **how: Any) -> Any:
     """Return the error that a call ends in: one line, in which a pattern is found."""
-    with pytest.raises(kind, match=match) as caught:
+    with pytest.raises(kind, match=match or None) as caught:
         action(*given, **how)
     assert len(str(caught.value).splitlines()) <= 1, str(caught.value)
     return caught.value
