@@ -83,9 +83,7 @@ def test_programs_that_begin_from_noise_end_below_it(made: Made) -> None:
     assert min(one["loss_km"] for one in tried) >= summary["loss_km"] * (1 - 1e-6)
 
 
-def test_where_noise_cannot_be_had_or_budgets_are_published_there_is_none(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_noise_start_without_noise_or_free_budgets(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     store = made("half")[1]
     assert "planar noise" not in [one["candidate"] for one in store.seed_attributes["cells"]["tried"]]
     problem = Problem.of_store(store)

@@ -114,9 +114,7 @@ def test_every_row_is_that_of_the_store_to_the_last_bit(name: str, stores: Store
     assert np.array_equal(city._cumulative(i, j), np.cumsum(rows[i, j].astype(float) * 2.0**60).astype("u8"))
 
 
-def test_how_it_is_packed(
-    stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing(stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packings = {name: open_city(path).facts["packing"] for name, path in cities.items()}
     assert packings == {"plain": "seed", "rows": "rows", "region": "rows", "planar": "rows"}
     assert cities["plain"].stat().st_size < cities["rows"].stat().st_size
@@ -323,17 +321,13 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
 @example((12.5, 41.9), [(12.5, 41.9), (-167.5, -41.9), (-167.4, -41.9), (-167.5, -41.0), (12.5, 90.0)])
 @example((179.99, 10.0), [(-179.99, 10.0), (180.0, 10.1), (-180.0, 9.9)])
 @settings(max_examples=100)
-def test_without_proj_places_lie_within_two_millimetres(
-    centre: tuple[float, float], places: list[tuple[float, float]]
-) -> None:
+def test_projection_is_within_2_mm(centre: tuple[float, float], places: list[tuple[float, float]]) -> None:
     compare(centre, np.array(places))
 
 
 @given(centres, st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.3, 3.0]))
 @settings(max_examples=25)
-def test_without_proj_neither_close_to_the_centre_nor_to_its_antipode(
-    centre: tuple[float, float], seed: int, degrees: float
-) -> None:
+def test_projection_at_centre_and_antipode(centre: tuple[float, float], seed: int, degrees: float) -> None:
     rng = np.random.default_rng(seed)
     for there in (centre, (centre[0] + 180, -centre[1])):
         places = np.array(there) + rng.uniform(-degrees, degrees, (40, 2))
@@ -348,9 +342,7 @@ def test_without_proj_neither_close_to_the_centre_nor_to_its_antipode(
     st.sampled_from([0.0, -41.0]),
 )
 @settings(max_examples=10)
-def test_polynomials_are_the_plane(
-    centre: tuple[float, float], half: float, seed: int, turned: float
-) -> None:
+def test_polynomials_match_plane(centre: tuple[float, float], half: float, seed: int, turned: float) -> None:
     lon, lat = centre
     projection = Projection(lon, lat)
 
@@ -414,9 +406,7 @@ def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: Cities, tmp_
         assert refusal(lambda: use(copy), kind=StoreError).startswith(f"{copy}: "), place
 
 
-def test_a_processor_that_computes_otherwise_is_noticed(
-    cities: Cities, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_differs_is_noticed(cities: Cities, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is whole, and what is made of it has one bit that was not certified."""
     original = city_layout.extend_log_convex
 
@@ -506,9 +496,7 @@ NO_HEADERS: list[Change] = [
 
 
 @pytest.mark.parametrize("change", NO_HEADERS)
-def test_a_header_that_somebody_else_has_made_is_refused_politely(
-    cities: Cities, tmp_path: Path, change: Change
-) -> None:
+def test_a_forged_header_is_one_line(cities: Cities, tmp_path: Path, change: Change) -> None:
     copy = tmp_path / "copy.mdp"
     rewritten(cities["rows"], copy, change)
     assert "not one that mdpext export writes" in refusal(lambda: open_city(copy), kind=StoreError)
@@ -526,9 +514,7 @@ def test_sections_that_somebody_else_has_made_are_refused_politely(cities: Citie
         assert complaint in refusal(lambda: use(copy), kind=StoreError)
 
 
-def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
-    cities: Cities, tmp_path: Path
-) -> None:
+def test_rows_that_no_certificate_could_pass_are_never_drawn(cities: Cities, tmp_path: Path) -> None:
     copy = tmp_path / "copy.mdp"
 
     def spoil(header: dict[str, Any], sections: list[bytes]) -> None:
@@ -566,9 +552,7 @@ def test_what_must_not_be_sampled_is_not_exported(stores: Stores, small_job: Mak
     assert not target.exists()
 
 
-def test_a_store_that_is_replaced_meanwhile_is_not_exported(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_store_is_refused(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of the one would go out under the certificate of the other."""
     target, copy = tmp_path / "city.mdp", Path(shutil.copytree(stores["plain"], tmp_path / "copy.zarr"))
     root, verify = copy / "zarr.json", export.integrity.verify
