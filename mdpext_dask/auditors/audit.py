@@ -176,7 +176,7 @@ def _leave(store: MechanismStore, report: AuditReport) -> bool:
         writable = MechanismStore.open(store.url, mode="r+")
         if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
             return False
-        if not report.holds and writable.state == COMPLETE:
+        if not report.passed and writable.state == COMPLETE:
             known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
             writable.update(state=REFUSED, **known)
         objects.put_json(writable.objects, f"audit/{report.method}.json", document)

@@ -4,7 +4,7 @@ import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,7 @@ from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
 from mdpext_dask.auditors.promise import Promise, ground_distance_km
-from mdpext_dask.auditors.result import CHANGED, HOLDS, NO_VIOLATION_FOUND, NOT_PROVED, VIOLATED, AuditReport
+from mdpext_dask.auditors.result import CHANGED, NOT_PROVED, VERDICTS, VIOLATED, AuditReport
 from mdpext_dask.auditors.source import INFINITE_DIFFERENCE, ArraySource, Source, StoreSource
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.extend.record_metrics import PlanarMetric
@@ -139,7 +139,7 @@ class Subject:
         started: float,
         details: dict[str, Any],
         *,
-        damage: Sequence[ShardDamage] = (),
+        damage: Iterable[ShardDamage] = (),
         certified: float | None = None,
         **found: Any,
     ) -> AuditReport:
@@ -152,13 +152,15 @@ class Subject:
         started
             When the audit was begun, by :func:`time.perf_counter`.
         damage
-            What is wrong with the shards of blocks, if they have been looked at.
+            What is wrong with the shards of each block that was compared with its receipt.
         certified
             What a store's certificate has just been found to be, if it has.
         """
+        damage = list(damage)
         wrong = self._damage(damage, certified)
-        if wrong and verdict in (HOLDS, NO_VIOLATION_FOUND):
+        if wrong and VERDICTS[verdict][1] is not False:
             verdict = CHANGED
+        compared = None if self.store is None else len(damage)
         return AuditReport(
             subject=self.name,
             method=method,
@@ -172,7 +174,7 @@ class Subject:
             records=self.source.records,
             outputs=self.source.outputs,
             seconds=time.perf_counter() - started,
-            details={**details, "planar": self.promised.distortion is None},
+            details={**details, "planar": self.promised.distortion is None, "receipts_compared": compared},
             **asdict(wrong),
             **found,
         )
