@@ -399,7 +399,7 @@ def check_boundary(
     started = time.perf_counter()
     store = subject.store
     if store is None:
-        raise SpecError("--method: only mechanism stores have blocks with a boundary")
+        raise SpecError("--method: only mechanism stores, with their receipts, have blocks with a boundary")
     first, last = (0, store.plan.blocks) if blocks is None else blocks
     if not 0 <= first < last <= store.plan.blocks:
         raise SpecError(f"--blocks: {first}:{last} are not in the plan, which has 0:{store.plan.blocks}")

@@ -230,6 +230,7 @@ def table(report: AuditReport) -> list[tuple[str, str]]:
     at_fault = tuple(map(str, report.blocks_at_fault))
     damage = {"changed": report.changed, "missing": report.missing, "extra": report.extra}
     rows += [(name, _some(keys)) for name, keys in (damage | {"blocks at fault": at_fault}).items() if keys]
+    rows += [("note", note) for note in report.details.get("notes", ())]
     rows.append(("time", f"{report.seconds:.2f} s"))
     return rows
 

@@ -181,6 +181,9 @@ def sample(
         ),
     ] = "nearest",
     remap: Annotated[bool, Option("--remap", help="Report the places that `remap` found.")] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
+    ] = False,
     user_column: Annotated[
         str | None, Option(metavar="NAME", help="Column or property that names the user of a point.")
     ] = None,
@@ -206,7 +209,9 @@ def sample(
 
     keep_apart(output, as_json)
     users = Users(user_column, keep_users, sticky_key, ledger, release_limit)
-    result = sample_file(store, points, output, outside, remap=remap, users=users, place_km=place_km)
+    result = sample_file(
+        store, points, output, outside, remap=remap, users=users, place_km=place_km, verify=verify
+    )
     show(result, as_json, output)
 
 
