@@ -72,8 +72,7 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     if not objects.is_remote(url) and objects.local_path(url).resolve() in output.resolve().parents:
         raise SpecError(f"{output}: lies inside the store")
     store = MechanismStore.open(url)
-    check_finished(store)
-    integrity.verify(store)
+    check_finished(store, verify=True)
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:

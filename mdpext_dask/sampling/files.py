@@ -79,6 +79,7 @@ def sample_file(
     users: Users = _NOBODY,
     place_km: float | None = None,
     chunk_points: int = CHUNK_POINTS,
+    verify: bool = False,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
 
@@ -108,6 +109,9 @@ def sample_file(
         Side of coarse places, in km; see :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample`.
     chunk_points
         Points that are in memory together.
+    verify
+        Whether to compare all shards with their receipts before the first draw; see
+        :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
 
     Raises
     ------
@@ -117,12 +121,14 @@ def sample_file(
         If a user would have more releases than the ledger allows; then nothing is written or charged.
     StoreError
         If the store or the ledger cannot be used.
+    GuaranteeViolation
+        If the store is refused, or is not what was certified.
     """
     started = time.perf_counter()
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
     _check_target(output, store, (points, users.sticky_key, users.ledger))
-    mechanism = open_mechanism(store, remap=remap)
+    mechanism = open_mechanism(store, verify=verify, remap=remap)
     check_report_file(output, planar=mechanism.planar)
     quantisation_km = mechanism.quantisation_km(place_km)
     sticky = None if users.sticky_key is None else StickyKey.read(users.sticky_key)
@@ -174,6 +180,7 @@ def sample_file(
         "dropped": seen.points - seen.reports,
         "outside_rule": outside,
         "remap": remap,
+        "verified": verify,
         "max_quantisation_km": quantisation_km,
         "key_id": None if sticky is None else sticky.key_id,
         "release_limit": None if ledger is None else ledger.limit,

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
@@ -51,24 +51,27 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, the cells of the region have changed, or `verify` finds a change.
+        If the certificate failed, it, receipts or attributes are gone or do not belong together, the cells of
+        the region have changed, or `verify` finds a change.
     """
     store = MechanismStore.open(str(url))
-    check_finished(store)
-    if verify:
-        integrity.verify(store)
+    check_finished(store, verify=verify)
     return Mechanism(store, read_remap(store).table if remap else None)
 
 
-def check_finished(store: MechanismStore) -> None:
+def check_finished(store: MechanismStore, *, verify: bool = False) -> None:
     """Refuse a store that must not be sampled.
+
+    Certificate, receipts, description of the rows and attributes must belong together; with `verify`, all of
+    the store, every shard included.
 
     Raises
     ------
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate or the boundary check failed.
+        If the certificate or the boundary check failed, or receipts or the certificate are gone or belong to
+        something else.
     """
     if store.state == REFUSED:
         raise GuaranteeViolation(
@@ -82,6 +85,10 @@ def check_finished(store: MechanismStore) -> None:
             "missing; run the job again",
             missing=missing,
         )
+    if verify:
+        integrity.verify(store)
+    else:
+        integrity.require_evidence(store)
 
 
 class Mechanism(Reporter):
@@ -225,6 +232,8 @@ class Mechanism(Reporter):
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the promise, the proof, the size; prior and outputs on a map."""
+        if doubt := self._doubt():
+            return card("Location mechanism that must not be sampled", [("refused", doubt)])
         store, attributes, grid = self._store, self._attributes, self.places.grid
         where = "in the plane of its file" if self.planar else "on the ground"
         loss, inside = attributes.get("loss_km"), attributes.get("records_inside", grid.records)
@@ -245,7 +254,15 @@ class Mechanism(Reporter):
         return card("Location mechanism", rows, picture)
 
     def __repr__(self) -> str:
-        return f"<Mechanism {self._store.url}: {self._summary()}>"
+        return f"<Mechanism {self._store.url}: {self._doubt() or self._summary()}>"
+
+    def _doubt(self) -> str:
+        """Return why the store, as it is by now, must not be sampled; empty if it may be."""
+        try:
+            check_finished(MechanismStore.open(self._store.url))
+        except MdpextError as error:
+            return str(error)
+        return ""
 
 
 def require_same(store: MechanismStore) -> None:

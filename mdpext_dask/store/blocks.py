@@ -159,6 +159,15 @@ class Plan:
         owners = {i * self.blocks_shape[1] + j for i in across for j in along}
         return [self[index] for index in sorted(owners & self.skipped)]
 
+    def blocks_of(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> set[int]:
+        """Return the blocks that own records (i, j), each of shape (n,)."""
+        ends = self.grid.cells_x - 1, self.grid.cells_y - 1
+        across, along = (
+            np.minimum(records // self.grid.factor, end) // side
+            for records, end, side in zip((i, j), ends, self.block_cells, strict=True)
+        )
+        return set(np.unique(across * self.blocks_shape[1] + along).tolist())
+
     def _owners(self, part: slice, axis: int) -> range:
         """Return the positions, along an axis, of the blocks that own a range of fine rows."""
         last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1

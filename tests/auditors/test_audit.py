@@ -21,7 +21,7 @@ from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.methods import Sampling, certify, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.promise import Promise
-from mdpext_dask.auditors.result import in_words, sentence, table
+from mdpext_dask.auditors.result import VERDICTS, in_words, sentence, table
 from mdpext_dask.auditors.source import ArraySource
 from mdpext_dask.auditors.subject import store_subject
 from mdpext_dask.compute.executor import open_executor
@@ -44,13 +44,21 @@ Array = NDArray[np.float64]
 # Keys that other programs rely on, and what they may be.
 CONTRACT = {
     "method": str,
-    "holds": bool,
+    "holds": bool | None,
+    "verdict": str,
     "epsilon_per_km": float,
     "triples_checked": int,
     "violations": int,
     "violation_ratio": float,
     "worst": dict,
     "seconds": float,
+}
+# What methods say of a good store, and whether that is a proof.
+PASSING = {
+    "certificate": ("holds", True),
+    "exhaustive": ("holds", True),
+    "sampled": ("no violation found", None),
+    "boundary": ("shared rows agree", None),
 }
 WORST = {"x", "x_prime", "output", "log_ratio", "bound"}
 
@@ -107,12 +115,13 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 @pytest.mark.parametrize("method", ["certificate", "exhaustive", "sampled", "boundary"])
 def test_a_good_store_passes_every_auditor(finished: Path, method: str) -> None:
     report = audit(finished, method)
-    assert report.holds
-    assert report.verdict == ("no violation found" if method == "sampled" else "holds")
+    assert (report.verdict, report.holds) == PASSING[method]
+    assert report.passed
+    assert report.details["receipts_compared"] == MechanismStore.open(str(finished)).plan.blocks
     assert not report.violations
     assert not report.findings
     saved = json.loads((finished / "audit" / f"{method}.json").read_text())
-    assert saved["holds"] is True
+    assert saved["holds"] is PASSING[method][1]
     assert open_mechanism(finished, verify=True)
 
 
@@ -164,8 +173,8 @@ def test_rows_of_a_region_s_skipped_blocks_are_compared_as_well(tmp_path: Path, 
     report = audit(path, "exhaustive")
     assert report.holds
     assert report.records == summary["records"] > summary["records_inside"]
-    assert audit(path, "sampled", sampling=Sampling(pairs=3000)).holds
-    assert audit(path, "boundary").holds
+    for method in ("sampled", "boundary"):
+        assert audit(path, method, sampling=random_pairs(method, 3000)).passed
 
 
 def test_another_promise_than_the_store_s_own_leaves_the_store_alone(finished: Path) -> None:
@@ -275,12 +284,42 @@ def test_a_store_behind_a_url_is_audited_like_any_other(built: Path) -> None:
         if path.is_file():
             objects.put_bytes(target, str(path.relative_to(built)), path.read_bytes())
     for method in ("certificate", "exhaustive", "sampled", "boundary"):
-        assert audit(url, method, sampling=random_pairs(method, 2000)).holds
+        assert audit(url, method, sampling=random_pairs(method, 2000)).passed
 
 
 def test_blocks_of_the_boundary_check_are_chosen(finished: Path) -> None:
-    every, some = audit(finished, "boundary"), audit(finished, "boundary", blocks=(1, 3))
-    assert 0 < some.details["boundary_rows_checked"] < every.details["boundary_rows_checked"]
+    every, some = audit(finished, "boundary"), audit(finished, "boundary", blocks=(1, 2))
+    for key in ("boundary_rows_checked", "receipts_compared"):
+        assert 0 < some.details[key] < every.details[key]
+
+
+@pytest.mark.parametrize("method", PASSING)
+def test_no_method_passes_bytes_that_are_not_those_of_their_receipts(
+    finished: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Changed inside a block, where no row is shared, and back within ε: only the receipt can tell."""
+    array = zarr.open_array(str(finished / "probability"), mode="r+")
+    array[1, 1, 0] = np.nextafter(array[1, 1, 0], np.float32(0))
+    some = ["--pairs", "300", "--random-seed", "1"] if method == "sampled" else []
+    code, found, complaint = answer(capsys, finished, "--method", method, *some)
+    assert (code, found["holds"], found["verdict"]) == (1, False, "changed since it was written")
+    assert found["changed"] == ["probability/c/0/0/0"]
+    assert found["blocks_at_fault"] == [0]
+    assert "bytes changed since they were written" in complaint
+    assert MechanismStore.open(str(finished)).state == "refused"
+
+
+def test_the_table_of_verdicts_is_that_of_the_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "auditing.md"
+    lines = [
+        line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| *")
+    ]
+    names = {None: "`null`", True: "`true`", False: "`false`"}
+    expected = [
+        [f"*{verdict}*", meaning, names[holds], str(int(holds is False))]
+        for verdict, (meaning, holds) in VERDICTS.items()
+    ]
+    assert [[cells[0], cells[-3], *cells[-2:]] for cells in lines] == expected
 
 
 # --- anyone's -------------------------------------------------------------------------------------
@@ -399,10 +438,15 @@ def test_tolerance_is_zero_by_default_and_says_what_it_hides(exponential: tuple[
     assert 0 < tolerant.violations < strict.violations
     assert tolerant.violations + tolerant.details["hidden_violations"] == strict.violations
     blind = audit(rows, points=points, epsilon_per_km=0.4, tolerance=10.0)
-    assert blind.holds
+    assert (blind.verdict, blind.holds) == ("within tolerance", False)
     assert blind.epsilon > 0.4
     assert f"hides {strict.violations:,} violations" in sentence(blind)
     assert any("hides" in text for label, text in table(blind) if label == "tolerance")
+    needless = audit(rows, points=points, epsilon_per_km=2.0, tolerance=0.05)
+    assert (needless.verdict, needless.holds) == ("holds", True)
+    drawn = Sampling(pairs=5000, random_seed=1)
+    sample = audit(rows, "sampled", points=points, epsilon_per_km=0.4, tolerance=10.0, sampling=drawn)
+    assert (sample.verdict, sample.passed) == ("within tolerance", False)
     with pytest.raises(SpecError, match="tolerance"):
         audit(rows, "certificate", points=points, epsilon_per_km=0.4, tolerance=0.1)
 

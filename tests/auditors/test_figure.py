@@ -308,7 +308,7 @@ def test_what_exceeds_1_by_rounding_only(draw: Callable[..., Picture]) -> None:
     # It is 1 but for the last digits, and the picture does not say that it is 1.
     assert "worst triple: 1 of its bound" not in exact.ratios.get_legend_handles_labels()[1]
     tolerant = draw(rows, points=points, epsilon_per_km=1.0, tolerance=1e-9)
-    assert tolerant.report.verdict == "holds"
+    assert tolerant.report.verdict == "within tolerance"
     assert marked(tolerant.ratios, "largest")[:, 1].max() == 1
     assert "above 1,\ntolerated" in [text.get_text() for text in tolerant.ratios.get_yticklabels()]
 

@@ -16,6 +16,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import receipts
+from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.refusals import refused
 from tests.support.regions import u_job
@@ -66,6 +67,8 @@ def rewrite(path: Path, i: int, j: int) -> None:
         edit_receipt(path, index, shards=shards)
     hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
     store.update(chunk_hashes=hashes)
+    certificate = json.loads((path / CERTIFICATE).read_text())
+    (path / CERTIFICATE).write_text(json.dumps({**certificate, "content_sha256": hashes["digest"]}))
     open_mechanism(path, verify=True)
 
 

@@ -746,7 +746,7 @@ def test_the_oldest_store_is_read(oldest: Path, small_job: Job) -> None:
     assert summary["loss_km"] == evaluate(str(oldest), attacks=None)["loss_km"] == 0.7582520068327583
     for method in ("certificate", "exhaustive", "boundary"):
         report = audit(str(oldest), method)
-        assert report.holds
+        assert report.passed
         assert not report.changed
     assert audit(str(oldest)).epsilon == pytest.approx(summary["epsilon_certified"], rel=1e-12)
     assert MechanismStore.open(str(oldest)).state == COMPLETE
