@@ -7,14 +7,16 @@ its border first, in a way that increases no distance between two of them (PROOF
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError, first_line
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, first_line
 from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
+from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
@@ -33,6 +35,8 @@ OutsideRule = Literal["nearest", "drop", "error"]
 Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
 
 
+# Attribute of stores and entry of cities with the identity of the mechanism.
+_IDENTITY = "mechanism_sha256"
 # Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
 # Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
@@ -59,9 +63,9 @@ class Places:
     def __init__(
         self, source: str, grid: Grid, kept: NDArray[np.bool_], projection: Projection | None, metric_p: float
     ) -> None:
-        self._source, self.metric_p = source, metric_p
+        self.source, self.metric_p = source, metric_p
         self.grid, self.projection = grid, projection
-        self._kept, self.all_kept = kept, bool(kept.all())
+        self.kept, self.all_kept = kept, bool(kept.all())
 
     def one(
         self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
@@ -141,7 +145,7 @@ class Places:
         """
         i, j, inside = self.grid.nearest_records(xy_km)
         if not self.all_kept:
-            inside &= self.grid.are_vertices_of(self._kept, i, j)
+            inside &= self.grid.are_vertices_of(self.kept, i, j)
         if place_km is not None:
             i, j = self.grid.coarse_records(xy_km, self._steps(place_km))
         return np.asarray(i * self.grid.shape[1] + j, dtype=np.int64), inside
@@ -171,7 +175,7 @@ class Places:
         charged; for other p they are those of the plane.
         """
         if self.projection is None:
-            what = f"{self._source} is planar, its loss file has no centre_lon, centre_lat"
+            what = f"{self.source} is planar, its loss file has no centre_lon, centre_lat"
             raise SpecError(f"lon, lat: {what}; give x_km, y_km")
         if self.metric_p == 2:
             return self.projection.to_disc(lonlat, self.grid.box.radius_km)
@@ -201,11 +205,17 @@ class Reporter(ABC):
     places
         From places to records.
     attributes
-        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified`` and ``quantisation_km``.
+        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified``, ``metric_p`` and
+        ``quantisation_km``; and ``mechanism_sha256``, which older stores and cities do not have.
     output_lonlat, output_xy_km
         Where the outputs are, float64 of shape (K, 2).
     remap
         What is reported instead of each output, shape (K,); without, the output itself.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If the identity is not the one that was written when the mechanism was finished.
     """
 
     def __init__(
@@ -220,11 +230,28 @@ class Reporter(ABC):
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
         self._reported = output_xy_km if self.planar else output_lonlat
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
+        recorded = attributes.get(_IDENTITY)
+        if recorded is not None and recorded != self.mechanism_sha256:
+            raise GuaranteeViolation(
+                f"{places.source}: its grid, plane, outputs or promise are not those that it was finished "
+                "with; run the job again, or export the city again"
+            )
 
     @property
     @abstractmethod
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
+        """Digest of the certified bytes."""
+
+    @cached_property
+    def mechanism_sha256(self) -> str:
+        """Identity of the mechanism, which sticky answers and ledgers go by; a remap is no part of it."""
+        return mechanism_sha256(
+            self.content_sha256,
+            self._attributes,
+            (self.places.grid, self.places.projection),
+            self.places.kept,
+            (self._output_xy_km, self._output_lonlat),
+        )
 
     @abstractmethod
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
@@ -348,7 +375,7 @@ class Reporter(ABC):
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
-            below = sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
+            below = sticky_below(sticky, self.mechanism_sha256, users, record, cumulative[-1:])
             drawn = pick(cumulative, below)
         return np.asarray(self._reported[self._remap[drawn]])
 
@@ -421,7 +448,7 @@ class Reporter(ABC):
             if sticky is None:
                 return uniform_below(totals, entropy_for_tests=entropy_for_tests)
             some = [names[k] for k in part.tolist()]
-            return sticky_below(sticky, self.content_sha256, some, records[part], totals)
+            return sticky_below(sticky, self.mechanism_sha256, some, records[part], totals)
 
         outputs = np.full(len(xy), -1, dtype=np.intp)
         outputs[wanted] = self._remap[self._draw_many(records, numbers)]
@@ -431,7 +458,7 @@ class Reporter(ABC):
         self, users: list[str], records: NDArray[np.int64], sticky: StickyKey | None, budget: "Charges | None"
     ) -> None:
         if budget is not None and len(records):
-            tags = None if sticky is None else release_tags(sticky, self.content_sha256, users, records)
+            tags = None if sticky is None else release_tags(sticky, self.mechanism_sha256, users, records)
             budget.charge_many(users, self.epsilon_per_km, tags)
 
     def _summary(self) -> str:
