@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, first_line
 from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.identity import mechanism_sha256
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
 from mdpext_dask.runtime.random_bits import Words
@@ -70,7 +70,7 @@ class Places:
     def one(
         self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
     ) -> tuple[float, float]:
-        """Return one place in the plane, x and y in km.
+        """Return one place in the plane, x and y in km; not finite next to the antipode.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class Places:
             east, north = _number(lon), _number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
                 raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
-            return self._one_in_plane(east, north)
+            return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
             x, y = _number(x_km), _number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
@@ -90,7 +90,7 @@ class Places:
         raise SpecError("a place is given either by lon and lat or by x_km and y_km")
 
     def many(self, coordinates: NDArray[Any], *, planar: bool) -> NDArray[np.float64]:
-        """Return places in the plane, float64 of shape (n, 2), in km.
+        """Return places in the plane, float64 of shape (n, 2), in km; not finite next to the antipode.
 
         Parameters
         ----------
@@ -120,10 +120,13 @@ class Places:
         if planar:
             return places
         check_degrees(places, "points")
-        return self.in_plane(places)
+        return self._on_earth.to_plane(places)
 
     def record(self, xy_km: tuple[float, float], place_km: float | None) -> tuple[int, int]:
         """Return the record (i, j) to report one place from; see :meth:`records`."""
+        # Where nothing is moved, in a tenth of the time.
+        if not math.hypot(*xy_km) < _WELL_INSIDE * self.grid.box.radius_km:
+            xy_km = tuple(self._folded(np.array([xy_km]))[0].tolist())
         return self.grid.record_at(*xy_km, self._steps(place_km))
 
     def records(
@@ -134,7 +137,8 @@ class Places:
         Parameters
         ----------
         xy_km
-            Places, float64 of shape (n, 2), in km.
+            Places, float64 of shape (n, 2), in km, from :meth:`many`; anywhere, also where the plane has no
+            place.
         place_km
             Side of coarse places, in km; None where places are not made coarse.
 
@@ -143,11 +147,12 @@ class Places:
         SpecError
             If that is not a positive number.
         """
-        i, j, inside = self.grid.nearest_records(xy_km)
+        near, inside = self._folded(xy_km), self.grid.box.contains(xy_km)
+        i, j, _ = self.grid.nearest_records(near)
         if not self.all_kept:
             inside &= self.grid.are_vertices_of(self.kept, i, j)
         if place_km is not None:
-            i, j = self.grid.coarse_records(xy_km, self._steps(place_km))
+            i, j = self.grid.coarse_records(near, self._steps(place_km))
         return np.asarray(i * self.grid.shape[1] + j, dtype=np.int64), inside
 
     def quantisation_km(self, place_km: float | None) -> float:
@@ -168,30 +173,18 @@ class Places:
         far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
         return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
 
-    def in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
-
-        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
-        charged; for other p they are those of the plane.
-        """
+    @property
+    def _on_earth(self) -> Projection:
         if self.projection is None:
             what = f"{self.source} is planar, its loss file has no centre_lon, centre_lat"
             raise SpecError(f"lon, lat: {what}; give x_km, y_km")
-        if self.metric_p == 2:
-            return self.projection.to_disc(lonlat, self.grid.box.radius_km)
-        xy = self.projection.to_plane(lonlat)
-        if not np.isfinite(xy).all():
-            raise DataError("points: a place on the other side of the Earth has no place in the plane")
-        return xy
+        return self.projection
 
-    def _one_in_plane(self, lon: float, lat: float) -> tuple[float, float]:
-        """Return the same bits as :meth:`in_plane`; where nothing is moved, in a tenth of the time."""
-        if self.projection is not None and self.metric_p == 2:
-            x, y = self.projection.point_to_plane(lon, lat)
-            if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
-                return x, y
-        x, y = self.in_plane(np.array([[lon, lat]]))[0].tolist()
-        return x, y
+    def _folded(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move places, however they were given, so that no distance grows beyond what ε was charged for."""
+        if self.projection is None:
+            return xy_km
+        return folded(xy_km, self.grid.box.radius_km, self.metric_p)
 
     def _steps(self, place_km: float | None) -> int:
         return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)

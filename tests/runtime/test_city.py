@@ -23,7 +23,7 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreErr
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.runtime import City, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
 from mdpext_dask.runtime.ledger import ReleaseBudget
@@ -371,11 +371,12 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
     """Hold both projections against each other."""
     theirs = Projection(*centre, rotation_deg)
     ours = PlainProjection(*centre, rotation_deg)
-    there = theirs.to_disc(places, _RADIUS_KM)
-    here = ours.to_disc(places, _RADIUS_KM)
-    assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
-    with np.errstate(invalid="ignore"):
-        xy, found = theirs.to_plane(places), ours.to_plane(places)
+    xy, found = theirs.to_plane(places), ours.to_plane(places)
+    for p in (1.0, 2.0, np.inf):
+        there, here = (
+            np.clip(folded(plane, _RADIUS_KM, p), -_RADIUS_KM, _RADIUS_KM) for plane in (xy, found)
+        )
+        assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
     away = np.hypot(*xy.T)
     solved = np.isfinite(found).all(axis=1)
     assert (away[~solved] > 19_900).all()
