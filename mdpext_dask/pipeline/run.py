@@ -24,6 +24,7 @@ from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.problem.domain import Domain
+from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
@@ -291,6 +292,13 @@ def close(store: MechanismStore, attributes: dict[str, Any], digest: str, stages
     _require_same(store, digest)
     store.update(
         state=COMPLETE,
+        mechanism_sha256=mechanism_sha256(
+            digest,
+            {**store.attributes, **attributes},
+            (store.grid, store.projection),
+            store.kept,
+            (store.output_xy_km(), store.output_lonlat()),
+        ),
         chunk_hashes={
             "algorithm": "sha256",
             "of": "probability/zarr.json, with a region its cells and the seed, then the keys and hashes of "

@@ -183,7 +183,7 @@ class City(Reporter):
 
     @property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
+        """Digest of the certified bytes."""
         return str(self._content.header["content_sha256"])
 
     def row(self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None) -> Array:

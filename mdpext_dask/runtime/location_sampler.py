@@ -7,15 +7,17 @@ its border first, in a way that increases no distance between two of them (PROOF
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError, first_line
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, first_line
 from mdpext_dask.problem.grid import Array, Grid, coarse_radius_km, coarse_steps
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.identity import mechanism_sha256
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
 from mdpext_dask.runtime.random_bits import Words
@@ -33,6 +35,8 @@ OutsideRule = Literal["nearest", "drop", "error"]
 Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
 
 
+# Attribute of stores and entry of cities with the identity of the mechanism.
+_IDENTITY = "mechanism_sha256"
 # Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
 # Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
@@ -59,14 +63,14 @@ class Places:
     def __init__(
         self, source: str, grid: Grid, kept: NDArray[np.bool_], projection: Projection | None, metric_p: float
     ) -> None:
-        self._source, self.metric_p = source, metric_p
+        self.source, self.metric_p = source, metric_p
         self.grid, self.projection = grid, projection
-        self._kept, self.all_kept = kept, bool(kept.all())
+        self.kept, self.all_kept = kept, bool(kept.all())
 
     def one(
         self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
     ) -> tuple[float, float]:
-        """Return one place in the plane, x and y in km.
+        """Return one place in the plane, x and y in km; not finite next to the antipode.
 
         Raises
         ------
@@ -77,13 +81,7 @@ class Places:
             east, north = _number(lon), _number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
                 raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
-            # The same bits as below; where nothing is moved, in a tenth of the time.
-            if self.projection is not None and self.metric_p == 2:
-                x, y = self.projection.point_to_plane(east, north)
-                if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
-                    return x, y
-            x, y = self.in_plane(np.array([[east, north]]))[0].tolist()
-            return x, y
+            return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
             x, y = _number(x_km), _number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
@@ -91,8 +89,8 @@ class Places:
             return x, y
         raise SpecError("a place is given either by lon and lat or by x_km and y_km")
 
-    def many(self, coordinates: NDArray[Any], *, planar: bool) -> Array:
-        """Return places in the plane, float64 of shape (n, 2), in km.
+    def many(self, coordinates: NDArray[Any], *, planar: bool) -> NDArray[np.float64]:
+        """Return places in the plane, float64 of shape (n, 2), in km; not finite next to the antipode.
 
         Parameters
         ----------
@@ -122,10 +120,13 @@ class Places:
         if planar:
             return places
         check_degrees(places, "points")
-        return self.in_plane(places)
+        return self._on_earth.to_plane(places)
 
     def record(self, xy_km: tuple[float, float], place_km: float | None) -> tuple[int, int]:
         """Return the record (i, j) to report one place from; see :meth:`records`."""
+        # Where nothing is moved, in a tenth of the time.
+        if not math.hypot(*xy_km) < _WELL_INSIDE * self.grid.box.radius_km:
+            xy_km = tuple(self._folded(np.array([xy_km]))[0].tolist())
         return self.grid.record_at(*xy_km, self._steps(place_km))
 
     def records(self, xy_km: Array, place_km: float | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -134,7 +135,8 @@ class Places:
         Parameters
         ----------
         xy_km
-            Places, float64 of shape (n, 2), in km.
+            Places, float64 of shape (n, 2), in km, from :meth:`many`; anywhere, also where the plane has no
+            place.
         place_km
             Side of coarse places, in km; None where places are not made coarse.
 
@@ -143,11 +145,12 @@ class Places:
         SpecError
             If that is not a positive number.
         """
-        i, j, inside = self.grid.nearest_records(xy_km)
+        near, inside = self._folded(xy_km), self.grid.box.contains(xy_km)
+        i, j, _ = self.grid.nearest_records(near)
         if not self.all_kept:
-            inside &= self.grid.are_vertices_of(self._kept, i, j)
+            inside &= self.grid.are_vertices_of(self.kept, i, j)
         if place_km is not None:
-            i, j = self.grid.coarse_records(xy_km, self._steps(place_km))
+            i, j = self.grid.coarse_records(near, self._steps(place_km))
         return np.asarray(i * self.grid.shape[1] + j, dtype=np.int64), inside
 
     def quantisation_km(self, place_km: float | None) -> float:
@@ -168,21 +171,18 @@ class Places:
         far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
         return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
 
-    def in_plane(self, lonlat: Array) -> Array:
-        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
-
-        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
-        charged; for other p they are those of the plane.
-        """
+    @property
+    def _on_earth(self) -> Projection:
         if self.projection is None:
-            what = f"{self._source} is planar, its loss file has no centre_lon, centre_lat"
+            what = f"{self.source} is planar, its loss file has no centre_lon, centre_lat"
             raise SpecError(f"lon, lat: {what}; give x_km, y_km")
-        if self.metric_p == 2:
-            return self.projection.to_disc(lonlat, self.grid.box.radius_km)
-        xy = self.projection.to_plane(lonlat)
-        if not np.isfinite(xy).all():
-            raise DataError("points: a place on the other side of the Earth has no place in the plane")
-        return xy
+        return self.projection
+
+    def _folded(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move places, however they were given, so that no distance grows beyond what ε was charged for."""
+        if self.projection is None:
+            return xy_km
+        return folded(xy_km, self.grid.box.radius_km, self.metric_p)
 
     def _steps(self, place_km: float | None) -> int:
         return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)
@@ -196,11 +196,17 @@ class Reporter(ABC):
     places
         From places to records.
     attributes
-        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified`` and ``quantisation_km``.
+        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified``, ``metric_p`` and
+        ``quantisation_km``; and ``mechanism_sha256``, which older stores and cities do not have.
     output_lonlat, output_xy_km
         Where the outputs are, float64 of shape (K, 2).
     remap
         What is reported instead of each output, shape (K,); without, the output itself.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If the identity is not the one that was written when the mechanism was finished.
     """
 
     def __init__(
@@ -215,11 +221,28 @@ class Reporter(ABC):
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
         self._reported = output_xy_km if self.planar else output_lonlat
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
+        recorded = attributes.get(_IDENTITY)
+        if recorded is not None and recorded != self.mechanism_sha256:
+            raise GuaranteeViolation(
+                f"{places.source}: its grid, plane, outputs or promise are not those that it was finished "
+                "with; run the job again, or export the city again"
+            )
 
     @property
     @abstractmethod
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
+        """Digest of the certified bytes."""
+
+    @cached_property
+    def mechanism_sha256(self) -> str:
+        """Identity of the mechanism, which sticky answers and ledgers go by; a remap is no part of it."""
+        return mechanism_sha256(
+            self.content_sha256,
+            self._attributes,
+            (self.places.grid, self.places.projection),
+            self.places.kept,
+            (self._output_xy_km, self._output_lonlat),
+        )
 
     @abstractmethod
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
@@ -343,7 +366,7 @@ class Reporter(ABC):
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
-            below = sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
+            below = sticky_below(sticky, self.mechanism_sha256, users, record, cumulative[-1:])
             drawn = pick(cumulative, below)
         return np.asarray(self._reported[self._remap[drawn]])
 
@@ -416,7 +439,7 @@ class Reporter(ABC):
             if sticky is None:
                 return uniform_below(totals, entropy_for_tests=entropy_for_tests)
             some = [names[k] for k in part.tolist()]
-            return sticky_below(sticky, self.content_sha256, some, records[part], totals)
+            return sticky_below(sticky, self.mechanism_sha256, some, records[part], totals)
 
         outputs = np.full(len(xy), -1, dtype=np.intp)
         outputs[wanted] = self._remap[self._draw_many(records, numbers)]
@@ -426,7 +449,7 @@ class Reporter(ABC):
         self, users: list[str], records: NDArray[np.int64], sticky: StickyKey | None, budget: "Charges | None"
     ) -> None:
         if budget is not None and len(records):
-            tags = None if sticky is None else release_tags(sticky, self.content_sha256, users, records)
+            tags = None if sticky is None else release_tags(sticky, self.mechanism_sha256, users, records)
             budget.charge_many(users, self.epsilon_per_km, tags)
 
     def _summary(self) -> str:

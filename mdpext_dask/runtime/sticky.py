@@ -51,7 +51,9 @@ from mdpext_dask.runtime.random_bits import words_of
 
 KEY_BYTES = 32
 FIRST_EPOCH = "1"
-_FORMAT = "mdpext sticky key, version 1"
+_FORMAT = "mdpext sticky key, version 2"
+# Answers with such keys went by the certified bytes alone.
+_BY_BYTES = "mdpext sticky key, version 1"
 _FIELDS = "format", "epoch", "key", "check"
 _PRIVATE = 0o600
 _ANYBODY_ELSE = 0o077
@@ -105,7 +107,8 @@ class StickyKey:
         Raises
         ------
         DataError
-            If it cannot be read, is damaged, or may be read by others than its owner.
+            If it cannot be read, is damaged, may be read by others than its owner, or is of a version that
+            gave other answers.
         """
         try:
             with Path(path).open("rb") as file:
@@ -124,11 +127,17 @@ class StickyKey:
             fields = map(document.get, _FIELDS) if isinstance(document, dict) else ()
             form, epoch, digits, check = (field for field in fields if isinstance(field, str))
             key = cls(bytes.fromhex(digits), epoch)
-            sound = form == _FORMAT and check == key._checksum()
+            sound = form in (_FORMAT, _BY_BYTES) and check == key._checksum()
         except (ValueError, RecursionError):
             sound = False
         if not sound:
             raise DataError(f"{path}: is damaged, or no sticky key; mdpext sticky-key makes one")
+        if form == _BY_BYTES:
+            raise DataError(
+                f"{path}: is a sticky key of version 1, whose answers went by the stored bytes alone; here "
+                "all of them would be drawn anew, one more release of each place: make a new key with mdpext "
+                "sticky-key, or go on with the version of mdpext-dask that it is in use with"
+            )
         return key
 
     def write(self, path: str | Path) -> None:
@@ -213,7 +222,7 @@ def sticky_below(
     key
         The key.
     mechanism
-        Digest of the certified bytes.
+        Its identity: ``mechanism_sha256``.
     users
         n names.
     records

@@ -23,7 +23,7 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
-from mdpext_dask.sampling.mechanism import check_finished, require_same
+from mdpext_dask.sampling.mechanism import Mechanism, check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
@@ -106,7 +106,10 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         "records": store.grid.records,
         "outputs": store.outputs,
         "remap": header["remap"] is not None,
-        **{key: header[key] for key in ("epsilon_per_km", "epsilon_certified", "fingerprint")},
+        **{
+            key: header[key]
+            for key in ("epsilon_per_km", "epsilon_certified", "fingerprint", "mechanism_sha256")
+        },
         "seconds": time.perf_counter() - started,
     }
 
@@ -124,6 +127,7 @@ def _header(store: MechanismStore) -> dict[str, Any]:
         "projection": None if store.projection is None else attributes["projection"],
         "plane_fit": _fitted(store),
         "content_sha256": content_of(store),
+        "mechanism_sha256": Mechanism(store).mechanism_sha256,
         "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
         "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
         # JSON has no NaN, which is what degrees are where there is no projection.

@@ -26,7 +26,7 @@ _CACHE_BYTES, _LEAST_CHUNKS = 64 * 2**20, 4
 # Weights that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
 # Attributes that change when a store is replaced or is no longer finished.
-_IDENTITY = ("state", "fingerprint", "chunk_hashes")
+_IDENTITY = ("state", "fingerprint", "chunk_hashes", "mechanism_sha256")
 _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
@@ -51,8 +51,8 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, it, receipts or attributes are gone or do not belong together, the cells of
-        the region have changed, or `verify` finds a change.
+        If the certificate failed; if it, receipts or attributes are gone or do not belong together; if the
+        region, the grid, the plane, the outputs or the promise have changed; or if `verify` finds a change.
     """
     store = MechanismStore.open(str(url))
     check_finished(store, verify=verify)
@@ -118,7 +118,7 @@ class Mechanism(Reporter):
         super().__init__(
             Places(store.url, store.grid, store.kept, store.projection, store.metric_p),
             store.attributes,
-            np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1),
+            store.output_lonlat(),
             store.output_xy_km(),
             remap,
         )
@@ -130,7 +130,7 @@ class Mechanism(Reporter):
 
     @cached_property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism.
+        """Digest of the certified bytes.
 
         Raises
         ------

@@ -287,6 +287,10 @@ class MechanismStore:
         """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
         return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
 
+    def output_lonlat(self) -> NDArray[np.float64]:
+        """Return lon and lat of the outputs, float64 of shape (K, 2); NaN where the plane is not on Earth."""
+        return np.stack([self.read("output_lon"), self.read("output_lat")], axis=-1)
+
     @property
     def problem_attributes(self) -> dict[str, Any]:
         """Attributes of the group with the problem's tables; empty where that is missing."""

@@ -20,7 +20,7 @@ from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.roads.read_network import read_roads
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -104,10 +104,11 @@ def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> No
     lon, lat, _ = WGS84.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
     other = np.stack([lon, lat], axis=-1)
     ground, radius = ground_km(one, other), 40.0
-    planar = np.linalg.norm(turned.to_disc(one, radius) - turned.to_disc(other, radius), axis=1)
+    here, there = (folded(turned.to_plane(places), radius, 2.0) for places in (one, other))
+    planar = np.linalg.norm(here - there, axis=1)
     assert (planar <= ground * (1 + turned.distortion(radius)) + 1e-6).all()
-    flat = PLANE.to_disc(one, radius)
-    np.testing.assert_allclose(np.hypot(*turned.to_disc(one, radius).T), np.hypot(*flat.T), atol=1e-9)
+    flat = folded(PLANE.to_plane(one), radius, 2.0)
+    np.testing.assert_allclose(np.hypot(*here.T), np.hypot(*flat.T), atol=1e-9)
 
 
 @pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])

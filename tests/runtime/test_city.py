@@ -23,9 +23,10 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreErr
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.runtime import City, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
+from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
@@ -168,7 +169,14 @@ def test_places_get_the_same_rows_and_draws_as_from_the_store(
 @pytest.mark.parametrize("name", ["plain", "planar"])
 def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
-    for key in ("epsilon_per_km", "epsilon_certified", "metric_p", "planar", "content_sha256"):
+    for key in (
+        "epsilon_per_km",
+        "epsilon_certified",
+        "metric_p",
+        "planar",
+        "content_sha256",
+        "mechanism_sha256",
+    ):
         assert getattr(city, key) == getattr(mechanism, key)
     extra = 0.0 if city.planar else PROJECTION_ERROR_KM
     assert city.max_quantisation_km == mechanism.max_quantisation_km + extra
@@ -181,6 +189,68 @@ def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> Non
     assert "epsilon 1/km" in repr(city)
     if name == "plain":
         assert "OpenStreetMap" in city.facts["attribution"]
+
+
+def move_an_output(header: dict[str, Any]) -> None:
+    header["outputs"]["lon"][-1] += 1e-6
+
+
+def turn(header: dict[str, Any]) -> None:
+    header["projection"]["rotation_deg"] += 1
+
+
+OTHER_MEANINGS: list[Callable[[dict[str, Any]], object]] = [
+    lambda header: header.update(epsilon_per_km=0.5),
+    lambda header: header.update(epsilon_certified=0.25),
+    lambda header: header.update(metric_p=1.0),
+    lambda header: header["grid"].update(south_km=header["grid"]["south_km"] + 300),
+    lambda header: header["projection"].update(centre_lat=-33.9),
+    turn,
+    move_an_output,
+]
+
+
+@pytest.mark.parametrize("change", OTHER_MEANINGS)
+def test_equal_bytes_with_another_meaning_are_another_mechanism(
+    change: Callable[[dict[str, Any]], object], cities: Cities, tmp_path: Path
+) -> None:
+    """A city with other terms is refused; one without a recorded identity has one of its own."""
+    key, ledger = StickyKey(bytes(32)), ReleaseBudget(tmp_path / "ledger", 9)
+    for copy, forget in ((tmp_path / "changed.mdp", False), (tmp_path / "older.mdp", True)):
+
+        def other(header: dict[str, Any], _: list[bytes], *, forget: bool = forget) -> None:
+            change(header)
+            if forget:
+                del header["mechanism_sha256"]
+
+        rewritten(cities["rows"], copy, other)
+    message = refusal(lambda: open_city(tmp_path / "changed.mdp"), kind=GuaranteeViolation)
+    assert "are not those that it was finished with" in message
+    one, another = open_city(cities["rows"]), open_city(tmp_path / "older.mdp")
+    assert one.content_sha256 == another.content_sha256
+    asked = {"user": "anna", "sticky": key, "budget": ledger}
+    for city in (one, another, one):
+        grid = city.places.grid
+        for i in range(3):
+            city.sample(x_km=grid.x_km()[i], y_km=grid.y_km()[4], **asked)
+    assert ledger.spent("anna") == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stores_and_cities_of_before_have_the_identity_they_would_have_been_given(
+    name: str, stores: Stores, cities: Cities, tmp_path: Path
+) -> None:
+    rewritten(cities[name], tmp_path / "older.mdp", lambda header, _: header.pop("mechanism_sha256"))
+    url = shutil.copytree(mechanism_of(name, stores).url, tmp_path / "older.zarr")
+    root = json.loads((url / "zarr.json").read_text())
+    recorded = root["attributes"].pop("mechanism_sha256")
+    (url / "zarr.json").write_text(json.dumps(root))
+    for older in (open_city(tmp_path / "older.mdp"), open_mechanism(url)):
+        assert older.mechanism_sha256 == recorded == open_city(cities[name]).facts["mechanism_sha256"]
+    root["attributes"] |= {"mechanism_sha256": recorded, "epsilon_per_km": 0.5}
+    (url / "zarr.json").write_text(json.dumps(root))
+    for use_it in (lambda: open_mechanism(url), lambda: export_city(str(url), tmp_path / "new.mdp")):
+        assert "not those that it was finished with" in refusal(use_it, kind=GuaranteeViolation)
 
 
 def test_draws_follow_the_row(cities: Cities) -> None:
@@ -301,11 +371,12 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
     """Hold both projections against each other."""
     theirs = Projection(*centre, rotation_deg)
     ours = PlainProjection(*centre, rotation_deg)
-    there = theirs.to_disc(places, _RADIUS_KM)
-    here = ours.to_disc(places, _RADIUS_KM)
-    assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
-    with np.errstate(invalid="ignore"):
-        xy, found = theirs.to_plane(places), ours.to_plane(places)
+    xy, found = theirs.to_plane(places), ours.to_plane(places)
+    for p in (1.0, 2.0, np.inf):
+        there, here = (
+            np.clip(folded(plane, _RADIUS_KM, p), -_RADIUS_KM, _RADIUS_KM) for plane in (xy, found)
+        )
+        assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
     away = np.hypot(*xy.T)
     solved = np.isfinite(found).all(axis=1)
     assert (away[~solved] > 19_900).all()

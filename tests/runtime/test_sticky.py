@@ -196,7 +196,7 @@ def _of_31_bytes(content: bytes) -> bytes:
         lambda content: content[:40],
         lambda content: content[:-3],
         lambda content: content.replace(b'"epoch": "1"', b'"epoch": "2"'),
-        lambda content: content.replace(b"version 1", b"version 2"),
+        lambda content: content.replace(b"version 2", b"version 3"),
         lambda content: b"\xff" + content,
         lambda _: b"[]",
         lambda _: b"7",
@@ -217,6 +217,14 @@ def test_a_damaged_key_is_refused(tmp_path: Path, damage: object) -> None:
     path.write_bytes(damage(content))  # type: ignore[operator]
     assert path.read_bytes() != content
     refused(DataError, "is damaged, or no sticky key", StickyKey.read, path)
+
+
+def test_a_key_whose_answers_went_by_the_bytes_alone_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    new_key_file(path)
+    path.write_bytes(path.read_bytes().replace(b"version 2", b"version 1"))
+    with pytest.raises(DataError, match="drawn anew, one more release of each place: make a new key"):
+        StickyKey.read(path)
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "missing/key"])

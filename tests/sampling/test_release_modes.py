@@ -55,8 +55,8 @@ def record_of(mechanism: Mechanism, lon: float, lat: float) -> tuple[int, int]:
 
 
 def test_a_sticky_answer_is_the_one_that_the_key_says(mechanism: Mechanism, store: str) -> None:
-    """In plain Python, from the stored row, the digest in the attributes and HMAC alone."""
-    digest = MechanismStore.open(store).attributes["chunk_hashes"]["digest"]
+    """In plain Python, from the stored row, the identity in the attributes and HMAC alone."""
+    digest = MechanismStore.open(store).attributes["mechanism_sha256"]
     for k, (lon, lat) in enumerate(around(20)):
         user = f"user {k}"
         i, j = record_of(mechanism, lon, lat)
@@ -208,11 +208,11 @@ def test_sticky_answers_cost_by_the_record(mechanism: Mechanism, budget: Release
 
 
 def test_answers_of_another_mechanism_are_charged_anew(store: str, budget: ReleaseBudget) -> None:
-    """Bytes that were rebuilt to others draw anew, so it is one more release of the place."""
-    for release, digest in enumerate((None, "of other bytes", None), start=1):
+    """What is another mechanism draws anew, so it is one more release of the place."""
+    for release, digest in enumerate((None, "another", None), start=1):
         mechanism = open_mechanism(store)
         if digest is not None:
-            mechanism.__dict__["content_sha256"] = digest
+            mechanism.__dict__["mechanism_sha256"] = digest
         mechanism.sample(lon=LON, lat=LAT, user="anna", sticky=KEY, budget=budget)
         mechanism.sample_points(np.array([[LON, LAT]]), users=["anna"], sticky=KEY, budget=budget)
         assert budget.spent("anna") == min(release, 2)
@@ -307,9 +307,8 @@ def test_places_anywhere_on_earth(mechanism: Mechanism, place: tuple[float, floa
 
 @given(st.floats(LON - 0.2, LON + 0.2), st.floats(LAT - 0.2, LAT + 0.2))
 def test_one_point_is_projected_as_many_are(mechanism: Mechanism, lon: float, lat: float) -> None:
-    assert mechanism.places.one(lon, lat, None, None) == tuple(
-        mechanism.places.in_plane(np.array([[lon, lat]]))[0].tolist()
-    )
+    [together] = mechanism.places.many(np.array([[lon, lat]]), planar=False).tolist()
+    assert mechanism.places.one(lon, lat, None, None) == tuple(together)
 
 
 anything = (

@@ -1,6 +1,7 @@
 """Tamper evidence: what is changed, missing or too much in a finished store is told apart and named."""
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
