@@ -3,7 +3,8 @@
 Both start from a seed that keeps ε with room to spare (budgets of half of it, the best of the published
 splits) and refine it level by level, using the normalised rows of one level as the anchors of the next.
 Neither takes the slopes of its anchors into account: their own is 0.5/km whatever ε is. Distances are
-Euclidean. What the package does instead is in :mod:`mdpext_dask.extend` and :mod:`mdpext_dask.pipeline.cells`.
+Euclidean. What the package does instead is in :mod:`mdpext_dask.extend` and
+:mod:`mdpext_dask.pipeline.cells`.
 """
 
 import itertools
