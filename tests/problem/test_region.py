@@ -359,14 +359,17 @@ def test_nothing_is_imported_that_only_an_edited_job_names(
     edited = {name: copy.deepcopy(store.attributes[name]) for name in {"job", key}}
     for table in edited.values():
         table["extension"]["method"] = "smuggled:Mean"
+    before = open_mechanism(finished)
     store.update(**edited)
-    refusal(lambda: open_mechanism(finished).row(x_km=0.0, y_km=2.0), "its job has changed", kind=StoreError)
+    refusal(lambda: before.row(x_km=0.0, y_km=2.0), "its job has changed", kind=StoreError)
+    refusal(lambda: open_mechanism(finished), changed, kind=GuaranteeViolation)
     assert changed in noticed(finished, changed).changed
 
 
 def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
     """Nothing of them is stored but the seed; swapped with its digests, it is not what was certified."""
     store = MechanismStore.open(str(finished), mode="r+")
+    before = open_mechanism(finished)
     seed = zarr.open_array(str(finished / "seed" / "score"), mode="r+")
     seed[...] = seed[...] * 0.999
     digest = hashlib.sha256(np.ascontiguousarray(seed[...]).tobytes()).hexdigest()
@@ -374,7 +377,9 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
     for index in range(store.plan.blocks):
         rewrite(finished, index, seed_sha256=digest)
     with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
-        open_mechanism(finished).row(x_km=0.0, y_km=2.0)
+        before.row(x_km=0.0, y_km=2.0)
+    with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
+        open_mechanism(finished)
     report = noticed(finished, "chunk_hashes")
     assert "chunk_hashes" in report.changed
     assert report.epsilon == math.inf
