@@ -226,7 +226,7 @@ class Reporter(ABC):
         if recorded is not None and recorded != self.mechanism_sha256:
             raise GuaranteeViolation(
                 f"{places.source}: its grid, plane, outputs or promise are not those that it was finished "
-                "with; run the job again, or export the city again"
+                "with; restore it, or make it anew (mdpext run --overwrite, mdpext export)"
             )
 
     @property

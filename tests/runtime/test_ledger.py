@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError
+from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
 from mdpext_dask.runtime import ledger
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from tests.support.problems import refusal
@@ -173,7 +173,7 @@ NOT_COUNTS: list[Any] = [0, -1, 2.5, "3", True, 10**9 + 1, 10**30, 10**5000, np.
 NOT_POSITIVE: list[Any] = [0.0, -1.0, float("nan"), float("inf"), True, "1", None, 10**400, 10**5000, [1.0]]
 
 
-@pytest.mark.parametrize("number", NOT_COUNTS)
+@pytest.mark.parametrize("number", NOT_COUNTS, ids=shown)
 def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
     budget: ReleaseBudget, tmp_path: Path, number: Any
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
     assert budget.spent("anna") == 0
 
 
-@pytest.mark.parametrize("number", NOT_POSITIVE)
+@pytest.mark.parametrize("number", NOT_POSITIVE, ids=shown)
 def test_an_epsilon_and_a_time_to_wait_are_positive_numbers(
     budget: ReleaseBudget, tmp_path: Path, number: Any
 ) -> None:
@@ -222,7 +222,7 @@ def test_tags_are_bytes(budget: ReleaseBudget, tags: Any) -> None:
     assert budget.spent("anna") == 0
 
 
-@pytest.mark.parametrize("path", [None, True, 7, b"ledger", 10**5000])
+@pytest.mark.parametrize("path", [None, True, 7, b"ledger", 10**5000], ids=shown)
 def test_a_ledger_has_a_path(path: Any) -> None:
     with pytest.raises(SpecError, match="ledger: must be a path, got "):
         ReleaseBudget(path, 3)
