@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, as_number, shown
 
 Array = NDArray[np.float64]
 # A side that is a whole number of cells, or of steps, must not gain one through rounding.
@@ -289,10 +289,9 @@ def coarse_steps(place_km: float, spacing_km: float) -> int:
     SpecError
         If `place_km` is not a positive number.
     """
-    if not (isinstance(place_km, int | float) and 0 < place_km <= _WIDEST_PLACE_KM):
-        raise SpecError(
-            f"place_km: must be a positive number of km, up to {_WIDEST_PLACE_KM:g}, got {place_km!r}"
-        )
+    if not 0 < as_number(place_km) <= _WIDEST_PLACE_KM:
+        most = f"{_WIDEST_PLACE_KM:g}"
+        raise SpecError(f"place_km: must be a positive number of km, up to {most}, got {shown(place_km)}")
     return max(math.ceil(place_km / spacing_km - _ROUNDING), 1)
 
 

@@ -8,20 +8,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, first_line
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, as_number, first_line, shown
 from mdpext_dask.problem.grid import Array, Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
 from mdpext_dask.runtime.random_bits import Words
-from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below
+from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below, whole_number
 
 if TYPE_CHECKING:
     from mdpext_dask.runtime.ledger import Charges
@@ -78,14 +77,14 @@ class Places:
             If it is not given in exactly one way, by numbers in range.
         """
         if x_km is None and y_km is None and lon is not None and lat is not None:
-            east, north = _number(lon), _number(lat)
+            east, north = as_number(lon), as_number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
-                raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
+                raise SpecError(f"lon, lat: must be degrees, got {shown(lon)}, {shown(lat)}")
             return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
-            x, y = _number(x_km), _number(y_km)
+            x, y = as_number(x_km), as_number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
-                raise SpecError(f"x_km, y_km: must be finite, got {x_km!r}, {y_km!r}")
+                raise SpecError(f"x_km, y_km: must be finite, got {shown(x_km)}, {shown(y_km)}")
             return x, y
         raise SpecError("a place is given either by lon and lat or by x_km and y_km")
 
@@ -225,7 +224,7 @@ class Reporter(ABC):
         if recorded is not None and recorded != self.mechanism_sha256:
             raise GuaranteeViolation(
                 f"{places.source}: its grid, plane, outputs or promise are not those that it was finished "
-                "with; run the job again, or export the city again"
+                "with; restore it, or make it anew (mdpext run --overwrite, mdpext export)"
             )
 
     @property
@@ -347,22 +346,21 @@ class Reporter(ABC):
         Raises
         ------
         SpecError
-            If `n` is not a positive whole number, the place is not given in one way, or arguments exclude
-            each other.
+            If `n` is not a whole number from 1 to 10^9, the place is not given in one way, or arguments
+            exclude each other.
         BudgetExceeded
             If the user has too few releases left.
         StoreError
             If the row cannot be read, or the ledger cannot be written.
         """
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
+        n = whole_number("n", n)
         if sticky is not None and n > 1:
             raise SpecError("n: a sticky answer is always the same one")
         users = _named(None if user is None else [user], 1, sticky, budget)
         i, j = self.places.record(self.places.one(lon, lat, x_km, y_km), place_km)
         cumulative = self._cumulative(i, j)
         record = np.array([i * self.places.grid.shape[1] + j])
-        self._charge(users * int(n), record.repeat(n), sticky, budget)
+        self._charge(users * n, record.repeat(n), sticky, budget)
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
@@ -481,13 +479,3 @@ def _named(
     names = list(users)
     encoded_users(names)
     return names
-
-
-def _number(value: Any) -> float:
-    """Return a number, or NaN for everything else, also for texts with numbers in them."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, SpecError, shown
 from mdpext_dask.runtime.integer_sampling import acceptance
 from mdpext_dask.runtime.random_bits import words_of
 
@@ -58,6 +58,8 @@ _FIELDS = "format", "epoch", "key", "check"
 _PRIVATE = 0o600
 _ANYBODY_ELSE = 0o077
 _LONGEST_EPOCH, _LONGEST_USER = 100, 1000
+# Largest limit, and most releases at once; far below SQLite's largest integer.
+_MOST_RELEASES = 10**9
 _ID_DIGITS, _TAG_BYTES = 16, 16
 # What keys are derived for; fixed for ever, answers depend on it.
 _FOR_DRAWS, _FOR_TAGS, _FOR_ID = (
@@ -92,7 +94,7 @@ class StickyKey:
         text = isinstance(self.epoch, str) and self.epoch.isprintable()
         if not (text and 0 < len(self.epoch) <= _LONGEST_EPOCH):
             raise SpecError(
-                f"sticky key: an epoch is a text of 1 to {_LONGEST_EPOCH} characters, got {self.epoch!r}"
+                f"sticky key: an epoch is a text of 1 to {_LONGEST_EPOCH} characters, got {shown(self.epoch)}"
             )
 
     @classmethod
@@ -279,22 +281,48 @@ def encoded_user(user: str) -> bytes:
         If it is no text, or empty (as where a table has none), or longer than 1000 bytes.
     """
     if not isinstance(user, str) or not user:
-        raise SpecError(f"user: must be a text that is not empty, got {user!r}")
+        raise SpecError(f"user: must be a text that is not empty, got {shown(user)}")
     try:
         name = user.encode()
     except UnicodeEncodeError:
-        raise SpecError(f"user: is no valid text: {user!r}") from None
+        raise SpecError(f"user: is no valid text: {shown(user)}") from None
     if len(name) > _LONGEST_USER:
         raise SpecError(f"user: must have at most {_LONGEST_USER} bytes, got {len(name)}")
     return name
 
 
 def encoded_users(users: Sequence[str]) -> dict[str, bytes]:
-    """Return the names of all users that occur, each once, as :func:`encoded_user` does."""
+    """Return the names of all users that occur, each once, as :func:`encoded_user` does.
+
+    Raises
+    ------
+    SpecError
+        If one of them is refused, or they are no sequence, such as one text, or names that can be read once.
+    """
+    if isinstance(users, str | bytes) or not (hasattr(users, "__len__") and hasattr(users, "__getitem__")):
+        raise SpecError(f"users: must be a list of texts, got {shown(users)}")
     for user in users:
         if not isinstance(user, str):
             encoded_user(user)  # says what is wrong; and what is no text need not be hashable
     return {user: encoded_user(user) for user in set(users)}
+
+
+def whole_number(name: str, number: object) -> int:
+    """Return how many releases there are to be, or may be.
+
+    Raises
+    ------
+    SpecError
+        If it is no whole number from 1 to 10^9.
+    """
+    # True is an int to Python.
+    if (
+        not isinstance(number, int | np.integer)
+        or isinstance(number, bool)
+        or not 1 <= number <= _MOST_RELEASES
+    ):
+        raise SpecError(f"{name}: must be a whole number from 1 to {_MOST_RELEASES}, got {shown(number)}")
+    return int(number)
 
 
 def _place_bytes(records: NDArray[np.int64]) -> list[bytes]:

@@ -136,7 +136,7 @@ def test_places_in_the_disc_stay_and_the_antipode_is_somewhere() -> None:
 
 
 # Around the disc and the edges of the square, and far beyond any place on Earth.
-_coordinate = st.floats(-20_100, 20_100) | st.floats(-30, 30) | st.floats(-1e308, 1e308)
+_coordinate = st.floats(-20_100, 20_100) | st.floats(-30, 30) | st.floats(-1e150, 1e150)
 _step = st.floats(-1, 1).map(lambda u: 500 * u**3)
 
 

@@ -8,17 +8,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError
+from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
 from mdpext_dask.runtime import ledger
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from tests.support.refusals import refused
+from tests.support.refusals import refusal
 
 
 @pytest.fixture
@@ -155,24 +157,72 @@ def test_the_file_is_private_and_has_no_names_and_no_order(budget: ReleaseBudget
     assert tags == sorted(tags)
 
 
-NOT_COUNTS: list[Any] = [0, -1, 2.5, "3", True, 10**9 + 1, 10**30]
+NOT_COUNTS: list[Any] = [0, -1, 2.5, "3", True, 10**9 + 1, 10**30, 10**5000, np.True_, [1], float("nan")]
+NOT_POSITIVE: list[Any] = [0.0, -1.0, float("nan"), float("inf"), True, "1", None, 10**400, 10**5000, [1.0]]
 
 
-@pytest.mark.parametrize("number", NOT_COUNTS)
-def test_limits_and_charges_are_positive_integers(budget: ReleaseBudget, tmp_path: Path, number: Any) -> None:
-    refused(SpecError, "release limit", ReleaseBudget, tmp_path / "new", number)
+@pytest.mark.parametrize("number", NOT_COUNTS, ids=shown)
+def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
+    budget: ReleaseBudget, tmp_path: Path, number: Any
+) -> None:
+    with pytest.raises(SpecError, match="release limit"):
+        ReleaseBudget(tmp_path / "new", number)
     assert not (tmp_path / "new").exists()
     refused(SpecError, "n: ", budget.charge, "anna", number, epsilon_per_km=1.0)
     assert budget.spent("anna") == 0
 
 
+@pytest.mark.parametrize("number", NOT_POSITIVE, ids=shown)
+def test_an_epsilon_and_a_time_to_wait_are_positive_numbers(
+    budget: ReleaseBudget, tmp_path: Path, number: Any
+) -> None:
+    for use in (
+        lambda: budget.charge("anna", epsilon_per_km=number),
+        lambda: budget.charge_many(["anna"], number),
+        lambda: budget.charge_many(["anna"], number, [b"tag"]),
+        lambda: budget.most_epsilon(number),
+    ):
+        assert "epsilon_per_km: must be a positive number, got " in refusal(use, kind=SpecError)
+    with pytest.raises(SpecError, match="wait_seconds: "):
+        ReleaseBudget(tmp_path / "new", 3, wait_seconds=number)
+    assert budget.spent("anna") == 0
+
+
+def test_numbers_of_other_kinds_are_numbers(tmp_path: Path) -> None:
+    budget = ReleaseBudget(tmp_path / "new", np.int64(3))  # type: ignore[arg-type]
+    budget.charge("anna", np.int32(2), epsilon_per_km=np.float32(0.5))  # type: ignore[arg-type]
+    budget.charge_many(np.array(["anna"]), Fraction(1, 4))  # type: ignore[arg-type]
+    assert (budget.spent("anna"), budget.composed_epsilon("anna")) == (3, 1.25)
+
+
+@pytest.mark.parametrize("users", [None, "anna", b"anna", 7, True, iter(["anna"]), {"anna"}])
+def test_users_that_are_no_list_are_refused_and_none_is_forgotten(budget: ReleaseBudget, users: Any) -> None:
+    for tags in (None, [bytes(16)]):
+        with pytest.raises(SpecError, match="users: must be a list of texts"):
+            budget.charge_many(users, 1.0, tags)
+
+
+@pytest.mark.parametrize("tags", [7, True, b"x", "x", [7], [None], [b""], ["tag"]])
+def test_tags_are_bytes(budget: ReleaseBudget, tags: Any) -> None:
+    with pytest.raises(SpecError, match="tags: "):
+        budget.charge_many(["anna"], 1.0, tags)
+    assert budget.spent("anna") == 0
+
+
+@pytest.mark.parametrize("path", [None, True, 7, b"ledger", 10**5000], ids=shown)
+def test_a_ledger_has_a_path(path: Any) -> None:
+    with pytest.raises(SpecError, match="ledger: must be a path, got "):
+        ReleaseBudget(path, 3)
+
+
 def test_charges_that_are_none_are_refused(budget: ReleaseBudget) -> None:
-    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
-        refused(SpecError, "epsilon", budget.charge, "anna", epsilon_per_km=epsilon)
-    for user in ("", None, 7, ["anna"]):
-        refused(SpecError, "user", budget.charge, user, epsilon_per_km=1.0)
-        refused(SpecError, "user", budget.charge_many, ["anna", user], 1.0)
-    refused(SpecError, "tags", budget.charge_many, ["anna"], 1.0, [b"1", b"2"])
+    for user in ("", None, 7, True, 10**5000, ["anna"]):
+        with pytest.raises(SpecError, match="user"):
+            budget.charge(user, epsilon_per_km=1.0)  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match="user"):
+            budget.charge_many(["anna", user], 1.0)  # type: ignore[list-item]
+    with pytest.raises(SpecError, match="tags"):
+        budget.charge_many(["anna"], 1.0, [b"1", b"2"])
     assert budget.spent("anna") == 0
 
 
