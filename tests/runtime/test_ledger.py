@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
 from mdpext_dask.runtime import ledger
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 
 @pytest.fixture
