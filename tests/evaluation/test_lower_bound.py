@@ -338,7 +338,7 @@ def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
 
 
 def test_the_time_decides_the_stride(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
+    monkeypatch.setattr(driver.lattices, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
     records = tiny.grid.records
     strides = [chosen(tiny, seconds=seconds)[0] for seconds in (2 * records, records / 2, 40)]
     assert strides == sorted(strides)
@@ -363,7 +363,7 @@ def test_what_cannot_be_is_refused(tiny: MechanismStore, options: dict[str, Any]
 
 
 def test_too_large_programs_are_refused(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
+    monkeypatch.setattr(driver.lattices, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
     refused(SpecError, r"need .* GiB of memory", bound_of, tiny, stride=1)
     assert chosen(tiny, seconds=1e6)[0] > 1
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.certificate import certify_cells
 from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
@@ -313,11 +313,10 @@ def flip(path: Path, name: str, index: tuple[int, int]) -> None:
     array[index] = not array[index]
 
 
-def test_records_that_change_sides_are_noticed(finished: Path) -> None:
-    for index in ((3, 3), (0, 0)):
-        flip(finished, "inside", index)
-        assert noticed(finished, "inside").changed == ("inside",)
-        flip(finished, "inside", index)
+@pytest.mark.parametrize("index", [(3, 3), (0, 0)])
+def test_records_that_change_sides_are_noticed(finished: Path, index: tuple[int, int]) -> None:
+    flip(finished, "inside", index)
+    assert noticed(finished, "inside").changed == ("inside",)
 
 
 @pytest.mark.parametrize("harm", ["one more", "one less", "chunk lost", "array lost"])
@@ -562,7 +561,7 @@ def test_a_region_outside_the_box_or_away_from_all_roads_or_smaller_than_a_cell(
         ({"region": island, "cell_km": 9.0}, "larger than the box"),
     ):
         spec = parse_job(small_job(domain=domain))
-        refusal(lambda spec=spec: build_geometry(spec), complaint)
+        refusal(lambda spec=spec: build_geometry(spec), complaint, kind=MdpextError)
 
 
 # --- loss files -----------------------------------------------------------------------------------

@@ -302,7 +302,8 @@ def test_a_turned_region(tmp_path: Path, small_job: JobMaker, slanted: str) -> N
 )
 def test_what_is_no_angle_is_one_line(small_job: JobMaker, value: Any) -> None:
     expected = "domain.rotation_deg: must be a number of degrees from -180 to 180"
-    refusal(lambda: parse_job(small_job(domain={"rotation_deg": value})), expected, repr(value))
+    job = small_job(domain={"rotation_deg": value})
+    refusal(lambda: parse_job(job), expected, repr(value), kind=SpecError)
 
 
 @pytest.mark.parametrize("rotation", [30, "auto"])
@@ -310,10 +311,10 @@ def test_what_may_not_be_turned(small_job: JobMaker, rotation: float | str) -> N
     """Distances that are taken along the axes, and the grid of a loss file."""
     for p in (1, 1.5, 4, "inf"):
         job = small_job(domain={"rotation_deg": rotation, "metric_p": p})
-        refusal(lambda job=job: parse_job(job), "domain.rotation_deg", "metric_p = 2 only")
+        refusal(lambda job=job: parse_job(job), "domain.rotation_deg", "metric_p = 2 only", kind=SpecError)
         assert parse_job(small_job(domain={"rotation_deg": 0, "metric_p": p})).domain.rotation_deg == 0
     job = loss_file_job(Path("l.npz"), domain={"rotation_deg": rotation})
-    refusal(lambda: parse_job(job), "domain.rotation_deg: does not go with loss.kind")
+    refusal(lambda: parse_job(job), "domain.rotation_deg: does not go with loss.kind", kind=SpecError)
 
 
 def test_turning_to_a_loss_file_drops_region_and_rotation(tmp_path: Path) -> None:
