@@ -46,7 +46,7 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     certified
         What a finished store's certificate has just been found to be; default: what its last audit says.
     """
-    found = store.read_receipts()
+    found = store.read_receipts() if store.state in FINISHED else {}
     wrong = _at_odds(store, found, certified)
     if not np.array_equal(store.read("inside"), store.grid.vertices_of(store.kept)):
         wrong.append("inside")
