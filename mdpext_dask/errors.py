@@ -20,9 +20,18 @@ _LONGEST_SHOWN = 60
 
 
 class MdpextError(Exception):
-    """Base of all expected errors: one line with what is wrong, where, and what to do."""
+    """Base of all expected errors: one line with what is wrong, where, and what to do.
+
+    Parameters
+    ----------
+    message
+        The line. What cannot be printed is escaped, since names and cells of files may hold anything.
+    """
 
     exit_code: int = EXIT_BAD_INPUT
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 class SpecError(MdpextError, ValueError):

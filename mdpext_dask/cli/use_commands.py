@@ -118,6 +118,10 @@ def evaluate(
             help="Districts an attacker tells apart: GeoJSON or shapefile; default: 4 x 4 rectangles.",
         ),
     ] = None,
+    district_name: Annotated[
+        str | None,
+        Option(metavar="PROPERTY", help="Property with the districts' names; default: name, or id."),
+    ] = None,
     attacker_prior: Annotated[
         Path | None,
         Option(metavar="POINTS", help="Prior of the attacker, as points; same columns as prior.file."),
@@ -135,7 +139,9 @@ def evaluate(
     from mdpext_dask.evaluation.evaluate import evaluate as evaluate_store
     from mdpext_dask.evaluation.words import table
 
-    attack = AttackRequest(districts, attacker_prior, releases, random_seed=random_seed)
+    attack = AttackRequest(
+        districts, attacker_prior, releases, random_seed=random_seed, district_name=district_name
+    )
     if not attacks and (districts or attacker_prior):
         raise SpecError("--no-attacks: has no use for --districts and --attacker-prior; leave them out")
     with observed(progress) as observer:
@@ -167,7 +173,8 @@ def sample(
     points: Annotated[
         Path,
         Argument(
-            metavar="POINTS", help="CSV, Parquet or GeoJSON with columns lon and lat, or x_km and y_km."
+            metavar="POINTS",
+            help="CSV, Parquet, GeoJSON or GeoPackage with columns lon and lat, or x_km and y_km.",
         ),
     ],
     output: Annotated[
@@ -184,6 +191,12 @@ def sample(
     verify: Annotated[
         bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
     ] = False,
+    lon_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column with the longitude, if its name does not say so.")
+    ] = None,
+    lat_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column with the latitude, if its name does not say so.")
+    ] = None,
     user_column: Annotated[
         str | None, Option(metavar="NAME", help="Column or property that names the user of a point.")
     ] = None,
@@ -205,12 +218,22 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Report a random place for each point; draws are exact, and independent without a sticky key."""
+    from mdpext_dask.readers.point_chunks import PointColumns
     from mdpext_dask.sampling.files import Users, sample_file
 
     keep_apart(output, as_json)
     users = Users(user_column, keep_users, sticky_key, ledger, release_limit)
+    columns = PointColumns(lon_column, lat_column)
     result = sample_file(
-        store, points, output, outside, remap=remap, users=users, place_km=place_km, verify=verify
+        store,
+        points,
+        output,
+        outside,
+        remap=remap,
+        users=users,
+        columns=columns,
+        place_km=place_km,
+        verify=verify,
     )
     show(result, as_json, output)
 

@@ -167,7 +167,9 @@ class OutputsSection(Section):
     random_seed
         Seed of the draw, and of the start of k-means.
     file
-        Points in CSV, Parquet or GeoJSON; see :mod:`mdpext_dask.readers.point_files`.
+        Points in CSV, Parquet, GeoJSON or GeoPackage; see :mod:`mdpext_dask.readers.point_files`.
+    lon_column, lat_column
+        Columns of the file with longitude and latitude, where their names do not say so.
     outside
         What to do with points of the file outside the grid: ``"error"`` or ``"drop"``.
     limit
@@ -178,6 +180,8 @@ class OutputsSection(Section):
     count: AtLeastOne | None = None
     random_seed: RandomSeed = 0
     file: Named | None = None
+    lon_column: Named | None = None
+    lat_column: Named | None = None
     outside: Literal["error", "drop"] = "error"
     limit: AtLeastOne | None = None
 
@@ -185,6 +189,8 @@ class OutputsSection(Section):
     def _what_belongs_together(self) -> "OutputsSection":
         if (self.choose == "file") != (self.file is not None):
             raise ValueError('file goes with choose = "file", and only with it')
+        if self.choose != "file" and (self.lon_column or self.lat_column):
+            raise ValueError('lon_column and lat_column go with choose = "file" only')
         if self.choose != "file" and self.outside != "error":
             raise ValueError(f'outside = "{self.outside}" goes with choose = "file" only')
         if self.choose != "all-road-nodes" and self.limit is not None:
@@ -200,7 +206,7 @@ class OutputsSection(Section):
 class PriorSection(Section):
     """``[prior]``: how likely each record is.
 
-    A file of points has columns lon, lat and, if wanted, weight (CSV, Parquet or GeoJSON; see
+    A file of points has columns lon, lat and, if wanted, weight (CSV, Parquet, GeoJSON or GeoPackage; see
     :mod:`mdpext_dask.readers.point_files`); with ``"raster"``, the file is a GeoTIFF of population (see
     :mod:`mdpext_dask.problem.population_raster`). With a loss file, ``"loss-file"`` is its own prior,
     uniform where it has none.
@@ -212,13 +218,19 @@ class PriorSection(Section):
         and ``"raster"``: read from `file`.
     file
         Points, or a GeoTIFF; or ``builtin:manhattan-trips``.
+    lon_column, lat_column
+        Columns of the points with longitude and latitude, where their names do not say so.
     """
 
     kind: Literal["road-nodes", "uniform", "file", "raster", "loss-file"] = "road-nodes"
     file: Named | None = None
+    lon_column: Named | None = None
+    lat_column: Named | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "PriorSection":
+        if self.kind != "file" and (self.lon_column or self.lat_column):
+            raise ValueError('lon_column and lat_column go with kind = "file" only')
         if (self.kind in ("file", "raster")) != (self.file is not None):
             raise ValueError('file goes with kind = "file" or "raster", and only with them')
         return self
@@ -238,6 +250,8 @@ class LossSection(Section):
         Number of tasks: road nodes that are drawn as destinations.
     tasks_file
         Points to use as tasks instead, with optional weights.
+    tasks_lon_column, tasks_lat_column
+        Columns of these points with longitude and latitude, where their names do not say so.
     random_seed
         Seed of the draw of tasks.
     directed
@@ -248,6 +262,8 @@ class LossSection(Section):
     file: Named | None = None
     tasks: AtLeastOne = 50
     tasks_file: Named | None = None
+    tasks_lon_column: Named | None = None
+    tasks_lat_column: Named | None = None
     random_seed: RandomSeed = 0
     directed: bool = False
 
@@ -255,6 +271,8 @@ class LossSection(Section):
     def _what_belongs_together(self) -> "LossSection":
         if (self.kind == "file") != (self.file is not None):
             raise ValueError('file goes with kind = "file", and only with it')
+        if self.tasks_file is None and (self.tasks_lon_column or self.tasks_lat_column):
+            raise ValueError("tasks_lon_column and tasks_lat_column go with tasks_file only")
         if self.kind == "file" and self.tasks_file is not None:
             raise ValueError('tasks_file does not go with kind = "file"; leave it out')
         if self.kind == "file" and self.directed:

@@ -34,6 +34,11 @@ _PATH_KEYS = (
     ("domain", "roads"), ("domain", "region"), ("outputs", "file"), ("prior", "file"),
     ("loss", "tasks_file"), ("loss", "file"),
 )  # fmt: skip
+# Job keys that name a column of such a file.
+_COLUMN_KEYS = (
+    ("outputs", "lon_column"), ("outputs", "lat_column"), ("prior", "lon_column"), ("prior", "lat_column"),
+    ("loss", "tasks_lon_column"), ("loss", "tasks_lat_column"),
+)  # fmt: skip
 # Sections that do not decide the bytes of a store.
 _NOT_IDENTITY = ("job", "cluster", "compare")
 _DIGEST_PREFIX = "sha256:"
@@ -200,8 +205,16 @@ class JobSpec(Section):
         return self
 
     def canonical(self) -> dict[str, Any]:
-        """Return the job as plain JSON values, every default spelt out, infinity as ``"inf"``."""
-        return {name: _plain(section) for name, section in self.model_dump().items()}
+        """Return the job as plain JSON values, every default spelt out, infinity as ``"inf"``.
+
+        Named columns are left out where there are none: stores made before there were such keys keep their
+        fingerprints.
+        """
+        plain = {name: _plain(section) for name, section in self.model_dump().items()}
+        for section, key in _COLUMN_KEYS:
+            if plain[section][key] is None:
+                del plain[section][key]
+        return plain
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the bytes of the store: input files by content, no paths of theirs.

@@ -12,6 +12,7 @@ from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry, b
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, TravelLoss
 from mdpext_dask.problem.outputs import STREAM_TASKS, check_counts, choose_outputs, generator_of, output_count
 from mdpext_dask.problem.population_raster import read_population
+from mdpext_dask.readers.point_chunks import PointColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,8 @@ def _choose_tasks(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.int
         generator = generator_of(spec.loss.random_seed, STREAM_TASKS)
         node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
         return node, np.full(count, 1 / count)
-    xy, weight = geometry.read_places(file, "loss.tasks_file")
+    columns = PointColumns(spec.loss.tasks_lon_column, spec.loss.tasks_lat_column)
+    xy, weight = geometry.read_places(file, "loss.tasks_file", columns)
     outside = int((~geometry.grid.box.contains(xy)).sum())
     if outside:
         raise DataError(f"loss.tasks_file: {file}: {outside} of {len(xy)} tasks lie outside the grid")
@@ -114,7 +116,8 @@ def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], 
         xy = geometry.node_xy_km[geometry.nodes_inside]
         weight = np.ones(len(xy))
     else:
-        xy, weight = geometry.read_places(spec.prior.file, "prior.file")
+        columns = PointColumns(spec.prior.lon_column, spec.prior.lat_column)
+        xy, weight = geometry.read_places(spec.prior.file, "prior.file", columns)
         weight = shares(weight)
     i, j, inside = grid.nearest_records(xy)
     if not weight[inside].any():

@@ -14,6 +14,7 @@ from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, between, east_of
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.downloads import digests
 from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
@@ -47,7 +48,9 @@ class Geometry:
     notes: tuple[str, ...]
     downloads: Mapping[str, str] = field(default_factory=dict)
 
-    def read_places(self, name: str | None, key: str, *, weights: bool = True) -> tuple[Array, Array]:
+    def read_places(
+        self, name: str | None, key: str, columns: PointColumns = BY_NAME, *, weights: bool = True
+    ) -> tuple[Array, Array]:
         """Return the points of a file that a job names.
 
         Parameters
@@ -56,6 +59,8 @@ class Geometry:
             Path of the file, or the name of a built-in one.
         key
             Where the job names it.
+        columns
+            Which columns hold longitude and latitude, where the job says so.
         weights
             Whether the file's weights count.
 
@@ -72,7 +77,7 @@ class Geometry:
             If the file cannot be read, or has degrees and there is no projection.
         """
         assert name is not None  # ensured by the job file's validation
-        points = read_points(points_path(name, key), weights=weights)
+        points = read_points(points_path(name, key), weights=weights, columns=columns)
         if points.planar:
             return points.coordinates, points.weight
         if self.projection is None:

@@ -202,18 +202,24 @@ def read_problem(name: str) -> ProblemFile:
 def _opened(path: Path) -> Iterator[NpzFile]:
     """Open the file, and turn whatever is wrong with the file as such into one line."""
     try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise _bad(path, "not an .npz file; numpy.savez makes one")
-        archive = np.load(path, allow_pickle=False)
+        file = path.open("rb")
     except FileNotFoundError:
         raise _bad(path, "no such file") from None
-    except _UNREADABLE as error:
-        if isinstance(error, DataError):
-            raise
+    except OSError as error:
         raise _bad(path, f"not a readable .npz file: {first_line(error)}") from None
-    with archive:
-        yield archive
+    # Given the path, NumPy leaves a file open that it cannot read.
+    with file:
+        try:
+            if not zipfile.is_zipfile(file):
+                raise _bad(path, "not an .npz file; numpy.savez makes one")
+            file.seek(0)
+            archive = np.load(file, allow_pickle=False)
+        except _UNREADABLE as error:
+            if isinstance(error, DataError):
+                raise
+            raise _bad(path, f"not a readable .npz file: {first_line(error)}") from None
+        with archive:
+            yield archive
 
 
 def _member(archive: NpzFile, path: Path, key: str) -> NDArray[Any]:

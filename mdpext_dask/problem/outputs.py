@@ -10,6 +10,7 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid, square_sums
 from mdpext_dask.problem.kmeans import weighted_centres
+from mdpext_dask.readers.point_chunks import PointColumns
 
 # Default limit on all road nodes as outputs; the size of the seed program is proportional to it.
 MOST_ROAD_NODES = 2000
@@ -184,8 +185,8 @@ def _of_file(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.float64]
         If the file cannot be read, two of its places are the same, or one lies outside the grid and the job
         does not drop those.
     """
-    name = spec.outputs.file
-    xy, _ = geometry.read_places(name, "outputs.file", weights=False)
+    name, columns = spec.outputs.file, PointColumns(spec.outputs.lon_column, spec.outputs.lat_column)
+    xy, _ = geometry.read_places(name, "outputs.file", columns, weights=False)
     outside = ~geometry.grid.box.contains(xy)
     notes: tuple[str, ...] = ()
     if outside.any():

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, first_line
+from mdpext_dask.errors import DataError
 from mdpext_dask.job.sections import PLACE, PLACE_PREFIX
 from mdpext_dask.job.spec import BUILTIN_PREFIX
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import LARGEST_RADIUS_KM, Projection
+from mdpext_dask.readers.json_files import read_json
 from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of
 from mdpext_dask.readers.roads.downloads import outline_of_place
 from mdpext_dask.readers.vector_files import POLYGON_SUFFIXES, read_polygons
@@ -192,14 +193,7 @@ def read_region(name: str, place: str | None = None) -> Region:
     elif name.lower().endswith(POLYGON_SUFFIXES):
         polygons, skipped = read_polygons(path)
         return _region(name, polygons, skipped)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=float)
-    except FileNotFoundError:
-        raise DataError(f"domain.region: {path} does not exist") from None
-    except OSError as error:
-        raise DataError(f"domain.region: {path} cannot be read: {first_line(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"domain.region: {path}: not a GeoJSON file: {first_line(error)}") from None
+    document = read_json(path, f"domain.region: {path}")
     reader = _Reader(path)
     reader.check_crs(document)
     try:
@@ -247,10 +241,12 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._feature: int | None = None
         self.skipped = 0
 
     def _bad(self, complaint: str) -> DataError:
-        return DataError(f"domain.region: {self._path}: {complaint}")
+        where = "" if self._feature is None else f"feature {self._feature}: "
+        return DataError(f"domain.region: {self._path}: {where}{complaint}")
 
     def check_crs(self, document: Any) -> None:
         crs = document.get("crs") if isinstance(document, dict) else None
@@ -263,7 +259,9 @@ class _Reader:
         if kind is not None and not isinstance(kind, str):
             raise self._bad(f"not a GeoJSON file: a type must be a name, got {json.dumps(kind)[:40]}")
         if kind in _MEMBERS:
-            for member in self._list(entry, _MEMBERS[kind]):
+            for number, member in enumerate(self._list(entry, _MEMBERS[kind]), start=1):
+                if kind == "FeatureCollection":
+                    self._feature = number
                 yield from self.polygons(member)
         elif kind == "Feature":
             if entry.get("geometry") is not None:
@@ -314,7 +312,7 @@ class _Reader:
     def _place(self, position: Any) -> tuple[float, float]:
         numbers = position[:2] if isinstance(position, list) else []
         if len(numbers) < 2 or not all(
-            isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers
+            isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < math.inf for n in numbers
         ):
             raise self._bad(f"a position must be [lon, lat], got {json.dumps(position)[:40]}")
         lon, lat = map(float, numbers)

@@ -1,13 +1,15 @@
 """Points as they come out of files, and what holds for them whatever the file.
 
 Columns (of a CSV or Parquet table) or members (of GeoJSON) are ``lon`` and ``lat`` in degrees, or ``x_km``
-and ``y_km``, and ``weight`` where weights are asked for and are there.
+and ``y_km``, and ``weight`` where weights are asked for and are there. Names count in any case, ``lon`` and
+``lat`` also written out, and others where the caller names them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
 from mdpext_dask.readers.longitudes import first_outside
-from mdpext_dask.readers.tables import LONLAT, PLANAR, check_columns
+from mdpext_dask.readers.tables import LONLAT, PLANAR, check_columns, decimal_hint, find_column, shown
 
 WEIGHT = "weight"
 
@@ -65,24 +67,25 @@ class Wanted:
     Parameters
     ----------
     numbers
-        The two coordinates, and the weight where it is wanted and there.
+        From ``lon`` and ``lat``, or ``x_km`` and ``y_km``, and ``weight`` where it is wanted and there, to
+        what the file calls them.
     extra
         Further columns, read as text.
     """
 
-    numbers: tuple[str, ...]
+    numbers: Mapping[str, str]
     extra: tuple[str, ...]
 
     @property
     def planar(self) -> bool:
         """Whether the coordinates are x and y in km."""
-        return self.numbers[:2] == PLANAR
+        return set(PLANAR) <= set(self.numbers)
 
     def chunk(
         self, values: Mapping[str, NDArray[np.float64]], text: Mapping[str, Sequence[Any]], first_row: int
     ) -> PointChunk:
-        """Return a chunk from columns of numbers and of text."""
-        coordinates = np.stack([values[name] for name in self.numbers[:2]], axis=-1)
+        """Return a chunk from columns of numbers, by the names they have here, and of text."""
+        coordinates = np.stack([values[name] for name in (PLANAR if self.planar else LONLAT)], axis=-1)
         weight = values[WEIGHT] if WEIGHT in self.numbers else np.ones(len(coordinates))
         # As objects, so that one long cell does not make all of them long.
         extra = {name: np.empty(len(coordinates), dtype=object) for name in self.extra}
@@ -91,20 +94,66 @@ class Wanted:
         return PointChunk(coordinates, self.planar, weight, extra, first_row)
 
 
-def wanted_columns(names: Sequence[str], path: Path, *, weights: bool, extra: Sequence[str]) -> Wanted:
+@dataclass(frozen=True)
+class PointColumns:
+    """What a user says of the columns of a file of points.
+
+    Parameters
+    ----------
+    lon, lat
+        Columns with longitude and latitude in degrees; default: those whose names say so.
+    """
+
+    lon: str | None = None
+    lat: str | None = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """From ``lon`` and ``lat`` to the columns that are named."""
+        return {name: given for name, given in (("lon", self.lon), ("lat", self.lat)) if given is not None}
+
+    def refuse(self, path: Path) -> None:
+        """Refuse named columns of a file without any.
+
+        Raises
+        ------
+        DataError
+            If there are some.
+        """
+        if self.given:
+            named = ", ".join(self.given.values())
+            raise DataError(f"{path}: its geometries say where points are; leave out the columns {named}")
+
+
+BY_NAME = PointColumns()
+
+
+def wanted_columns(
+    names: Sequence[str], path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns = BY_NAME
+) -> Wanted:
     """Find the columns to read by their names.
 
     Raises
     ------
     DataError
-        If one is missing, or is there twice.
+        If one is missing, is there twice, or several may be meant.
     """
-    pair = next((pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)), None)
-    if pair is None:
-        raise DataError(f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names)}")
-    wanted = Wanted((*pair, WEIGHT) if weights and WEIGHT in names else pair, tuple(extra))
-    check_columns(names, (*wanted.numbers, *extra), path)
-    return wanted
+    given = columns.given
+    check_columns(names, given.values(), path)
+    for pair in (LONLAT,) if given else (PLANAR, LONLAT):
+        found = {name: given.get(name) or find_column(names, name, path) for name in pair}
+        if None not in found.values():
+            break
+    else:
+        raise DataError(
+            f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names) or 'none'}; "
+            "rename them, or name those with degrees: lon_column and lat_column in a job, --lon-column and "
+            "--lat-column for sample"
+        )
+    if weights:
+        found[WEIGHT] = find_column(names, WEIGHT, path)
+    check_columns(names, extra, path)
+    return Wanted({name: called for name, called in found.items() if called is not None}, tuple(extra))
 
 
 def first_fault(values: Mapping[str, NDArray[np.float64]]) -> tuple[int, str, str] | None:
@@ -135,6 +184,7 @@ def check_numbers(
     source: object,
     unit: str,
     numbers: Sequence[int],
+    called: Mapping[str, str] = MappingProxyType({}),
     text: Callable[[str], Sequence[str]] | None = None,
 ) -> None:
     """Refuse the first row with a fault; see :func:`first_fault`.
@@ -147,8 +197,10 @@ def check_numbers(
         What to name in the error.
     unit, numbers
         What the file counts, such as "line", and where each row is by that count.
+    called
+        What the file calls the columns; default: the same.
     text
-        From a column to its cells as the file has them; default: the numbers.
+        From a column of the file to its cells as it has them; default: the numbers.
 
     Raises
     ------
@@ -158,8 +210,10 @@ def check_numbers(
     if fault := first_fault(values):
         row, name, complaint = fault
         if name:
-            cell = f"{values[name][row]:g}" if text is None else repr(text(name)[row])
-            complaint = f"{name} {cell} {complaint}"
+            there = called.get(name, name)
+            cell = f"{values[name][row]:g}" if text is None else text(there)[row]
+            hint = "" if text is None else decimal_hint(cell)
+            complaint = f"{there} {cell if text is None else shown(cell)} {complaint}{hint}"
         raise DataError(f"{source}: {unit} {numbers[row]}: {complaint}")
 
 

@@ -12,9 +12,18 @@ import numpy as np
 
 from mdpext_dask.errors import DataError, first_line
 from mdpext_dask.readers.optional_libraries import import_optional
-from mdpext_dask.readers.point_chunks import WEIGHT, PointChunk, Wanted, check_numbers
+from mdpext_dask.readers.point_chunks import BY_NAME, WEIGHT, PointChunk, PointColumns, Wanted, check_numbers
 from mdpext_dask.readers.reference_systems import check_wgs84
-from mdpext_dask.readers.tables import BYTE_ORDER_MARKS_16, LONLAT, PIECE_ROWS, opened, reading
+from mdpext_dask.readers.tables import (
+    BYTE_ORDER_MARKS_16,
+    LONLAT,
+    PIECE_ROWS,
+    empty_row,
+    find_column,
+    not_utf8,
+    opened,
+    reading,
+)
 
 _KIND = "GeoJSON file"
 _BYTES_AT_ONCE = 1 << 20
@@ -31,7 +40,9 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _DEEPEST = 200
 
 
-def collection_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
+def collection_pieces(
+    path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns = BY_NAME
+) -> Iterator[PointChunk]:
     """Yield the points of a FeatureCollection.
 
     Raises
@@ -39,6 +50,7 @@ def collection_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Ite
     DataError
         With file, feature (from 1) and what is wrong with it, or what else is wrong.
     """
+    columns.refuse(path)
     ijson = import_optional("ijson", f"{path}: a GeoJSON file of points")
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: GeoJSON is read from files only")
@@ -69,28 +81,36 @@ def collection_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Ite
             raise DataError(f"{where}: {_complaint(error)}") from None
 
 
-def line_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
-    """Yield the points of a file with a GeoJSON feature on each line; blank lines are skipped.
+def line_pieces(
+    path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns = BY_NAME
+) -> Iterator[PointChunk]:
+    """Yield the points of a file with a GeoJSON feature on each line, but for blank lines at its end.
 
     Raises
     ------
     DataError
         With file, feature (from 1) and what is wrong with it, or what else is wrong.
     """
+    columns.refuse(path)
     with reading(path, _KIND), opened(path) as stream:
         yield from _pieces(_features_of_lines(stream, path), path, weights=weights, extra=extra)
 
 
 def _features_of_lines(stream: IO[bytes], path: Path) -> Iterator[Any]:
     decode = json.JSONDecoder(parse_constant=_no_number).decode
+    blank = None
     for number, line in enumerate(stream, start=1):
         text = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         text = text.strip().removeprefix(_RECORD_SEPARATOR)
-        if text:
+        if not text:
+            blank = number if blank is None else blank
+        elif blank is not None:
+            raise empty_row(path, blank)
+        else:
             try:
                 yield decode(text.decode())
-            except UnicodeDecodeError:
-                raise
+            except UnicodeDecodeError as error:
+                raise not_utf8(path if number == 1 else f"{path}: line {number}", error) from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}: line {number}: not JSON: {first_line(error)}") from None
 
@@ -106,7 +126,8 @@ def _pieces(
     rows, first = _rows(features, path, weights=weights, extra=extra), 0
     while piece := list(islice(rows, PIECE_ROWS)):
         numbers, texts = zip(*piece, strict=True)
-        wanted = Wanted((*LONLAT, WEIGHT)[: len(numbers[0])], tuple(extra))
+        names = (*LONLAT, WEIGHT)[: len(numbers[0])]
+        wanted = Wanted(dict(zip(names, names, strict=True)), tuple(extra))
         values = dict(zip(wanted.numbers, np.array(numbers).T, strict=True))
         check_numbers(values, path, "feature", range(first + 1, first + len(piece) + 1))
         yield wanted.chunk(values, dict(zip(extra, zip(*texts, strict=True), strict=True)), first)
@@ -122,15 +143,16 @@ def _rows(
         where = f"{path}: feature {number}"
         properties = _properties(feature, where)
         row = _lonlat(feature.get("geometry"), where)
-        has_weight = weights and WEIGHT in properties
+        called = find_column(list(properties), WEIGHT, where) if weights else None
+        has_weight = called is not None
         weighted = has_weight if weighted is None else weighted
         if has_weight != weighted:
             has, had = ("no weight", "one") if weighted else ("a weight", "none")
             raise DataError(f"{where}: has {has}, but the features before it have {had}")
-        if weighted:
-            weight = properties[WEIGHT]
+        if called is not None:
+            weight = properties[called]
             if type(weight) not in _NUMBERS:
-                raise DataError(f"{where}: weight {_shown(weight)} is not a finite number")
+                raise DataError(f"{where}: {called} {_shown(weight)} is not a finite number")
             row.append(_float(weight))
         yield row, [_property(properties, name, where) for name in extra]
 
@@ -232,5 +254,7 @@ def _complaint(error: Exception) -> str:
     """Return what the parser says in one line: what is wrong, and the text that is."""
     said = error.args[0] if error.args else ""
     lines = (said.decode(errors="replace") if isinstance(said, bytes) else str(said)).splitlines()
+    if "UTF8" in "".join(lines[:1]):
+        return "is not UTF-8; save the file as UTF-8"
     shown = " ".join(" ".join(lines[1:2]).split())
     return f"{lines[0]}: {shown}" if shown else (lines[0] if lines else type(error).__name__)

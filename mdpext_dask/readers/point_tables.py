@@ -15,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.readers.point_chunks import PointChunk, Wanted, check_numbers, first_fault, wanted_columns
+from mdpext_dask.readers.point_chunks import (
+    BY_NAME,
+    PointChunk,
+    PointColumns,
+    Wanted,
+    check_numbers,
+    first_fault,
+    wanted_columns,
+)
 from mdpext_dask.readers.reference_systems import DEGREES, check_wgs84
-from mdpext_dask.readers.tables import LONLAT, PIECE_ROWS, UNREADABLE, csv_file, parquet_file
+from mdpext_dask.readers.tables import LONLAT, PIECE_ROWS, UNREADABLE, check_columns, csv_file, parquet_file
 
 # Since then pandas rounds correctly without being asked, and warns if it is.
 _PANDAS_ROUNDS_CORRECTLY = (3, 1)
@@ -25,7 +33,9 @@ _PANDAS_ROUNDS_CORRECTLY = (3, 1)
 _BUFFER_BYTES = 1 << 16
 
 
-def csv_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
+def csv_pieces(
+    path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns = BY_NAME
+) -> Iterator[PointChunk]:
     """Yield the points of a CSV file, also a compressed one.
 
     Raises
@@ -37,16 +47,16 @@ def csv_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[P
     # What is no file, such as a pipe, can be read only once.
     if path.is_file():
         with csv_file(path) as file:
-            wanted = wanted_columns(file.names, path, weights=weights, extra=extra)
+            wanted = wanted_columns(file.names, path, weights=weights, extra=extra, columns=columns)
             done, complete = yield from _parsed_pieces(file.text, file.names, wanted)
     if complete:
         return
     first = 0
     with csv_file(path) as file:
-        wanted = wanted_columns(file.names, path, weights=weights, extra=extra)
+        wanted = wanted_columns(file.names, path, weights=weights, extra=extra, columns=columns)
         for piece in file.pieces(PIECE_ROWS):
-            values = {name: piece.numbers(name) for name in wanted.numbers}
-            check_numbers(values, path, "line", piece.lines, piece.text)
+            values = {name: piece.numbers(called) for name, called in wanted.numbers.items()}
+            check_numbers(values, path, "line", piece.lines, wanted.numbers, piece.text)
             chunk = wanted.chunk(values, {name: piece.text(name) for name in extra}, first)
             first += len(chunk)
             if first > done:
@@ -60,8 +70,8 @@ def _parsed_pieces(
     import pandas as pd
 
     done = 0
-    numbers = {name: names.index(name) for name in wanted.numbers}
-    if set(wanted.extra) & set(numbers):
+    numbers = {name: names.index(called) for name, called in wanted.numbers.items()}
+    if set(wanted.extra) & set(wanted.numbers.values()):
         return 0, False  # pandas reads a column as numbers or as text
     options: dict[str, Any] = {}
     if tuple(map(int, pd.__version__.split(".")[:2])) < _PANDAS_ROUNDS_CORRECTLY:
@@ -75,6 +85,8 @@ def _parsed_pieces(
             dtype={place: str for place in range(len(names)) if place not in numbers.values()},
             index_col=False,
             na_filter=False,
+            # A blank line then is a row of text, and left to the careful way.
+            skip_blank_lines=False,
             skipinitialspace=True,
             low_memory=False,
             chunksize=PIECE_ROWS,
@@ -100,7 +112,9 @@ def _parsed_pieces(
         return done, False
 
 
-def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterator[PointChunk]:
+def parquet_pieces(
+    path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns = BY_NAME
+) -> Iterator[PointChunk]:
     """Yield the points of a Parquet file: of columns of numbers, or of a GeoParquet file's points.
 
     Raises
@@ -111,20 +125,23 @@ def parquet_pieces(path: Path, *, weights: bool, extra: Sequence[str]) -> Iterat
     with parquet_file(path, path, _BUFFER_BYTES) as file:
         schema = file.schema_arrow
         names = list(map(str, schema.names))
-        geometry = None if set(LONLAT) <= set(names) else _geometry_column(schema, path)
-        known = names if geometry is None else [n for n in names if n != geometry] + list(LONLAT)
-        wanted = wanted_columns(known, path, weights=weights, extra=extra)
+        # Its geometry counts where no two columns are called lon and lat, whatever else is like them.
+        geometry = None if columns.given or set(LONLAT) <= set(names) else _geometry_column(schema, path)
+        known = (
+            names if geometry is None else [n for n in names if n not in (geometry, *LONLAT)] + list(LONLAT)
+        )
+        wanted = wanted_columns(known, path, weights=weights, extra=extra, columns=columns)
         geometry = None if wanted.planar else geometry
-        columns = [n for n in dict.fromkeys((*wanted.numbers, *wanted.extra)) if n in names]
+        read = [n for n in dict.fromkeys((*wanted.numbers.values(), *wanted.extra)) if n in names]
         if geometry is not None:
-            columns.append(geometry)
+            read.append(geometry)
         first = 0
-        for batch in file.iter_batches(batch_size=PIECE_ROWS, columns=columns, use_threads=False):
+        for batch in file.iter_batches(batch_size=PIECE_ROWS, columns=read, use_threads=False):
             values = {} if geometry is None else _places(batch.column(geometry), first, path)
-            for name in wanted.numbers:
+            for name, called in wanted.numbers.items():
                 if name not in values:
-                    values[name] = _numbers(batch.column(name), name, first, path)
-            check_numbers(values, path, "row", range(first + 1, first + len(batch) + 1))
+                    values[name] = _numbers(batch.column(called), called, first, path)
+            check_numbers(values, path, "row", range(first + 1, first + len(batch) + 1), wanted.numbers)
             text = {name: _text(batch.column(name), name, path) for name in wanted.extra}
             yield wanted.chunk(values, text, first)
             first += len(batch)
@@ -188,6 +205,7 @@ def _geometry_column(schema: Any, path: Path) -> str | None:
         case {"primary_column": str(name), "columns": dict(columns)} if isinstance(columns.get(name), dict):
             if name not in schema.names:
                 raise DataError(f"{path}: its geometry, column {name}, is missing")
+            check_columns(schema.names, (name,), path)
             check_wgs84(columns[name].get("crs", DEGREES), path)
             return name
     raise DataError(f"{path}: says that it is GeoParquet, but not what its geometry is")

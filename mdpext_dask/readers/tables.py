@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
@@ -23,12 +23,18 @@ from mdpext_dask.errors import DataError, MdpextError, first_line
 from mdpext_dask.readers.optional_libraries import import_optional
 
 LONLAT, PLANAR = ("lon", "lat"), ("x_km", "y_km")
+# What else columns may be called, in any case.
+_SYNONYMS = {"lon": ("lon", "lng", "long", "longitude"), "lat": ("lat", "latitude")}
 # Rows that are read at a time; as chunks of other sizes are made of them, those sizes change nothing.
 PIECE_ROWS = 100_000
 BYTE_ORDER_MARKS_16 = (b"\xff\xfe", b"\xfe\xff")
 _OF_MACOS = ("__MACOSX/", ".DS_Store")
+# Between fields, where they are not commas.
+_SEPARATORS = {";": "semicolon", "\t": "tab"}
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 # A line behind the last one of a CSV file.
 _END = "end"
+_SHOWN = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 # What a broken file makes its readers raise.
 UNREADABLE: tuple[type[Exception], ...] = (
@@ -62,10 +68,21 @@ def reading(source: object, kind: str, also: tuple[type[Exception], ...] = ()) -
         # Zarr's own, of a folder that is there, has no number of the operating system's.
         if isinstance(error, FileNotFoundError) and error.errno is not None:
             raise DataError(f"{source}: no such file") from None
-        begins = error.object[:2] if isinstance(error, UnicodeDecodeError) and error.start == 0 else b""
-        if begins in BYTE_ORDER_MARKS_16:
-            raise DataError(f"{source}: is in UTF-16; save it as UTF-8") from None
-        raise DataError(f"{source}: not a readable {kind}: {first_line(error)}") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise not_utf8(source, error) from None
+        complaint = "its compressed data are damaged" if isinstance(error, zlib.error) else first_line(error)
+        raise DataError(f"{source}: not a readable {kind}: {complaint}") from None
+
+
+def not_utf8(place: object, error: UnicodeDecodeError) -> DataError:
+    """Return the error for text that is in another encoding; `place` is a file, or a line of one."""
+    if error.start == 0 and error.object[:2] in BYTE_ORDER_MARKS_16:
+        return DataError(f"{place}: is in UTF-16; save it as UTF-8")
+    byte = error.object[error.start]
+    return DataError(
+        f"{place}: is not UTF-8: holds the byte 0x{byte:02x}, as Latin-1 or Windows-1252 would; save the "
+        "file as UTF-8"
+    )
 
 
 @contextmanager
@@ -111,7 +128,7 @@ class CsvFile:
     names
         The columns.
     rows
-        The rows that are left, each with the number of the line that it ends in.
+        The rows that are left, each with the number of the line that it ends in; none of them is empty.
     text
         The lines that are left, for another parser.
     """
@@ -122,7 +139,7 @@ class CsvFile:
     text: IO[str]
 
     def pieces(self, size: int = PIECE_ROWS) -> "Iterator[CsvPiece]":
-        """Yield the rows, `size` at a time, the last piece shorter. Blank lines are skipped, but counted.
+        """Yield the rows, `size` at a time, the last piece shorter.
 
         Raises
         ------
@@ -131,13 +148,11 @@ class CsvFile:
         """
         piece = CsvPiece(self)
         for line, row in self.rows:
-            if not any(map(str.strip, row)):
-                continue
             if len(row) > len(self.names):
                 yield piece
                 raise DataError(
                     f"{self.source}: line {line}: a row has more fields than the header: {len(row)}, not "
-                    f"{len(self.names)}"
+                    f"{len(self.names)}{_comma_hint(row)}"
                 )
             piece.cells.append(row + [""] * (len(self.names) - len(row)))
             piece.lines.append(line)
@@ -199,8 +214,8 @@ class CsvPiece:
         """
         if bad.any():
             row = int(np.argmax(bad))
-            where = f"{self.file.source}: line {self.lines[row]}"
-            raise DataError(f"{where}: {name} {self.text(name)[row]!r} {complaint}")
+            where, cell = f"{self.file.source}: line {self.lines[row]}", self.text(name)[row]
+            raise DataError(f"{where}: {name} {shown(cell)} {complaint}{decimal_hint(cell)}")
 
 
 @contextmanager
@@ -228,10 +243,86 @@ def csv_file(path: Path, source: object = None, *, strict: bool = False) -> Iter
         io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text,
     ):
         rows = _rows(text, source, strict)
-        header = next((row for _, row in rows if row), None)
-        if header is None:
-            raise DataError(f"{source}: is empty")
-        yield CsvFile(source, [name.strip() for name in header], rows, text)
+        try:
+            line, header = next(((line, row) for line, row in rows if any(map(str.strip, row))), (0, []))
+            if not header:
+                raise DataError(f"{source}: is empty")
+            names = [name.strip() for name in header]
+            _check_separator(names, f"{source}: line {line}")
+            yield CsvFile(source, names, _filled(rows, source), text)
+        except UnicodeDecodeError as error:
+            raise not_utf8(_line_of(error, path, source), error) from None
+
+
+def _line_of(error: UnicodeDecodeError, path: Path, source: object) -> str:
+    """Return the source with the line that is not UTF-8, if it can be read again."""
+    if path.is_file() and error.object[:2] not in BYTE_ORDER_MARKS_16:
+        with opened(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError:
+                    return f"{source}: line {number}"
+    return str(source)
+
+
+def _check_separator(names: Sequence[str], where: str) -> None:
+    """Refuse a header whose fields lie between other marks than commas.
+
+    Raises
+    ------
+    DataError
+        With what they lie between.
+    """
+    if any("\0" in name for name in names):
+        raise DataError(f"{where}: is not text, or in UTF-16; save it as CSV in UTF-8")
+    for mark, called in _SEPARATORS.items():
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(f"{where}: looks {called} separated; save it with commas between the columns")
+
+
+def _filled(rows: Iterator[tuple[int, list[str]]], source: object) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file but for blank lines at its end.
+
+    Raises
+    ------
+    DataError
+        If another row has nothing in it: skipping it would renumber those behind it.
+    """
+    blank = None
+    for line, row in rows:
+        empty = not any(map(str.strip, row))
+        if empty and len(row) <= 1:
+            blank = line if blank is None else blank
+        elif empty or blank is not None:
+            raise empty_row(source, line if blank is None else blank)
+        else:
+            yield line, row
+
+
+def empty_row(source: object, line: int) -> DataError:
+    """Return the error for a row without anything in it."""
+    return DataError(
+        f"{source}: line {line}: is empty; take it out, or put in what is missing (only blank lines at the "
+        "end are skipped, so that no row is lost or renumbered)"
+    )
+
+
+def shown(text: str) -> str:
+    """Return a cell for a message, cut where it is long."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def decimal_hint(text: str) -> str:
+    """Return what to do about a number with a decimal comma; "" of other text."""
+    found = _DECIMAL_COMMA.fullmatch(text.strip())
+    return f"; looks like a decimal comma, write {text.strip().replace(',', '.')}" if found else ""
+
+
+def _comma_hint(row: Sequence[str]) -> str:
+    """Return what may split numbers into several fields, if all fields are whole numbers."""
+    whole = all(re.fullmatch(r"[+-]?[0-9]+", cell.strip()) for cell in row)
+    return "; are these decimal commas? Write 12.5, not 12,5" if whole else ""
 
 
 def _rows(text: Iterable[str], source: object, strict: bool) -> Iterator[tuple[int, list[str]]]:
@@ -274,6 +365,39 @@ def number(text: str) -> float | None:
     return None
 
 
+def find_column(names: Sequence[str], wanted: str, source: object) -> str | None:
+    """Return the column that is meant by a name: of just that name, or the only one called alike.
+
+    Parameters
+    ----------
+    names
+        The columns of a table.
+    wanted
+        A name; ``lon`` and ``lat`` may also be written out, or ``lng``, ``long``, and every name in any case.
+    source
+        What to name in the error.
+
+    Returns
+    -------
+    The name as the table has it; None if there is none.
+
+    Raises
+    ------
+    DataError
+        If several may be meant.
+    """
+    exact = [name for name in names if name == wanted]
+    alike = _SYNONYMS.get(wanted, (wanted,))
+    found = exact or [name for name in names if name.casefold() in alike]
+    if len(found) > 1:
+        if len(set(found)) == 1:
+            raise DataError(f"{source}: two columns have the name {found[0]}")
+        raise DataError(
+            f"{source}: which column is {wanted}? Found {', '.join(found)}; call the right one {wanted}"
+        )
+    return found[0] if found else None
+
+
 def check_columns(names: Sequence[str], wanted: Iterable[str], source: object) -> None:
     """Refuse a table that lacks a column, or has it twice.
 
@@ -298,6 +422,8 @@ def read_csv(path: Path, required: Sequence[str]) -> CsvPiece:
         If it cannot be read, has no rows, or lacks a required column.
     """
     with csv_file(path) as file:
+        found = {find_column(file.names, name, path): name for name in required}
+        file = replace(file, names=[found.get(name, name) for name in file.names])
         check_columns(file.names, required, path)
         [table] = file.pieces(size=sys.maxsize)
     if not table.lines:

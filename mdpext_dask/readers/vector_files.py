@@ -1,6 +1,7 @@
 """Layers and polygons of shapefiles, GeoPackages and what else GDAL reads, by pyogrio."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,31 +44,41 @@ class Layer:
     fields: dict[str, NDArray[Any]]
 
 
-def read_layers(path: Path, key: str) -> list[Layer]:
+def read_layers(path: Path, key: str | None = None, fields: Sequence[str] | None = None) -> list[Layer]:
     """Read all layers of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    key
+        Where the job names it, or the option.
+    fields
+        Columns to read, where they are there; default: all.
 
     Raises
     ------
     DataError
-        If it cannot be read; `key` says where the job names it.
+        If it cannot be read.
     SpecError
         If pyogrio is not installed.
     """
     import shapely
 
-    pyogrio = import_optional("pyogrio", f"{key}: {path}")
+    source = str(path) if key is None else f"{key}: {path}"
+    pyogrio = import_optional("pyogrio", source)
     layers = []
     try:
         with warnings.catch_warnings(action="ignore"):  # GDAL warns of details; what matters is refused below
             for name, _ in pyogrio.list_layers(path):
-                meta, _, geometry, fields = pyogrio.raw.read(path, layer=name, force_2d=True)
-                shapes = np.full(len(fields[0]) if fields else 0, None) if geometry is None else geometry
+                meta, _, geometry, data = pyogrio.raw.read(path, layer=name, force_2d=True, columns=fields)
+                shapes = np.full(len(data[0]) if data else 0, None) if geometry is None else geometry
                 shapes = np.asarray(shapely.from_wkb(shapes), dtype=object)
-                columns = dict(zip(map(str, meta["fields"]), fields, strict=True))
+                columns = dict(zip(map(str, meta["fields"]), data, strict=True))
                 crs = None if meta["crs"] is None else str(meta["crs"])
                 layers.append(Layer(str(name), shapes, crs, columns))
     except (RuntimeError, OSError, ValueError, shapely.errors.ShapelyError) as error:
-        raise DataError(f"{key}: {path}: cannot be read: {first_line(error)}") from None
+        raise DataError(f"{source}: cannot be read: {first_line(error)}") from None
     return layers
 
 
@@ -100,7 +111,7 @@ def read_polygons(path: Path) -> tuple[list[Any], int]:
     if not path.is_file():
         raise DataError(f"{source} does not exist")
     holding, skipped = [], 0
-    for layer in read_layers(path, _REGION):
+    for layer in read_layers(path, _REGION, ()):
         kind = shapely.get_type_id(layer.shapes)
         area = np.isin(kind, (_POLYGON, _MULTIPOLYGON))
         skipped += int(np.sum((kind >= 0) & ~area))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.files import whole_file
-from mdpext_dask.readers.point_chunks import PointChunk
+from mdpext_dask.readers.point_chunks import BY_NAME, PointChunk, PointColumns
 from mdpext_dask.readers.point_files import point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
@@ -77,18 +77,19 @@ def sample_file(
     *,
     remap: bool = False,
     users: Users = _NOBODY,
+    columns: PointColumns = BY_NAME,
     place_km: float | None = None,
     chunk_points: int = CHUNK_POINTS,
     verify: bool = False,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
 
-    Files are CSV, Parquet or GeoJSON, as their names say; see :mod:`mdpext_dask.readers.point_files` and
-    :mod:`mdpext_dask.sampling.report_files`. A report is the row of the input, from 0, the output, and lon,
-    lat (x_km, y_km where the mechanism is planar). Nothing else of the input is copied, except names of users
-    on request, since any other column may give the place away. Points keep their order: shuffle them first if
-    the order says something about places. The output is written whole or not at all, and temporary files hold
-    only reports.
+    Files are CSV, Parquet or GeoJSON, as their names say, and points also GeoPackages; see
+    :mod:`mdpext_dask.readers.point_files` and :mod:`mdpext_dask.sampling.report_files`. A report is the row
+    of the input, from 0, the output, and lon, lat (x_km, y_km where the mechanism is planar). Nothing else of
+    the input is copied, except names of users on request, since any other column may give the place away.
+    Points keep their order: shuffle them first if the order says something about places. The output is
+    written whole or not at all, and temporary files hold only reports.
 
     Parameters
     ----------
@@ -105,6 +106,8 @@ def sample_file(
     remap
         Whether to report what the store's remap says; see
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
+    columns
+        Which columns of the points hold longitude and latitude, where their names do not say so.
     place_km
         Side of coarse places, in km; see :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample`.
     chunk_points
@@ -142,7 +145,9 @@ def sample_file(
         # Ends first: what has not been charged is not released.
         contextlib.nullcontext() if ledger is None else ledger.batch() as budget,
     ):
-        for chunk in point_chunks(points, weights=False, extra=extra, chunk_points=chunk_points):
+        for chunk in point_chunks(
+            points, weights=False, extra=extra, columns=columns, chunk_points=chunk_points
+        ):
             if mechanism.planar and not chunk.planar:
                 raise DataError(
                     f"{points}: has columns lon,lat, but {store} is planar, its loss file has no "

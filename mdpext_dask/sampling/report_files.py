@@ -60,6 +60,8 @@ def check_report_file(path: Path, *, planar: bool) -> None:
         library that writes the format is missing.
     """
     kind = format_of(path)
+    if kind == "geopackage":
+        raise SpecError(f"{path}: reports are CSV, Parquet or GeoJSON, not .gpkg")
     if kind.startswith("geojson") and planar:
         raise SpecError(f"{path}: GeoJSON is in degrees, and this mechanism is planar; write CSV or Parquet")
     if path.suffix.lower() == ".zip":

@@ -423,8 +423,8 @@ def test_numbers_in_text(tmp_path: Path, text: str, value: float) -> None:
     "text", ["NA", "null", "one", "0x1F", "1_0", "٣", "1 2", "--1", "e5", ".", "True", "1;2", "0.5%"]
 )
 def test_text_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path / "m.csv", f"x_km,y_km,a,b\n1,2,0,\n\n1,2,{text},1\n1,2,worse,1\n")
-    assert f"line 4: a {text!r} is not a number" in refusal(path)
+    path = write(tmp_path / "m.csv", f"x_km,y_km,a,b\n1,2,0,\n1,2,{text},1\n1,2,worse,1\n")
+    assert f"line 3: a {text!r} is not a number" in refusal(path)
 
 
 def test_text_of_any_length_is_one_line(tmp_path: Path) -> None:
@@ -435,9 +435,8 @@ def test_text_of_any_length_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "rows"),
     [
-        # Blank lines are no rows, but empty cells are.
-        ("\na,b\n\n1,0\n  \n,\n\n0.5,0.5\n\n", [[1, 0], [np.nan, np.nan], [0.5, 0.5]]),
-        ('p\n1\n""\n\n1\n', [[1], [np.nan], [1]]),
+        # Blank lines at the end are no rows; empty cells are NaN.
+        ("\na,b\n1,0\n,1\n0.5,\n\n  \n", [[1, 0], [np.nan, 1], [0.5, np.nan]]),
         # Coordinates that are not needed may be anything.
         ("x_km,y_km,a\n0,north,1\n,inf,0\n", [[1], [0]]),
         # Outputs may be called by numbers.
@@ -464,9 +463,10 @@ def test_rows_of_a_table(tmp_path: Path, content: str, rows: list[list[float]]) 
         ("0.5,0.25,0.25\n1,0,0\n", "first line holds numbers"), ("1,0\n0,1\n", "first line holds numbers"),
         ("a,b\n1,\"2\n", "not a readable CSV"),
         ("x_km,a\n1,2\n", "x_km needs y_km"), ("x_km,y_km,lat,a\n1,2,3,4\n", "lat needs lon"),
-        ("longitude,latitude,a\n1,2,3\n", "longitude looks like a coordinate; call it lon"),
-        ("X,Y,a\n1,2,3\n", "call it x_km"), ("Lon,Lat,a\n1,2,3\n", "call it lon"),
-        (b"a,b\n1,\xff\n", "not a readable CSV"),
+        ("longitude,a\n1,3\n", "longitude looks like a coordinate; call it lon"),
+        ("X,Y,a\n1,2,3\n", "call it x_km"), ("lat,Lng,long,a\n", "which column is lon? Found Lng, long"),
+        (b"a,b\n1,\xff\n", "line 2: is not UTF-8"), ("a;b\n1;2\n", "line 1: looks semicolon separated"),
+        ("a,b\n1,2\n\n1,2\n", "line 3: is empty"), ("a,b\n1,2\n,\n1,2\n", "line 3: is empty"),
     ],
 )  # fmt: skip
 def test_tables_that_are_not_clear_are_refused(tmp_path: Path, content: str | bytes, words: str) -> None:
@@ -649,7 +649,7 @@ def test_other_files_in_an_archive_are_no_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("lon,lat,a\n0,0,1\n\n0,91,1\n", "line 4: lon 0, lat 91 is out of range"),
+        ("LON,latitude,a\n0,0,1\n0,91,1\n", "line 3: lon 0, lat 91 is out of range"),
         ("x_km,y_km,a\n0,0,1\n0,,1\n", "line 3: y_km nan is not a finite number"),
         ("x_km,y_km,a\n0,inf,1\n0,0,1\n", "line 2: y_km inf is not a finite number"),
         ("x_km,y_km,a\n0,north,1\n", "line 2: y_km 'north' is not a number"),

@@ -534,6 +534,20 @@ def test_districts_of_a_file(stores: Stores, tmp_path: Path) -> None:
     assert sum(answer["probability"] for answer in answers) == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.parametrize("file", ["d.geojson", "d.gpkg"])
+def test_districts_by_a_chosen_property(stores: Stores, tmp_path: Path, file: str) -> None:
+    geopandas = pytest.importorskip("geopandas")
+    store = MechanismStore.open(str(stores("region")))
+    frame = geopandas.read_file(geojson(tmp_path / "plain.geojson", {"west": WEST, "east": NORTH_EAST}))
+    frame.assign(Quartiere=["Prati", "Monti"], full=["x", ""]).to_file(tmp_path / file)
+    assert read_districts(store, tmp_path / file).names == ("west", "east")
+    assert read_districts(store, tmp_path / file, "Quartiere").names == ("Prati", "Monti")
+    for key in ("full", "none"):
+        named = f"{file}: feature {2 if key == 'full' else 1}: the property {key} is missing or empty; found"
+        with pytest.raises(DataError, match=named):
+            read_districts(store, tmp_path / file, key)
+
+
 @pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:3857"])
 def test_districts_of_a_shapefile(stores: Stores, tmp_path: Path, crs: str) -> None:
     geopandas = pytest.importorskip("geopandas")
@@ -569,7 +583,7 @@ def polygon(*ring: tuple[float, float]) -> str:
     [
         ("none.geojson", None, "does not exist"),
         ("a.geojson", "{", "not a GeoJSON file"),
-        ("a.geojson", "[1]", "not a GeoJSON file: features must have a geometry"),
+        ("a.geojson", "[1]", "feature 1: not a GeoJSON file: features must have a geometry"),
         ("a.geojson", '{"type": "FeatureCollection"}', "features must have a geometry"),
         ("a.geojson", '{"type": "FeatureCollection", "features": [{"type": "Feature"}]}', "a geometry"),
         ("a.geojson", '{"type": "Feature", "geometry": null}', "holds no polygons"),

@@ -37,6 +37,8 @@ _OTHER: dict[str, Any] = {
     "outputs.choose": "seeds", "outputs.count": 9, "outputs.random_seed": 1, "outputs.file": "points.csv",
     "outputs.outside": "drop", "outputs.limit": 9, "prior.kind": "uniform", "prior.file": "points.csv",
     "loss.kind": "euclidean", "loss.file": "points.csv", "loss.tasks": 6, "loss.tasks_file": "points.csv",
+    "outputs.lon_column": "a", "outputs.lat_column": "a", "prior.lon_column": "a", "prior.lat_column": "a",
+    "loss.tasks_lon_column": "a", "loss.tasks_lat_column": "a",
     "loss.random_seed": 1, "loss.directed": True, "seed.solver": "highs", "seed.refine_rounds": 3,
     "seed.refine_seconds": 60.0, "extension.method": "mcshane-whitney", "extension.stages": "one",
     "extension.sweeps": 2, "store.block_cells": (1, 2), "cluster.kind": "inline", "cluster.workers": 3,
@@ -52,6 +54,12 @@ _WITH = {
     "outputs.limit": ["outputs.choose=all-road-nodes"],
     "prior.file": ["prior.kind=file"],
     "loss.file": ["loss.kind=file"],
+    **{
+        f"outputs.{axis}_column": ["outputs.choose=file", "outputs.file=points.csv"]
+        for axis in ("lon", "lat")
+    },
+    **{f"prior.{axis}_column": ["prior.kind=file", "prior.file=points.csv"] for axis in ("lon", "lat")},
+    **{f"loss.tasks_{axis}_column": ["loss.tasks_file=points.csv"] for axis in ("lon", "lat")},
     "cluster.address": ["cluster.kind=address"],
 }
 
@@ -223,8 +231,8 @@ def test_paths_start_at_the_files_folder_and_in_overrides_at_the_working_one(
 
 
 def test_every_key_is_tried(job_file: Path) -> None:
-    canonical = load_job(job_file).canonical()
-    assert {f"{section}.{key}" for section, keys in canonical.items() for key in keys} == set(_OTHER)
+    sections = load_job(job_file).model_dump()
+    assert {f"{section}.{key}" for section, keys in sections.items() for key in keys} == set(_OTHER)
 
 
 @pytest.mark.parametrize("name", _OTHER)
@@ -335,6 +343,9 @@ def test_a_loss_file_brings_outputs_and_prior_and_the_job_says_so() -> None:
         ({"outputs": {"choose": "seeds"}}, ["outputs.choose:", '"seeds"', "leave [outputs] out"]),
         ({"outputs": {"choose": "file", "file": "o.csv"}}, ["outputs.choose:", '"file"']),
         ({"outputs": {"choose": "road-nodes", "count": 3}}, ["outputs.choose:", '"road-nodes"']),
+        ({"prior": {"kind": "uniform", "lon_column": "a"}}, ["prior:", "lon_column", 'kind = "file" only']),
+        ({"loss": {"tasks_lat_column": "a"}}, ["loss:", "tasks_lat_column", "tasks_file only"]),
+        ({"outputs": {"lat_column": "a"}}, ["outputs:", "lat_column", 'choose = "file" only']),
         ({"outputs": {"count": 3}}, ["outputs:", "count", '"loss-file"']),
         ({"prior": {"kind": "road-nodes"}}, ["prior.kind:", '"road-nodes"', '"uniform"']),
         ({"prior": {"file": "p.csv"}}, ["prior:", "file", "kind"]),
@@ -378,6 +389,13 @@ def test_fingerprint_changes_with_every_key_that_decides_bytes_and_with_no_other
     old, new = load_job(job_file), load_job(job_file, _overrides(name))
     assert (new.fingerprint() == old.fingerprint()) == (name in _WITHOUT_EFFECT)
     assert (name in differing_keys(old.identity(), new.identity())) == (name not in _WITHOUT_EFFECT)
+
+
+def test_named_columns_are_in_a_fingerprint_only_where_there_are_some(small_job: JobMaker) -> None:
+    """Stores that were made before there were such keys keep theirs."""
+    assert not any(
+        key.endswith("_column") for keys in parse_job(small_job()).identity().values() for key in keys
+    )
 
 
 def test_fingerprint_does_not_depend_on_spelling_or_the_order_of_keys(small_job: JobMaker) -> None:

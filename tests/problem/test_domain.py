@@ -178,6 +178,33 @@ def test_outputs_of_a_file_are_kept_as_they_are(build: Build, tmp_path: Path) ->
     np.testing.assert_allclose(domain.projection.to_plane(domain.output_lonlat), places, atol=1e-9)
 
 
+@pytest.mark.parametrize("header", ["a,b", "LNG,b", "lon,Latitude"])
+def test_columns_of_files_may_have_any_name(build: Build, tmp_path: Path, header: str) -> None:
+    """Those that the job names, or else those whose names say it."""
+    places = [(-73.97, 40.78), (-74.0, 40.72), (-73.95, 40.82)]
+    names = header.split(",")
+    outputs, prior, tasks = (
+        {
+            f"{before}{key}_column": name
+            for key, name in zip(("lon", "lat"), names, strict=True)
+            if name in "ab"
+        }
+        for before in ("", "", "tasks_")
+    )
+    found = []
+    for name, columns, keys in (
+        ("plain.csv", "lon,lat", ({}, {}, {})),
+        ("p.csv", header, (outputs, prior, tasks)),
+    ):
+        file = point_file(tmp_path / name, columns, places)
+        sections = {"outputs": {**_file(file), **keys[0]}, "prior": {"kind": "file", "file": file, **keys[1]}}
+        found.append(build(**sections, loss={"tasks_file": file, **keys[2]}))
+    one, other = found
+    np.testing.assert_array_equal(one.output_lonlat, other.output_lonlat)
+    np.testing.assert_array_equal(one.prior, other.prior)
+    np.testing.assert_array_equal(_travel(one).task_distance_km, _travel(other).task_distance_km)
+
+
 def test_output_outside_the_grid_or_twice_is_refused(build: Build, tmp_path: Path) -> None:
     for columns, places in (
         ("lon,lat", [(-73.97, 40.78), (-73.5, 40.78)]), ("lon,lat", [(-73.97, 40.78), (12.5, 41.9)]),

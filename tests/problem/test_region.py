@@ -702,7 +702,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, small_job: JobMaker) -> None:
         (tmp_path / "none.geojson", "does not exist"),
         (tmp_path, "cannot be read"),
         ("builtin:manhattan", "no built-in regions"),
-        (latin, "not a GeoJSON file"),
+        (latin, "is not UTF-8"),
     ):
         spec = parse_job(small_job(domain={"region": str(name)}))
         refusal(lambda spec=spec: build_geometry(spec), complaint, kind=DataError)

@@ -9,6 +9,7 @@ import pytest
 import shapely
 from pyproj import Geod
 
+from mdpext_dask.readers.roads.csv_folder import write_folder
 from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.network import RoadNetwork
 from mdpext_dask.readers.roads.openstreetmap import read_osm
@@ -18,6 +19,7 @@ from tests.support.refusals import refusal
 from tests.support.towns import STREETS, TOWN
 
 osmnx = pytest.importorskip("osmnx")
+networkx = pytest.importorskip("networkx")
 pytest.importorskip("osmium")
 
 _GEOD = Geod(ellps="WGS84")
@@ -61,6 +63,69 @@ def test_every_file_of_a_graph_holds_the_same_network(graph: Any, tmp_path: Path
     _assert_same(whole, graphml, 5e-3)
     assert graphml.notes == ()
     assert graphml.directions_known
+
+
+# From, to, metres, one way only. No two streets have the same ends, so that a simple graph holds them all.
+_STREETS = [
+    (1, 2, 850.0, False),
+    (2, 3, 900.5, True),
+    (3, 4, 1200.0, False),
+    (4, 2, 1500.0, True),
+    (4, 1, 2000, True),
+]
+_WAYS = {
+    "directed.graphml": lambda graph, path: osmnx.save_graphml(graph, path),
+    "simple.graphml": lambda graph, path: _write_text(networkx.DiGraph(graph), path),
+    "multigraph.graphml": lambda graph, path: osmnx.save_graphml(osmnx.convert.to_undirected(graph), path),
+    "graph.graphml": lambda graph, path: _write_text(
+        networkx.Graph(osmnx.convert.to_undirected(graph)), path
+    ),
+    "streets.gpkg": lambda graph, path: osmnx.save_graph_geopackage(graph, path),
+    "directed.gpkg": lambda graph, path: osmnx.save_graph_geopackage(graph, path, directed=True),
+    "folder": lambda graph, path: path.mkdir() or write_folder(network_of(graph, "a graph"), path),
+}
+
+
+def _write_text(graph: Any, path: Path) -> None:
+    """Write a graph with nodes that are called something, and attributes that nobody needs."""
+    graph = networkx.relabel_nodes(graph, {node: f"node {node}" for node in graph})
+    for *_, data in graph.edges(data=True):
+        data.update({end: f"node {data[end]}" for end in ("from", "to") if end in data})
+        data.update(maxspeed="[30", reversed="perhaps", osmid="one", geometry="LINE")
+    for _, data in graph.nodes(data=True):
+        data.update(street_count="many", elevation="high")
+    networkx.write_graphml(graph, path)
+
+
+def _few_streets(*, keep_directions: bool = True) -> Any:
+    graph = networkx.MultiDiGraph(crs="epsg:4326")
+    for node, place in enumerate([(12.0, 42.0), (12.01, 42.0), (12.02, 42.0), (12.01, 42.01)], start=1):
+        graph.add_node(node, x=place[0], y=place[1])
+    for u, v, metres, oneway in _STREETS:
+        for ends in [(u, v)] if oneway else [(u, v), (v, u)]:
+            graph.add_edge(*ends, osmid=u, length=metres, oneway=oneway and keep_directions)
+    return graph
+
+
+@pytest.mark.parametrize("name", _WAYS)
+def test_readers_of_one_graph_agree(tmp_path: Path, name: str) -> None:
+    _WAYS[name](_few_streets(), tmp_path / name)
+    network = read_roads(str(tmp_path / name), None)
+    assert network.directions_known
+    assert network.largest_connected_part(directed=True).nodes == 4
+    _assert_same(network, network_of(_few_streets(), "a graph"), 1e-6)
+
+
+@pytest.mark.parametrize("oneway", ["True", "1", "[True, False]", "False"])
+def test_undirected_graphs_without_directions_say_so(tmp_path: Path, oneway: str) -> None:
+    """Which end of an edge comes first means nothing there, unless it has attributes from and to."""
+    graph = networkx.Graph(_few_streets())
+    for *_, data in graph.edges(data=True):
+        data["oneway"] = oneway
+    networkx.write_graphml(graph, tmp_path / "a.graphml")
+    network = read_roads(str(tmp_path / "a.graphml"), None)
+    assert network.directions_known == (oneway == "False")
+    assert network.largest_connected_part(directed=False).nodes == 4
 
 
 @pytest.mark.parametrize("name", ["town.graphml", "town.gpkg", "directed.gpkg"])
@@ -132,21 +197,54 @@ def test_file_that_is_none_is_refused(tmp_path: Path, name: str, content: bytes)
 @pytest.mark.parametrize(
     ("node", "edge", "named"),
     [
-        ({"x": 291000.0, "y": 4640000.0}, {}, "degrees"),  # a graph that was projected to metres
-        ({"x": math.nan}, {}, "finite"), ({"x": "east"}, {}, "not a street network as osmnx makes it"),
-        ({"x": [12.0]}, {}, "as osmnx makes it"), ({}, {"length": -5.0}, "length -5 m"),
-        ({}, {"length": math.inf}, "length inf"), ({}, {"length": "long"}, "as osmnx makes it"),
-        ({}, {"length": [5.0]}, "as osmnx makes it"),
+        ({"x": 291000.0, "y": 4640000.0}, {}, "node 1: lon"),  # a graph that was projected to metres
+        ({"x": math.nan}, {}, "node 1: its coordinates must be finite"),
+        ({"x": "east"}, {}, "node 1: x 'east' is not a number"),
+        ({"y": "41,9"}, {}, "node 1: y '41,9' is not a number; looks like a decimal comma, write 41.9"),
+        ({"x": [12.0]}, {}, "node 1: x '[12.0]' is not a number"), ({"x": True}, {}, "node 1: x 'True' is"),
+        ({}, {"length": -5.0}, "edge 1 to 2: has the length -5 m"),
+        ({}, {"length": math.inf}, "edge 1 to 2: has the length inf"),
+        ({}, {"length": "long"}, "edge 1 to 2: length 'long' is"),
+        ({}, {"length": [5.0]}, "1 to 2: length '[5.0]'"),
     ],
 )  # fmt: skip
-def test_bad_graph_is_refused(graph: Any, node: dict[str, Any], edge: dict[str, Any], named: str) -> None:
+def test_bad_graph_is_refused(node: dict[str, Any], edge: dict[str, Any], named: str) -> None:
+    graph = _few_streets()
     graph.nodes[next(iter(graph.nodes))].update(node)
     graph.edges[next(iter(graph.edges(keys=True)))].update(edge)
     refusal(lambda: network_of(graph, "Rome, Italy"), "Rome, Italy: ", named)
 
 
+_KEYS = (
+    '<key id="x" for="node" attr.name="x"/><key id="y" for="node" attr.name="y"><default>42</default></key>'
+)
+_NODE = '<node id="{}"><data key="x">12.0{}</data></node>'
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        ('{}<edge source="a" target="b"/></graph>', ""),
+        ('{}<edge source="a" target="b"/></graph><graph/>', "more than one graph"),
+        ("", "mismatched tag: line"),
+        ('</graph><graph edgedefault="both"/>', "more than one"), ("<hyperedge/></graph>", "hyperedge"),
+        ('{}<edge source="a" target="c"/></graph>', "an edge names node c, which"),
+        ('{}<edge source="a"/></graph>', "edge 1: has no target"), ("{}</graph>", "is empty"),
+        ("{}<node/></graph>", "node 3: has no id"),
+        ('{}<node id="c"/></graph>', "node c: has no attribute x; found y"),
+    ],
+)  # fmt: skip
+def test_graphml_of_other_programs(tmp_path: Path, graph: str, said: str) -> None:
+    path = tmp_path / "a.graphml"
+    graph = '<graph edgedefault="directed">' + graph.format(_NODE.format("a", 1) + _NODE.format("b", 2))
+    path.write_text(f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{_KEYS}{graph}</graphml>')
+    if said:
+        refusal(lambda: read_roads(str(path), None), str(path), said)
+    else:
+        np.testing.assert_array_equal(read_roads(str(path), None).lonlat, [(12.01, 42), (12.02, 42)])
+
+
 def test_graph_without_streets_is_refused() -> None:
-    networkx = pytest.importorskip("networkx")
     refusal(lambda: network_of(networkx.MultiDiGraph(), "Rome, Italy"), "empty")
 
 

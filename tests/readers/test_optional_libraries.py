@@ -19,7 +19,6 @@ from tests.support.refusals import refusal
         ("pyarrow", "p.parquet", read_points),
         ("ijson", "p.geojson", read_points),
         ("osmium", "a.osm", lambda path: read_roads(str(path), None)),
-        ("osmnx", "a.graphml", lambda path: read_roads(str(path), None)),
         ("pyogrio", "a.gpkg", lambda path: read_roads(str(path), None)),
         ("pyogrio", "a.shp", lambda path: read_region(str(path))),
     ],

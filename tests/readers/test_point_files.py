@@ -19,11 +19,11 @@ import pytest
 import shapely
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.readers import point_geojson, point_tables, tables
-from mdpext_dask.readers.point_chunks import PointChunk
+from mdpext_dask.readers.point_chunks import PointChunk, PointColumns
 from mdpext_dask.readers.point_files import format_of, point_chunks, read_points
 from tests.support.refusals import refusal as refusal_of
 
@@ -77,12 +77,13 @@ FORMATS: dict[str, Callable[[Path, Rows], None]] = {
     "p.geoparquet": save_geoparquet,
     "p.geojson": save_geojson,
     "p.geojsonl": save_lines,
+    "p.gpkg": lambda path, rows: frame(rows).to_file(path, layer="points", driver="GPKG"),
 }
 
 
-def refusal(path: Path, *, weights: bool = True, extra: tuple[str, ...] = ()) -> str:
+def refusal(path: Path, *, weights: bool = True, **options: Any) -> str:
     """Return what a refusal says after the name of the file."""
-    message = refusal_of(lambda: list(point_chunks(path, weights=weights, extra=extra)))
+    message = refusal_of(lambda: list(point_chunks(path, weights=weights, **options)))
     assert message.startswith(f"{path}: ")
     return message.removeprefix(f"{path}: ")
 
@@ -119,6 +120,33 @@ def test_formats_agree(tmp_path_factory: pytest.TempPathFactory, rows: Rows, dat
     assert points.weight.tobytes() == np.ascontiguousarray(expected[:, 2]).tobytes()
     assert not points.planar
     np.testing.assert_array_equal(read_points(path, weights=False).weight, np.ones(len(rows)))
+
+
+@pytest.mark.parametrize("pair", [("lng", "lat"), ("Longitude", "LATITUDE"), ("Long", "Lat"), ("LON", "lat")])
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet", "p.pq"])
+def test_columns_may_be_called_otherwise(tmp_path: Path, name: str, pair: tuple[str, str]) -> None:
+    table = pa.table({pair[1]: [2.5, 5], "Weight": [3, 6], "x": [0, 0], pair[0]: [1.0, 4]})
+    save_table(tmp_path / name, table)
+    points = read_points(tmp_path / name)
+    assert (points.coordinates.tolist(), points.weight.tolist()) == ([[1, 2.5], [4, 5]], [3, 6])
+    named = read_points(tmp_path / name, columns=PointColumns("x", pair[1]))
+    assert named.coordinates.tolist() == [[0, 2.5], [0, 5]]
+    other = read_points(tmp_path / name, columns=PointColumns(lat="x"))
+    assert other.coordinates.tolist() == [[1, 0], [4, 0]]
+    message = refusal(tmp_path / name, columns=PointColumns("north"))
+    assert message.startswith("column north is missing; found ")
+
+
+def save_table(path: Path, table: pa.Table) -> None:
+    (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, path)
+
+
+def test_named_columns_count_for_more_than_the_plane(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("x_km,y_km,a,b\n1,2,3,x\n")
+    message = refusal(tmp_path / "p.csv", columns=PointColumns("a", "b"))
+    assert message == "line 2: b 'x' is not a finite number"
+    save_geojson(tmp_path / "p.geojson", [(1, 2, 3)])
+    assert "leave out the columns a, b" in refusal(tmp_path / "p.geojson", columns=PointColumns("a", "b"))
 
 
 def test_weights_are_not_read_where_they_mean_nothing(tmp_path: Path) -> None:
@@ -213,9 +241,9 @@ def test_a_number_may_come_with_more_than_it_needs(tmp_path: Path) -> None:
     (tmp_path / "p.geojson").write_text("\ufeff" + text.replace("2.5]", "2.5, 700.25]"))
     assert read_points(tmp_path / "p.geojson").coordinates.tolist() == [[1, 2.5]]
     line = json.dumps(feature(1, 2.5))
-    (tmp_path / "p.geojsons").write_bytes(b"\x1e" + line.encode() + b"\r\n\r\n\x1e" + line.encode())
+    (tmp_path / "p.geojsons").write_bytes(b"\x1e" + line.encode() + b"\r\n\x1e" + line.encode() + b"\n\n")
     assert read_points(tmp_path / "p.geojsons").coordinates.tolist() == [[1, 2.5]] * 2
-    (tmp_path / "p.csv").write_bytes(b'\xef\xbb\xbf"lon","lat" ,\r\n"1", 2.5,\r\n\r\n 3,"4.5" ,\r\n')
+    (tmp_path / "p.csv").write_bytes(b'\xef\xbb\xbf"lon","lat" ,\r\n"1", 2.5,\r\n 3,"4.5" ,\r\n\r\n')
     assert read_points(tmp_path / "p.csv").coordinates.tolist() == [[1, 2.5], [3, 4.5]]
 
 
@@ -225,8 +253,14 @@ def test_a_number_may_come_with_more_than_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is empty"), ("lon,lat\n", "holds no rows"), ("lon,lat\n\n,\n", "holds no rows"),
-        ("lon,lat\n1,2\n\n3,x\n", "line 4: lat 'x' is not a finite number"),
+        ("", "is empty"), ("lon,lat\n", "holds no rows"), ("lon,lat\n\n \n", "holds no rows"),
+        ("lon,lat\n1,2\n3,x\n", "line 3: lat 'x' is not a finite number"),
+        ("lon,lat\n1,2\n'12,5',4\n", "line 3: a row has more fields"),
+        ('lon,lat\n1,2\n"12,5",4\n', "line 3: lon '12,5' is not a finite number; looks like a decimal comma, "
+         "write 12.5"),
+        ("lon,lat\n12,5,41,9\n", "the header: 4, not 2; are these decimal commas?"),
+        ("id\tlon\tlat\n1\t2\t3\n", "line 1: looks tab separated; save it with commas"),
+        ("name,long,LNG,lat\n", "which column is lon? Found long, LNG; call the right one lon"),
         ("lon,lat\n1,2\n1,2,3\n", "line 3: a row has more fields than the header: 3, not 2"),
         ("lon,lat,lon\n1,2,3\n", "two columns have the name lon"),
         ("lon,lat\nTrue,1\n", "line 2: lon 'True' is not a finite number"),
@@ -238,9 +272,11 @@ def test_a_number_may_come_with_more_than_it_needs(tmp_path: Path) -> None:
         ("lon,lat,weight\n1,2,-0.5\n1,x,2\n", "line 2: weight '-0.5' is negative"),
         ("lon,lat\n1,2\n".encode("utf-16"), "is in UTF-16; save it as UTF-8"),
         ("lon,lat\n1,2\n".encode("utf-16-be").join([b"\xfe\xff", b""]), "is in UTF-16"),
-        (b"lon,lat\n1,\xff\n", "not a readable CSV file"),
+        (b"lon,lat,name\n1,2,x\n3,4,Li\xe8ge\n", "line 3: is not UTF-8: holds the byte 0xe8, as Latin-1"),
+        ("lon,lat\n".encode("utf-16-le"), "line 1: is not text, or in UTF-16"),
         ("lat,x_km\n1,2\n", "needs columns lon,lat (degrees) or x_km,y_km; found lat, x_km"),
-        ("lon;lat\n1;2\n", "found lon;lat"), ("lon,lat\n1,2\n3\n", "line 3: lat '' is not"),
+        ("\n lon;lat\n1;2\n", "line 2: looks semicolon separated"),
+        ("lon,lat\n1,2\n3\n", "line 3: lat '' is not"),
         ("lon,lat\n0,0\n180.5,0\n", "line 3: lon 180.5, lat 0 is"), ("lon,lat\n-181,0\n", "lon -181, lat 0"),
         ("lon,lat\n0,-91\n", "lat -91 is"), ("lon,lat\n500000,4600000\n", "coordinates must be degrees"),
     ],
@@ -249,9 +285,7 @@ def test_csv_that_cannot_be(tmp_path: Path, content: str | bytes, words: str) ->
     assert words in refused(tmp_path / "p.csv", content)
 
 
-@pytest.mark.parametrize(
-    "text", ["north", "NaN", "nan", "inf", "-Infinity", "", "1e999", "12,5", "0x1F", "1_0"]
-)
+@pytest.mark.parametrize("text", ["north", "NaN", "nan", "inf", "-Infinity", "", "1e999", "0x1F", "1_0"])
 @pytest.mark.parametrize("column", ["lon", "lat", "weight"])
 def test_cell_that_is_no_finite_number_is_named(tmp_path: Path, column: str, text: str) -> None:
     row = ",".join({"lon": "1", "lat": "2", "weight": "3", column: f'"{text}"'}.values())
@@ -273,6 +307,35 @@ def test_first_cell_that_is_no_whole_number_is_named(tmp_path: Path, text: str) 
     refusal_of(
         lambda: tables.read_csv(path, ("id",)).integers("id"), f"{path}: line 3: id {text!r} is not a whole"
     )
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("name", "empty", "fatal"),
+    [
+        ("p.csv", "", False), ("p.csv", "  ", False), ("p.csv", ",,", True), ("p.csv", ' , "",', True),
+        ("p.geojsonl", "", False), ("p.geojsonl", "\x1e", False),
+    ],
+)  # fmt: skip
+def test_no_row_is_skipped_but_blank_lines_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, empty: str, fatal: bool, pieces: int
+) -> None:
+    """In the midst it may be a point that was lost, and those behind it would get other numbers."""
+    for module in (point_tables, point_geojson):
+        monkeypatch.setattr(module, "PIECE_ROWS", pieces)
+    FORMATS[name](tmp_path / name, [(1, 2, 3), (4, 5, 6), (7, 8, 9)])
+    lines = (tmp_path / name).read_text().splitlines()
+    for number in range(len(lines) - 2, len(lines)):
+        torn = [*lines[:number], empty, empty, *lines[number:]]
+        assert refused(tmp_path / name, "\n".join(torn)).startswith(
+            f"line {number + 1}: is empty; take it out"
+        )
+    last = "\n".join([*lines, empty, empty])
+    if fatal:
+        assert refused(tmp_path / name, last).startswith(f"line {len(lines) + 1}: is empty; take it out")
+    else:
+        (tmp_path / name).write_text(last)
+        assert len(read_points(tmp_path / name)) == 3
 
 
 GOOD = feature(1, 2)
@@ -315,7 +378,7 @@ def test_features_that_cannot_be(tmp_path: Path, name: str, features: list[Any],
         (collection(GOOD).replace("2]", "1e999]"), "overflow"), (collection(GOOD) + "x", "trailing garbage"),
         (collection(GOOD).encode("utf-16"), "is in UTF-16"),
         ('{"a":' * 5000, "objects in objects without end"),
-        (b'{"type": "\xff"}', "not a readable GeoJSON file"),
+        (b'{"type": "\xff"}', "not a readable GeoJSON file: somewhere after feature 0: is not UTF-8"),
         (collection(GOOD, crs={"type": "name", "properties": {"name": "EPSG:32633"}}), "has the crs WGS 84"),
         (collection(GOOD, crs={"type": "name", "properties": {"name": "nowhere"}}), "system is not known"),
         (collection(GOOD, crs={"type": "link"}), "system is not known"),
@@ -350,7 +413,7 @@ def test_lines_that_cannot_be(tmp_path: Path, line: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"lon": [1.0], "latitude": [2.0]}, "(degrees) or x_km,y_km; found lon, latitude"),
+        ({"lon": [1.0], "northing": [2.0]}, "(degrees) or x_km,y_km; found lon, northing"),
         ({"lon": [1.0, None], "lat": [2, 3]}, "row 2: lon is missing"),
         ({"lon": ["1"], "lat": [2]}, "holds string"), ({"lon": [True], "lat": [2]}, "holds bool"),
         ({"lon": [1.0, np.nan], "lat": [2, 3]}, "row 2: lon nan is not a finite number"),
@@ -401,6 +464,27 @@ def test_geometry_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         changed = table.set_column(place, "geometry", pa.array(cells))
         assert words in refused_table(tmp_path / "p.parquet", changed)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "words"),
+    [
+        (shapely.Point(1, 99), "feature 2: lon 1, lat 99 is out of range"),
+        (None, "feature 2: its geometry is missing"),
+        (shapely.LineString([(0, 0), (1, 1)]), "feature 2: its geometry is a LineString, not a Point"),
+    ],
+)
+def test_geopackages_that_cannot_be(tmp_path: Path, geometry: Any, words: str) -> None:
+    table = geopandas.GeoDataFrame({"n": [1, 2]}, geometry=[shapely.Point(1, 2), geometry], crs=4326)
+    table.to_file(tmp_path / "p.gpkg", driver="GPKG")
+    assert words in refusal(tmp_path / "p.gpkg")
+    frame([(1, 2, 3)]).to_file(tmp_path / "p.gpkg", layer="more", driver="GPKG")
+    assert refusal(tmp_path / "p.gpkg").startswith("must have one layer, found p, more;")
+
+
+def test_geopackages_may_be_in_any_system(tmp_path: Path) -> None:
+    frame([(15.5, 42.25, 3)]).to_crs(32633).to_file(tmp_path / "p.gpkg", driver="GPKG")
+    np.testing.assert_allclose(read_points(tmp_path / "p.gpkg").coordinates, [[15.5, 42.25]], atol=1e-9)
 
 
 def test_places_in_other_systems_are_refused(tmp_path: Path) -> None:
@@ -474,7 +558,7 @@ def nothing() -> Iterator[Any]:
 @pytest.mark.usefixtures("small_pieces")
 def test_where_the_fast_way_ends_the_careful_way_goes_on(tmp_path: Path) -> None:
     lines = [f"{k},{k}" for k in range(20)]
-    lines.insert(11, ",")  # no row, which pandas does not know
+    lines[11] = '"11" ,11'  # which pandas takes for text
     (tmp_path / "p.csv").write_text("lon,lat\n" + "\n".join(lines))
     for size in (1, 2, 5, 100):
         chunks = list(point_chunks(tmp_path / "p.csv", weights=False, chunk_points=size))
@@ -487,7 +571,7 @@ def test_plain_files_are_read_the_fast_way(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("read cell by cell")
 
     monkeypatch.setattr(tables.CsvFile, "pieces", never)
-    (tmp_path / "p.csv").write_text("id,lon,lat,weight\na,1,2.5,1\n\nb,3,-4e-1,0\n")
+    (tmp_path / "p.csv").write_text("id,Lon,latitude,WEIGHT\na,1,2.5,1\nb,3,-4e-1,0\n")
     assert read_points(tmp_path / "p.csv").coordinates.tolist() == [[1, 2.5], [3, -0.4]]
 
 
@@ -538,10 +622,12 @@ def test_arrow_holds_no_more_than_a_part_of_a_file(tmp_path: Path, monkeypatch: 
     assert 0 < most < rows.nbytes / 4
 
 
-@pytest.mark.parametrize("name", ["p.xlsx", "p.SHP", "p.gpkg", "p.kml.gz"])
+@pytest.mark.parametrize("name", ["p.xlsx", "p.SHP", "p.kml.gz"])
 def test_what_is_named_a_spreadsheet_is_not_taken_for_csv(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("lon,lat\n1,2\n")
-    refusal_of(lambda: read_points(tmp_path / name), "are CSV, Parquet or GeoJSON", kind=SpecError)
+    refusal_of(
+        lambda: read_points(tmp_path / name), "are CSV, Parquet, GeoJSON or GeoPackage, not", kind=SpecError
+    )
 
 
 def test_an_archive_holds_one_file(tmp_path: Path) -> None:

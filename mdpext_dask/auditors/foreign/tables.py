@@ -1,8 +1,8 @@
 """Mechanisms in CSV and Parquet tables: a row for each record, a column for each output.
 
-Columns ``x_km`` and ``y_km``, or ``lon`` and ``lat``, say where the records are. Columns named ``record``,
-``id`` or ``index``, and a first column without a name, are labels, not outputs. Every other column is an
-output, in the order of the table.
+Columns ``x_km`` and ``y_km``, or ``lon`` and ``lat`` by any of their names, say where the records are.
+Columns named ``record``, ``id`` or ``index``, and a first column without a name, are labels, not outputs.
+Every other column is an output, in the order of the table.
 """
 
 import re
@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.foreign import row_files
 from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.tables import LONLAT, PLANAR, CsvFile, csv_file, number, parquet_file
+from mdpext_dask.readers.tables import (
+    LONLAT,
+    PLANAR,
+    CsvFile,
+    csv_file,
+    decimal_hint,
+    find_column,
+    number,
+    parquet_file,
+    shown,
+)
 
 CSV_SUFFIXES = (".csv", ".csv.gz", ".csv.bz2", ".csv.xz")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -29,7 +39,6 @@ _LOOK_ALIKE = {
     "x": "x_km", "y": "y_km", "x_m": "x_km", "y_m": "y_km", "lng": "lon", "long": "lon", "longitude": "lon",
     "latitude": "lat", **{name: name for name in (*PLANAR, *LONLAT)},
 }  # fmt: skip
-_TEXT_SHOWN = 40
 # How much of each column of a Parquet file is read at a time.
 _BUFFER_BYTES = 1 << 13
 
@@ -54,7 +63,7 @@ _Piece = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.float64], Sequence[
 def read_csv(path: Path, source: str, folder: Path, points: Places | None) -> tuple[Path, Places]:
     """Bring the rows of a CSV file into a ``.npy`` file of float64.
 
-    An empty cell is kept as NaN. Blank lines are skipped, but counted.
+    An empty cell is kept as NaN; a row of empty cells is refused, but for blank lines at the end.
 
     Parameters
     ----------
@@ -123,7 +132,8 @@ def _roles(names: Sequence[str], points: Places | None, source: str) -> _Columns
             raise DataError(f"{source}: two columns have the name {name!r}")
         if not name and place:
             raise DataError(f"{source}: column {place + 1} has no name")
-    found = [pair for pair in (PLANAR, LONLAT) if set(pair) <= set(names)]
+    pairs = [[find_column(names, name, source) for name in pair] for pair in (PLANAR, LONLAT)]
+    found = [pair for pair in pairs if None not in pair]
     apart = {name for pair in found for name in pair}
     apart |= {name for name in names if name.casefold() in ("", *_LABELS) or _PANDAS_INDEX.fullmatch(name)}
     outputs = [place for place, name in enumerate(names) if name not in apart]
@@ -143,8 +153,8 @@ def _roles(names: Sequence[str], points: Places | None, source: str) -> _Columns
     record = next((place for place, name in enumerate(names) if name.casefold() == _LABELS[0]), None)
     return _Columns(
         outputs=outputs,
-        coordinates=[names.index(name) for name in found[0]] if points is None else [],
-        planar=PLANAR in found,
+        coordinates=[names.index(name) for name in found[0] if name is not None] if points is None else [],
+        planar=pairs[0] in found,
         record=None if points is None else record,
     )
 
@@ -165,8 +175,6 @@ def _csv_rows(file: CsvFile, columns: _Columns) -> Iterator[tuple[list[float], f
     names = [file.names[place] for place in wanted]
     everything = names == file.names
     for line, row in file.rows:
-        if not row or (len(row) == 1 and len(file.names) > 1 and not row[0].strip()):
-            continue
         if len(row) != len(file.names):
             raise DataError(
                 f"{file.source}: line {line}: {len(row)} fields, but the header has {len(file.names)}"
@@ -188,8 +196,7 @@ def _parsed(cells: Sequence[str], names: Sequence[str], where: str) -> list[floa
     for name, cell in zip(names, cells, strict=True):
         value = number(cell) if cell.strip() else np.nan
         if value is None:
-            shown = cell if len(cell) <= _TEXT_SHOWN else cell[:_TEXT_SHOWN] + "..."
-            raise DataError(f"{where}: {name} {shown!r} is not a number")
+            raise DataError(f"{where}: {name} {shown(cell)} is not a number{decimal_hint(cell)}")
         values.append(value)
     return values
 

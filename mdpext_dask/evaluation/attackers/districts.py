@@ -13,6 +13,7 @@ from mdpext_dask.errors import DataError, SpecError, first_line
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
+from mdpext_dask.readers.json_files import read_json
 from mdpext_dask.readers.longitudes import HALF_TURN
 from mdpext_dask.readers.vector_files import on_ground, read_layers
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -62,11 +63,17 @@ def rectangles(grid: Grid) -> Districts:
     return Districts(names, label.astype(np.int32))
 
 
-def read_districts(store: MechanismStore, path: Path) -> Districts:
+def read_districts(store: MechanismStore, path: Path, name: str | None = None) -> Districts:
     """Return the districts of a file of polygons: GeoJSON, or whatever GDAL reads.
 
-    Their names are the property `name`, or `id`; else they are numbered from 1. Several polygons of one name
-    are one district. A record in several, or on the side between two, belongs to the first in the file.
+    Their names are the property `name`, or `id`, or the one that is asked for; else they are numbered from
+    1. Several polygons of one name are one district. A record in several, or on the side between two, belongs
+    to the first in the file.
+
+    Parameters
+    ----------
+    name
+        The property, or column, with their names, which all of them must have then.
 
     Raises
     ------
@@ -77,7 +84,8 @@ def read_districts(store: MechanismStore, path: Path) -> Districts:
     """
     if store.projection is None:
         raise SpecError(f"{OPTION}: {path}: is in degrees, but the store has no place on Earth")
-    polygons = _geojson(path) if path.suffix.lower() in _GEOJSON else _by_gdal(path)
+    keys = _NAMES if name is None else (name,)
+    polygons = (_geojson if path.suffix.lower() in _GEOJSON else _by_gdal)(path, keys)
     if not polygons:
         raise DataError(f"{OPTION}: {path}: holds no polygons")
     names = tuple(dict.fromkeys(name for name, _ in polygons))
@@ -107,21 +115,20 @@ def _paint(
         column[inside & (column < 0)] = number
 
 
-def _geojson(path: Path) -> list[tuple[str, Any]]:
+def _geojson(path: Path, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
     import shapely
 
+    document, found, number = read_json(path, f"{OPTION}: {path}"), [], 0
     try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
-        found = []
         for number, (properties, geometry) in enumerate(_features(document), 1):
-            if geometry is not None:
-                found.append((_name(properties, number), shapely.from_geojson(json.dumps(geometry))))
-    except FileNotFoundError:
-        raise DataError(f"{OPTION}: {path} does not exist") from None
-    except OSError as error:
-        raise DataError(f"{OPTION}: {path} cannot be read: {first_line(error)}") from None
+            shape = None if geometry is None else shapely.from_geojson(json.dumps(geometry, allow_nan=False))
+            if shapely.get_dimensions(shape) == 2:  # points and lines do not count
+                found.append((_name(properties, number, keys, path), shape))
+    except DataError:
+        raise
     except (ValueError, RecursionError, shapely.errors.GEOSException) as error:
-        raise DataError(f"{OPTION}: {path}: not a GeoJSON file: {first_line(error)}") from None
+        where = f"{OPTION}: {path}: feature {number or 1}"
+        raise DataError(f"{where}: not a GeoJSON file: {first_line(error)}") from None
     return _checked(found, path)
 
 
@@ -142,7 +149,7 @@ def _features(document: Any) -> Iterator[tuple[Any, Any]]:
         yield feature.get("properties"), feature["geometry"] if wrapped else feature
 
 
-def _by_gdal(path: Path) -> list[tuple[str, Any]]:
+def _by_gdal(path: Path, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
     """Return the polygons of the first layer with some, of a shapefile or a GeoPackage, in degrees."""
     import shapely
 
@@ -152,7 +159,7 @@ def _by_gdal(path: Path) -> list[tuple[str, Any]]:
         flat = [number for number, shape in enumerate(layer.shapes) if shapely.get_dimensions(shape) == 2]
         named, found = {key: values.tolist() for key, values in layer.fields.items()}, []
         for number in flat:
-            name = _name({key: values[number] for key, values in named.items()}, number + 1)
+            name = _name({key: values[number] for key, values in named.items()}, number + 1, keys, path)
             parts = shapely.get_parts(layer.shapes[number])
             source = f"{OPTION}: {path}"
             found += [(name, on_ground(part, layer, source)) for part in parts[~shapely.is_empty(parts)]]
@@ -161,9 +168,21 @@ def _by_gdal(path: Path) -> list[tuple[str, Any]]:
     return []
 
 
-def _name(properties: Any, number: int) -> str:
+def _name(properties: Any, number: int, keys: tuple[str, ...], path: Path) -> str:
+    """Return the name of a feature: its number if it has none, unless the user has said where it is.
+
+    Raises
+    ------
+    DataError
+        If it is not there.
+    """
     found = properties if isinstance(properties, dict) else {}
-    names = [str(found[key]) for key in _NAMES if found.get(key) not in (None, "")]
+    names = [str(found[key]) for key in keys if found.get(key) not in (None, "")]
+    if not names and keys is not _NAMES:
+        there = ", ".join(found) or "none"
+        raise DataError(
+            f"{OPTION}: {path}: feature {number}: the property {keys[0]} is missing or empty; found {there}"
+        )
     return names[0] if names else str(number)
 
 
@@ -179,15 +198,15 @@ def _checked(found: list[tuple[str, Any]], path: Path) -> list[tuple[str, Any]]:
 
     polygons = []
     for name, shape in found:
-        if shapely.get_dimensions(shape) != 2 or shapely.is_empty(shape):
-            continue  # points and lines do not count
+        if shapely.is_empty(shape):
+            continue
+        west, south, east, north = shapely.bounds(shape)
+        if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
+            raise DataError(f"{OPTION}: {path}: {name!r} is out of range; coordinates must be degrees")
         if not shapely.is_valid(shape):
             raise DataError(
                 f"{OPTION}: {path}: {name!r} is broken: {first_line(shapely.is_valid_reason(shape))}"
             )
-        west, south, east, north = shapely.bounds(shape)
-        if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
-            raise DataError(f"{OPTION}: {path}: {name!r} is out of range; coordinates must be degrees")
         rings = shapely.get_rings(shapely.get_parts(shape))
         if any((np.abs(np.diff(shapely.get_coordinates(r)[:, 0])) > HALF_TURN).any() for r in rings):
             raise DataError(

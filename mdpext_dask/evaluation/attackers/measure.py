@@ -87,7 +87,9 @@ def prepare(store: MechanismStore, request: AttackRequest) -> Attack:
     districts = None
     if store.grid.records <= MOST_RECORDS:
         asked = request.districts
-        districts = rectangles(store.grid) if asked is None else read_districts(store, asked)
+        districts = (
+            rectangles(store.grid) if asked is None else read_districts(store, asked, request.district_name)
+        )
     return Attack(request, districts, points)
 
 

@@ -37,6 +37,13 @@ class AttackRequest:
         How many people are drawn to look at sequences of releases, at least 2.
     random_seed
         For that draw.
+    district_name
+        Property of the polygons, or column, that names the districts; default: ``name``, or ``id``.
+
+    Raises
+    ------
+    SpecError
+        If there is such a property, and no file.
     """
 
     districts: Path | None = None
@@ -44,6 +51,11 @@ class AttackRequest:
     releases: int = 100
     victims: int = 200
     random_seed: int = 0
+    district_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.district_name is not None and self.districts is None:
+            raise SpecError("--district-name: needs --districts, a file of polygons with such a property")
 
 
 @dataclass(frozen=True)

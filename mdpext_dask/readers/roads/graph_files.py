@@ -4,37 +4,58 @@ Lengths are what the graph says. Where it says none, they are those of geodesics
 from end to end where it has none.
 """
 
-import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.reference_systems import DEGREES, to_degrees
 from mdpext_dask.readers.roads.network import RoadNetwork, assemble, ground_km
-from mdpext_dask.readers.tables import check_columns
+from mdpext_dask.readers.tables import check_columns, decimal_hint, number, shown
 from mdpext_dask.readers.vector_files import Layer, read_layers
+
+_ENDS = ("source", "target")
+# What is read of a GeoPackage.
+_FIELDS = ("osmid", "u", "v", "from", "to", "length", "oneway")
+_ONE_WAY = frozenset({"true", "1", "1.0", "yes"})
+_BOTH_WAYS = frozenset({"false", "0", "0.0", "no", "none", "nan", "<na>", ""})
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """An edge as a graph has it: where it ends, its attributes, and whether it is for one direction."""
+
+    start: Any
+    end: Any
+    data: Mapping[str, Any]
+    directed: bool
 
 
 def read_graphml(path: Path) -> RoadNetwork:
-    """Read a GraphML file as osmnx saves it.
+    """Read a GraphML file, directed or not, as osmnx and networkx save it.
+
+    Of a directed graph every edge is one direction of a street. Of an undirected one it is a street, one way
+    where its attribute ``oneway`` says so: from its attribute ``from`` to ``to``, as osmnx has it. Other
+    attributes than these, ``x``, ``y``, ``length``, ``crs`` and, where there is no length, ``geometry``
+    may be anything.
 
     Raises
     ------
     DataError
-        If it is none.
-    SpecError
-        If osmnx is not installed.
+        With the node or edge, its attribute and what is wrong with it.
     """
-    osmnx = import_optional("osmnx", f"domain.roads: {path}")
+    if not path.is_file():
+        raise DataError(f"{path}: must be a file")
     try:
-        graph = osmnx.load_graphml(path)
-    except Exception as error:  # whatever the XML and type parsers raise, the file is at fault
-        raise DataError(f"{path}: not a GraphML file as osmnx saves it: {first_line(error)}") from None
-    return network_of(graph, str(path))
+        nodes, edges, crs = _parsed(path)
+    except (ElementTree.ParseError, OSError, ValueError, LookupError) as error:
+        raise DataError(f"{path}: not a readable GraphML file: {first_line(error)}") from None
+    return _street_network(nodes, edges, crs, str(path))
 
 
 def network_of(graph: Any, source: str) -> RoadNetwork:
@@ -45,18 +66,95 @@ def network_of(graph: Any, source: str) -> RoadNetwork:
     DataError
         If it is not a street network.
     """
-    nodes, arcs = list(graph.nodes(data=True)), list(graph.edges(data=True))
-    try:
-        ids = np.array([int(str(node)) for node, _ in nodes], dtype=np.int64)
-        ends = np.array([(int(str(u)), int(str(v))) for u, v, _ in arcs], dtype=np.int64).reshape(-1, 2)
-        xy = np.array([(_number(data["x"]), _number(data["y"])) for _, data in nodes]).reshape(-1, 2)
-        metres = np.array([_number(data.get("length")) for *_, data in arcs], dtype=np.float64)
-    except (KeyError, ValueError, OverflowError) as error:
-        raise DataError(f"{source}: not a street network as osmnx makes it: {error}") from None
-    crs = graph.graph.get("crs", DEGREES)
-    lines = [data.get("geometry") for *_, data in arcs]
-    oneway = np.ones(len(arcs), dtype=bool)
-    return _network(ids, to_degrees(xy, crs, source), ends.T, metres, lines, crs, oneway, source)
+    edges = [_Edge(u, v, data, True) for u, v, data in graph.edges(data=True)]
+    return _street_network(list(graph.nodes(data=True)), edges, graph.graph.get("crs", DEGREES), source)
+
+
+def _parsed(path: Path) -> tuple[list[tuple[str, dict[str, str]]], list[_Edge], str]:
+    """Return nodes, edges and reference system of a GraphML file, attributes as text.
+
+    Raises
+    ------
+    DataError
+        If it is no GraphML, or holds more than one graph of nodes and edges.
+    """
+    nodes: list[tuple[str, dict[str, str]]] = []
+    edges: list[_Edge] = []
+    names: dict[str, str] = {}
+    # Attributes of what is being read, and what they are where nothing is said.
+    held: dict[str, dict[str, str]] = {"graph": {}, "node": {}, "edge": {}}
+    defaults: dict[str, dict[str, str]] = {"graph": {}, "node": {}, "edge": {}}
+    open_tags: list[Any] = []
+    graph, kind = None, None
+    # Entities without end are refused by expat, and those of other files never read.
+    for event, element in ElementTree.iterparse(path, ("start", "end")):  # noqa: S314
+        tag = element.tag.rpartition("}")[2]
+        if event == "start":
+            if not open_tags and tag != "graphml":
+                raise DataError(f"{path}: not a GraphML file: begins with <{tag}>")
+            open_tags.append(tag)
+            if tag == "graph":
+                if graph is not None:
+                    raise DataError(f"{path}: holds more than one graph; leave the one of the streets")
+                graph, kind = element, element.get("edgedefault")
+                if kind not in ("directed", "undirected"):
+                    raise DataError(f"{path}: graph: edgedefault must be directed or undirected")
+            elif tag == "hyperedge":
+                raise DataError(f"{path}: holds a hyperedge, which is no street")
+            continue
+        open_tags.pop()
+        if tag == "key":
+            name = names[element.get("id", "")] = element.get("attr.name", element.get("id", ""))
+            default = next((child.text or "" for child in element if child.tag.endswith("default")), None)
+            for of, known in defaults.items():
+                if default is not None and element.get("for", "all") in (of, "all"):
+                    known[name] = default
+        elif tag == "data" and open_tags[-1:] and open_tags[-1] in held:
+            held[open_tags[-1]][names.get(element.get("key", ""), "")] = element.text or ""
+        elif tag in ("node", "edge") and graph is not None:
+            data, held[tag] = {**defaults[tag], **held[tag]}, {}
+            if tag == "node":
+                nodes.append((_attribute(element, "id", f"{path}: node {len(nodes) + 1}"), data))
+            else:
+                start, end = (_attribute(element, name, f"{path}: edge {len(edges) + 1}") for name in _ENDS)
+                directed = element.get("directed", str(kind == "directed")).lower() in ("true", "1")
+                edges.append(_Edge(start, end, data, directed))
+            graph.clear()  # what has been read, so that memory does not hold the tree
+    if graph is None:
+        raise DataError(f"{path}: not a GraphML file: holds no graph")
+    return nodes, edges, {**defaults["graph"], **held["graph"]}.get("crs", DEGREES)
+
+
+def _attribute(element: Any, name: str, where: str) -> str:
+    value: str | None = element.get(name)
+    if value is None:
+        raise DataError(f"{where}: has no {name}")
+    return value
+
+
+def _street_network(
+    nodes: Sequence[tuple[Any, Mapping[str, Any]]], edges: Sequence[_Edge], crs: Any, source: str
+) -> RoadNetwork:
+    """Return the network of nodes and edges with the attributes that osmnx gives them."""
+    ids = np.array([node for node, _ in nodes], dtype=object)
+    places = [[_number(data, name, f"{source}: node {node}") for name in "xy"] for node, data in nodes]
+    metres, oneway, known = np.empty(len(edges)), np.ones(len(edges), dtype=bool), True
+    ends = np.empty((2, len(edges)), dtype=object)
+    for row, edge in enumerate(edges):
+        where = f"{source}: edge {edge.start} to {edge.end}"
+        metres[row] = _number(edge.data, "length", where) if "length" in edge.data else np.nan
+        ends[:, row] = edge.start, edge.end
+        if not edge.directed:
+            oneway[row] = _is_true(edge.data.get("oneway"), where)
+            if oneway[row] and {"from", "to"} <= set(edge.data):
+                ends[:, row] = way = edge.data["from"], edge.data["to"]
+                if {*way} != {edge.start, edge.end}:
+                    raise DataError(f"{where}: is one way from {way[0]} to {way[1]}, which are not its ends")
+            elif oneway[row]:
+                known = False
+    lonlat = to_degrees(np.array(places, dtype=np.float64).reshape(-1, 2), crs, source)
+    lines = [edge.data.get("geometry") for edge in edges]
+    return _network(ids, lonlat, ends, metres, lines, crs, oneway, source, directions_known=known)
 
 
 def read_geopackage(path: Path) -> RoadNetwork:
@@ -71,7 +169,7 @@ def read_geopackage(path: Path) -> RoadNetwork:
     """
     import shapely
 
-    layers = {layer.name: layer for layer in read_layers(path, "domain.roads")}
+    layers = {layer.name: layer for layer in read_layers(path, "domain.roads", _FIELDS)}
     if not {"nodes", "edges"} <= set(layers):
         raise DataError(
             f"{path}: not a GeoPackage as osmnx saves it: needs the layers nodes and edges, found "
@@ -89,14 +187,12 @@ def read_geopackage(path: Path) -> RoadNetwork:
     if other.any():
         raise DataError(f"{path}: nodes: a geometry is a {nodes.shapes[other][0].geom_type}, not a Point")
     xy = np.stack([shapely.get_x(nodes.shapes), shapely.get_y(nodes.shapes)], axis=-1)
-    lengths = edges.fields.get("length", np.full(len(edges.shapes), np.nan))
-    try:
-        metres = np.array([_number(value) for value in lengths.tolist()], dtype=np.float64)
-    except ValueError as error:
-        raise DataError(f"{path}: edges: a length is not a number: {error}") from None
-    said = edges.fields["oneway"].tolist()
-    # Of a street joined of several ways, osmnx keeps a list of what they say.
-    oneway = np.array([not undirected or s is True or s == 1 or "true" in str(s).lower() for s in said], bool)
+    oneway = np.ones(len(edges.shapes), dtype=bool)
+    metres = np.full(len(edges.shapes), np.nan)
+    for row, length in enumerate(edges.fields["length"].tolist() if "length" in edges.fields else ()):
+        metres[row] = _number({"length": length}, "length", f"{path}: edges: feature {row + 1}")
+    for row, value in enumerate(edges.fields["oneway"].tolist() if undirected else ()):
+        oneway[row] = _is_true(value, f"{path}: edges: feature {row + 1}")
     ids, *ends = (
         _integers(layer, name, path) for layer, name in ((nodes, "osmid"), (edges, begin), (edges, end))
     )
@@ -105,53 +201,111 @@ def read_geopackage(path: Path) -> RoadNetwork:
 
 
 def _network(
-    ids: NDArray[np.int64],
+    ids: NDArray[Any],
     lonlat: NDArray[np.float64],
-    ends: NDArray[np.int64],
+    ends: NDArray[Any],
     metres: NDArray[np.float64],
     lines: list[Any],
     crs: Any,
     oneway: NDArray[np.bool_],
     source: str,
+    *,
+    directions_known: bool = True,
 ) -> RoadNetwork:
     length_km = metres / 1000
     unknown = np.flatnonzero(np.isnan(length_km)).tolist()
     # Ends that are not there are for `assemble` to complain of.
     where = dict(zip(ids.tolist(), lonlat, strict=True)) if unknown else {}
     for row in unknown:
-        pieces = [to_degrees(piece, crs, source) for piece in _pieces(lines[row])]
-        places = [where[end] for end in ends[:, row].tolist() if end in where]
+        begin, end = ends[:, row].tolist()
+        pieces = [
+            to_degrees(piece, crs, source)
+            for piece in _pieces(lines[row], f"{source}: edge {begin} to {end}")
+        ]
+        places = [where[end] for end in (begin, end) if end in where]
         if not pieces and len(places) == 2:
             pieces = [np.stack(places)]
         length_km[row] = sum(float(ground_km(piece[:-1], piece[1:]).sum()) for piece in pieces)
-    note = f"{source}: {len(unknown)} edges have no length and got that of their line on the ground"
-    return assemble(ids, lonlat, list(ends), length_km, oneway, source, notes=(note,) if unknown else ())
+    notes = [f"{source}: {len(unknown)} edges have no length and got that of their line on the ground"]
+    return assemble(
+        ids,
+        lonlat,
+        list(ends),
+        length_km,
+        oneway,
+        source,
+        directions_known=directions_known,
+        notes=tuple(notes) if unknown else (),
+    )
 
 
-def _pieces(line: Any) -> list[NDArray[np.float64]]:
-    """Return what a line runs through, float64 of shape (n, 2) each; nothing of what is no line."""
+def _pieces(line: Any, where: str) -> list[NDArray[np.float64]]:
+    """Return what a line, Shapely's or as text, runs through, float64 of shape (n, 2) each.
+
+    Nothing of what is no line.
+
+    Raises
+    ------
+    DataError
+        If it is text that is no geometry.
+    """
     import shapely
 
+    if isinstance(line, str):
+        try:
+            line = shapely.from_wkt(line)
+        except (shapely.errors.ShapelyError, ValueError):
+            raise DataError(f"{where}: geometry {shown(line)} is not well-known text") from None
     parts = shapely.get_parts(line)
     lines = parts[shapely.get_type_id(parts) == shapely.GeometryType.LINESTRING]
     return [shapely.get_coordinates(part) for part in lines if not part.is_empty]
 
 
-def _number(value: Any) -> float:
-    """Return a number as a graph has it; NaN where it has none."""
+def _number(data: Mapping[str, Any], name: str, where: str) -> float:
+    """Return an attribute as a number, which may be text; NaN where it is empty.
+
+    Raises
+    ------
+    DataError
+        If it is missing, or no number.
+    """
+    if name not in data:
+        raise DataError(f"{where}: has no attribute {name}; found {', '.join(data) or 'none'}")
+    value = data[name]
     if value is None:
         return np.nan
-    if not isinstance(value, str | int | float | np.number):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
+    found = number(value) if isinstance(value, str) else value
+    if not isinstance(found, int | float | np.number) or isinstance(found, bool):
+        raise DataError(f"{where}: {name} {shown(str(value))} is not a number{decimal_hint(str(value))}")
+    return float(found)
+
+
+def _is_true(value: Any, where: str) -> bool:
+    """Whether a street is one way; of one joined of several ways, osmnx keeps a list of what they say.
+
+    Raises
+    ------
+    DataError
+        If that cannot be told.
+    """
+    said = {word.strip(" '\"").lower() for word in str(value).strip(" []").split(",")}
+    if said <= _ONE_WAY | _BOTH_WAYS:
+        return bool(said & _ONE_WAY)
+    raise DataError(f"{where}: oneway {shown(str(value))} is neither true nor false")
 
 
 def _integers(layer: Layer, name: str, path: Path) -> NDArray[np.int64]:
     column = layer.fields[name]
-    if column.dtype.kind == "O":
-        column = column.astype(str)  # so that what is missing is no number
-    with contextlib.suppress(ValueError, OverflowError):
-        whole = column.astype(np.int64)
-        if column.dtype.kind != "f" or np.array_equal(whole, column):
-            return whole
-    raise DataError(f"{path}: {layer.name}: {name} must be whole numbers")
+    cells = column.tolist()
+    whole = np.zeros(len(cells), dtype=np.int64)
+    for row, cell in enumerate(cells):
+        try:
+            whole[row] = int(cell)
+            if isinstance(cell, float) and cell != whole[row]:
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise DataError(
+                f"{path}: {layer.name}: feature {row + 1}: {name} must be whole numbers, found "
+                f"{shown(str(cell))}"
+            ) from None
+    return whole

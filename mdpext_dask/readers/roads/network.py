@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.longitudes import Degrees, arc, check_degrees
+from mdpext_dask.readers.longitudes import Degrees, arc, first_outside
 
 # Less than this share of the nodes in one connected part means that the input is broken.
 _LEAST_CONNECTED_SHARE = 0.5
@@ -144,9 +145,9 @@ class RoadNetwork:
 
 
 def assemble(
-    ids: NDArray[np.int64],
+    ids: NDArray[Any],
     lonlat: NDArray[np.float64],
-    ends: Sequence[NDArray[np.int64]],
+    ends: Sequence[NDArray[Any]],
     length_km: NDArray[np.float64],
     oneway: NDArray[np.bool_],
     source: str,
@@ -159,9 +160,9 @@ def assemble(
     Parameters
     ----------
     ids, lonlat
-        Nodes, int64 of shape (n,), and their places, float64 of shape (n, 2), in degrees.
+        Nodes, int64, or text as object, of shape (n,), and their places, float64 of shape (n, 2), in degrees.
     ends, length_km, oneway
-        Edges: the ids of where they start and end, int64 of shape (m,) each; float64 and bool of shape (m,).
+        Edges: the ids of where they start and end, of shape (m,) each; float64 and bool of shape (m,).
     source, directions_known, notes
         As in :class:`RoadNetwork`.
 
@@ -177,12 +178,19 @@ def assemble(
     duplicate = ordered[1:] == ordered[:-1]
     if duplicate.any():
         raise DataError(f"{source}: node id {ordered[1:][duplicate][0]} occurs more than once")
-    if not np.isfinite(lonlat).all():
-        raise DataError(f"{source}: node coordinates must be finite numbers")
-    check_degrees(lonlat, source)
+    nowhere = ~np.isfinite(lonlat).all(axis=1)
+    if nowhere.any():
+        raise DataError(f"{source}: node {ids[np.argmax(nowhere)]}: its coordinates must be finite numbers")
+    if outside := first_outside(lonlat):
+        raise DataError(f"{source}: node {ids[outside[0]]}: {outside[1]}")
     bad = ~((length_km >= 0) & (length_km <= _LONGEST_KM))
     if bad.any():
-        raise DataError(f"{source}: an edge has the length {length_km[bad][0] * 1000:g} m")
+        row = int(np.argmax(bad))
+        edge = f"edge {ends[0][row]} to {ends[1][row]}"
+        raise DataError(
+            f"{source}: {edge}: has the length {length_km[row] * 1000:g} m; it must be from 0 to "
+            f"{_LONGEST_KM * 1000:g} m"
+        )
     indices = []
     for end in ends:
         position = np.minimum(np.searchsorted(ordered, end), len(ordered) - 1)

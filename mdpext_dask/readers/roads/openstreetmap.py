@@ -94,8 +94,8 @@ def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
         If osmium is not installed.
     """
     osmium = import_optional("osmium", f"domain.roads: {path}")
-    # osmium has no errors of its own: what its parsers raise arrives as one of these.
-    with reading(path, "OpenStreetMap file", also=(RuntimeError, OverflowError)):
+    # What osmium's parsers raise arrives as one of these.
+    with reading(path, "OpenStreetMap file", also=(RuntimeError, OverflowError, osmium.InvalidLocationError)):
         ways, ferries = _read_ways(osmium, path)
         last = _last_versions(ways.ids)
         ways = ways.only(last)
