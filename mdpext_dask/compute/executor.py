@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import psutil
+from pydantic import ValidationError
+
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
 from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
 from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
 
 T = TypeVar("T")
@@ -29,6 +33,10 @@ _FETCHED_AT_ONCE = 64
 _ANSWER_SECONDS = 60
 # Lost workers come back within this time, in s, in a new process or on a new machine, or never.
 _RETURN_SECONDS = 300
+# Below this many numbers in a store, starting processes takes longer than the work.
+FEW_NUMBERS = 20_000_000
+# What a local worker should have of the machine's memory, at least, in bytes.
+_LEAST_BYTES = 2**30
 # Tasks with the scheduler at a time, at most: WINDOW, or WINDOW_OF_WORKER for each worker if that is more.
 # The scheduler holds about 10 kB for each, the client as much again.
 WINDOW, WINDOW_OF_WORKER = 1000, 50
@@ -342,6 +350,51 @@ def _silent_client() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def open_for_reader(
+    workers: int | None, scheduler: str | None = None, *, small: bool
+) -> contextlib.AbstractContextManager[Executor]:
+    """Return where to read a store or an array: on this machine, unless the caller names a scheduler.
+
+    What a store says of its job's cluster is a record and is never followed: a scheduler runs code in whoever
+    connects to it, and a store may come from anybody.
+
+    Parameters
+    ----------
+    workers
+        Number of local processes; 1 for this process alone. Default: this process for small work, else one
+        for each processor, as far as memory goes.
+    scheduler
+        Address of a Dask scheduler, or its file, to use instead.
+    small
+        Whether starting processes takes longer than the work.
+
+    Raises
+    ------
+    SpecError
+        If there cannot be so many workers, or the scheduler has no such address.
+    ClusterError
+        See :func:`open_executor`.
+    """
+    if workers is not None and workers < 1:
+        raise SpecError(f"--workers: must be at least 1, got {workers}")
+    if scheduler is not None:
+        try:
+            return open_executor(ClusterSection(kind="address", address=scheduler))
+        except ValidationError:
+            raise SpecError(
+                f"--scheduler: must be tcp://host:port or a scheduler file (.json), got {scheduler!r}"
+            ) from None
+    if workers == 1 or (workers is None and small):
+        return open_executor(ClusterSection(kind="inline"), workers)
+    most = max(min(processors(), psutil.virtual_memory().total // _LEAST_BYTES), 1)
+    return open_executor(ClusterSection(kind="local"), workers or most)
+
+
+def is_small(store: MechanismStore) -> bool:
+    """Whether one pass over a store takes less time than starting processes."""
+    return store.grid.records * store.outputs <= FEW_NUMBERS
+
+
 @contextlib.contextmanager
 def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
     """Start or reach the workers that a job asks for, and release them at the end.
@@ -351,7 +404,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
     cluster
         Section of the job.
     workers
-        Number of workers, instead of the job's.
+        Number of workers, or in this process of threads, instead of the job's.
 
     Raises
     ------
@@ -361,7 +414,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         If what the section names is not there, or workers have other software than this process.
     """
     if cluster.kind == "inline":
-        yield InlineExecutor()
+        yield InlineExecutor(workers)
         return
     import dask
     from distributed import Client

@@ -12,7 +12,7 @@ from typing import Any
 from mdpext_dask.auditors.methods import certify
 from mdpext_dask.auditors.result import AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.executor import Executor, is_small, open_executor, open_for_reader
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluation.loss import expected_loss_block, finite
@@ -27,7 +27,7 @@ from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
-from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore
 from mdpext_dask.store.receipts import BoundaryCheck, Receipt, check_boundaries
 from mdpext_dask.store.rows import extension_of_store
 
@@ -170,8 +170,22 @@ def partition(url: str, first: int, last: int, *, observer: Observer = silent) -
     }
 
 
-def finalise(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
+def finalise(
+    url: str, *, workers: int | None = None, scheduler: str | None = None, observer: Observer = silent
+) -> dict[str, Any]:
     """Check, certify, evaluate and close a store whose blocks are all done.
+
+    Parameters
+    ----------
+    url
+        The store.
+    workers
+        Number of local processes, 1 for this process alone; default: this process for a small store, else one
+        for each processor. The store has no say in it.
+    scheduler
+        Address of a Dask scheduler to use instead.
+    observer
+        Is told of progress.
 
     Raises
     ------
@@ -186,7 +200,7 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
         return summarise(store)
     with at_work(store.url, observer) as stages:
         store = MechanismStore.open(url, mode="r+")  # as the run before has left it
-        with open_executor(job_of(store).cluster, workers) as executor:
+        with open_for_reader(workers, scheduler, small=is_small(store)) as executor:
             observe_cluster(executor, observer)
             resume.tell_plan(store, executor.workers, stages)
             finish(store, executor, stages)
