@@ -108,8 +108,8 @@ class DaskExecutor:
 
     @property
     def dashboard(self) -> str | None:
-        """Address of the scheduler's pages, if it has any."""
-        link = self._client.dashboard_link
+        """Address of the scheduler's pages, if it has any; local ones have none."""
+        link = None if self.on_this_machine else self._client.dashboard_link
         return str(link) if link else None
 
     @property
