@@ -49,7 +49,9 @@ def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
     """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
     from mdpext_dask.pipeline.cost_model import plan_job
 
-    planned = plan_job(_load(job, override))
+    spec = _load(job, override)
+    with observed("plain") as observer:
+        planned = plan_job(spec, observer)
     show(planned, as_json)
     if planned["refused"] is not None:
         end_badly(planned["refused"], EXIT_BAD_INPUT)

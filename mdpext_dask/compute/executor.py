@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
 from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.extend.choose import trust_operators, trusted_operators
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
@@ -215,7 +216,8 @@ class DaskExecutor:
             keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
             if not keys:
                 return
-            parts = [function] * len(keys), arguments[first:last], [self._versions] * len(keys)
+            same = [[each] * len(keys) for each in (function, self._versions, trusted_operators())]
+            parts = same[0], arguments[first:last], *same[1:]
             # The dashboard groups by prefix of the key; annotations are for plugins and logs.
             with annotate(stage=stage):
                 futures = self._client.map(_apply, *parts, key=keys, pure=False)
@@ -317,12 +319,18 @@ def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> 
         )
 
 
-def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dict[str, str]) -> T:
-    """Run a task, unless this worker joined late with other software."""
+def _apply(
+    function: Callable[..., T],
+    arguments: tuple[Any, ...],
+    expected: dict[str, str],
+    operators: frozenset[str],
+) -> T:
+    """Run a task, unless this worker joined late with other software; it trusts what its client trusts."""
     from distributed import get_worker
 
     if _own_versions() != expected:
         _require_same(get_worker().address, _own_versions(), expected)
+    trust_operators(*operators)
     try:
         return function(*arguments)
     except MdpextError as error:

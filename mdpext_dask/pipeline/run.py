@@ -18,6 +18,7 @@ from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreEr
 from mdpext_dask.evaluation.loss import expected_loss_block, finite
 from mdpext_dask.events import JobFinished, Observer, TaskDone, silent
 from mdpext_dask.extend.choose import is_own
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.spec import JobSpec, json_number
 from mdpext_dask.pipeline import resume
 from mdpext_dask.pipeline.seed_stage import seed_job
@@ -73,6 +74,7 @@ def build(
     finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
+    tell_beyond(observer, spec)
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         with _on_workers(spec, url, found, stages) as (store, executor):
@@ -109,6 +111,7 @@ def init(
     finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
+    tell_beyond(observer, spec)
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         if isinstance(found, MechanismStore):
