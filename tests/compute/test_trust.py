@@ -53,7 +53,8 @@ async def enter(address):
             comm = await connect(scheme + "://" + address, timeout=2, **given)
             await comm.write({"op": "identity", "reply": True})
             print(address, scheme, type(await comm.read()))
-        except (OSError, asyncio.TimeoutError, ValueError):  # the last: TLS where the other began to speak
+            return
+        except (OSError, asyncio.TimeoutError):
             pass
 
 for address in sys.argv[2:]:
