@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mdpext_dask.evaluation.bound.lower_bound import BoundRequest as BoundRequest
     from mdpext_dask.evaluation.evaluate import evaluate as evaluate
     from mdpext_dask.extend import graph as graph
+    from mdpext_dask.extend.choose import trust_operators as trust_operators
     from mdpext_dask.job.spec import JobSpec as JobSpec
     from mdpext_dask.job.spec import load_job as load_job
     from mdpext_dask.pipeline.run import build as build
@@ -49,6 +50,7 @@ _HOME = {
     "open_mechanism": "sampling.mechanism",
     "plots": "reports",
     "report": "reports.report",
+    "trust_operators": "extend.choose",
 }
 __all__ = sorted(_HOME)
 

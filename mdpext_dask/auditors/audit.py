@@ -12,16 +12,15 @@ from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, comp
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
 from mdpext_dask.auditors.subject import is_store, plain_subject, rewritten_subject, store_subject
-from mdpext_dask.compute.executor import open_executor, processors
+from mdpext_dask.compute.executor import FEW_NUMBERS, open_for_reader
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import require_all_blocks
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 
 # With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
@@ -72,10 +71,11 @@ def audit(
         File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
         map.
     workers
-        Number of local processes; default: that of the store's job, or all processors.
+        Number of local processes, 1 for this process alone; default: this process for little work, else one
+        for each processor. The store has no say in it: the machine that computes an audit decides its
+        verdict.
     scheduler
-        Address of a Dask scheduler to use instead. It is never read from the store: the machine that computes
-        an audit decides its verdict.
+        Address of a Dask scheduler to use instead.
     observer
         Receives the progress events.
 
@@ -123,10 +123,6 @@ def audit(
                 require_all_blocks(store)
             own = epsilon_per_km is None and metric_p is None and not tolerance and not rewritten
             default = CERTIFICATE
-            # As its job says, unless that is anywhere but on this machine.
-            cluster = job_of(store).cluster
-            if cluster.kind not in ("inline", "local"):
-                cluster = ClusterSection(workers=processors())
         else:
             if not isinstance(subject, np.ndarray):
                 check_exists(str(subject))
@@ -134,19 +130,17 @@ def audit(
                 raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
             p = 2.0 if metric_p is None else metric_p
             found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
-            triples = exhaustive.pairs_of(found.source.records) * found.source.outputs
             default = EXHAUSTIVE
-            inline = workers is None and triples < _FEW_TRIPLES
-            cluster = ClusterSection(kind="inline" if inline else "local", workers=processors())
-        if scheduler is not None:
-            cluster = ClusterSection(kind="address", address=scheduler)
         for note in found.notes:
             observer(Note(f"{found.name}: {note}"))
         method = method or default
         if tolerance and method not in (EXHAUSTIVE, SAMPLED):
             raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
-        stages = Stages(observer)
-        with open_executor(cluster, workers) as executor:
+        stages, records, outputs = Stages(observer), found.source.records, found.source.outputs
+        small = exhaustive.pairs_of(records) * outputs < _FEW_TRIPLES
+        if method in (CERTIFICATE, BOUNDARY):
+            small = records * outputs <= FEW_NUMBERS
+        with open_for_reader(workers, scheduler, small=small) as executor:
             if method == CERTIFICATE:
                 report = certify(found, executor, stages)
             elif method == EXHAUSTIVE:

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, observed, range_of, show
-from mdpext_dask.cli.options import Job, Json, NewStore, Override, Overwrite, Progress, Store, Workers, app
+from mdpext_dask.cli.options import (
+    Job,
+    Json,
+    NewStore,
+    Override,
+    Overwrite,
+    Progress,
+    Readers,
+    Scheduler,
+    Store,
+    Workers,
+    app,
+)
 from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError
 
 if TYPE_CHECKING:
@@ -37,7 +49,9 @@ def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
     """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
     from mdpext_dask.pipeline.cost_model import plan_job
 
-    planned = plan_job(_load(job, override))
+    spec = _load(job, override)
+    with observed("plain") as observer:
+        planned = plan_job(spec, observer)
     show(planned, as_json)
     if planned["refused"] is not None:
         end_badly(planned["refused"], EXIT_BAD_INPUT)
@@ -84,13 +98,17 @@ def partition(
 
 @app.command()
 def finalise(
-    store: Store, workers: Workers = None, as_json: Json = False, progress: Progress = "auto"
+    store: Store,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
 ) -> None:
     """Check and certify a store whose blocks are all done, and mark it complete."""
     from mdpext_dask.pipeline.run import finalise as finalise_store
 
     with observed(progress) as observer:
-        summary = finalise_store(store, workers=workers, observer=observer)
+        summary = finalise_store(store, workers=workers, scheduler=scheduler, observer=observer)
     show(summary, as_json)
 
 

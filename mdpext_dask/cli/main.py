@@ -35,12 +35,21 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _every_command(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 its callback prints
         bool,
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="module:Class", help="Operator of your own that stores may use; may import its module."
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if operator:
+        from mdpext_dask.extend.choose import trust_operators
+
+        trust_operators(*operator)
 
 
 def main(arguments: list[str] | None = None) -> None:

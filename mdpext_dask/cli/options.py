@@ -23,5 +23,17 @@ Override = Annotated[
 ]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the store of another job.")]
 Workers = Annotated[int | None, Option(min=1, max=4096, help="Local processes to use, instead of the job's.")]
+Readers = Annotated[
+    int | None,
+    Option(
+        "--workers",
+        min=1,
+        max=4096,
+        help="Local processes to use; default: one for each processor, or none for a small store.",
+    ),
+]
+Scheduler = Annotated[
+    str | None, Option(metavar="ADDRESS", help="Dask scheduler, or its file, to use instead.")
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output.")]
 Progress = Annotated[str, Option(metavar="auto|plain|json|none", help="How to show progress.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, keep_apart, observed, range_of, show
-from mdpext_dask.cli.options import Json, Progress, Store, Workers, app
+from mdpext_dask.cli.options import Json, Progress, Readers, Scheduler, Store, app
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
 BoundSeconds = Annotated[
@@ -55,8 +55,8 @@ def audit(
     picture: Annotated[
         Path | None, Option(metavar="FILE.png", help="Draw a map, and the log ratios by distance.")
     ] = None,
-    workers: Workers = None,
-    scheduler: Annotated[str | None, Option(metavar="ADDRESS", help="Dask scheduler to use.")] = None,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
@@ -129,7 +129,8 @@ def evaluate(
     releases: Annotated[
         int, Option(min=0, metavar="N", help="Attack up to N independent releases of one place; 0: none.")
     ] = 100,
-    workers: Workers = None,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
@@ -152,18 +153,25 @@ def evaluate(
             bound=BoundRequest(bound_seconds, stride, offsets, random_seed),
             attacks=attack if attacks else None,
             workers=workers,
+            scheduler=scheduler,
             observer=observer,
         )
     show(result if as_json else dict(table(result)), as_json)
 
 
 @app.command()
-def remap(store: Store, workers: Workers = None, as_json: Json = False, progress: Progress = "auto") -> None:
+def remap(
+    store: Store,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
+    as_json: Json = False,
+    progress: Progress = "auto",
+) -> None:
     """Compute a better place to report for each output, and keep it in the store; ε stays the same."""
     from mdpext_dask.sampling.remap_store import remap_store
 
     with observed(progress) as observer:
-        result = remap_store(store, workers=workers, observer=observer)
+        result = remap_store(store, workers=workers, scheduler=scheduler, observer=observer)
     show(result, as_json)
 
 
@@ -282,7 +290,8 @@ def report(
         Option(metavar="FILE.json", help="Take bound and attackers from the output of `evaluate --json`."),
     ] = None,
     bound_seconds: BoundSeconds = 2.0,
-    workers: Workers = None,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
@@ -296,6 +305,7 @@ def report(
             evaluation=evaluation,
             bound_seconds=bound_seconds,
             workers=workers,
+            scheduler=scheduler,
             observer=observer,
         )
     show(result, as_json)

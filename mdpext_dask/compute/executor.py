@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import psutil
+from pydantic import ValidationError
+
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
 from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.extend.choose import trust_operators, trusted_operators
 from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import software_versions
 
 T = TypeVar("T")
@@ -29,6 +34,10 @@ _FETCHED_AT_ONCE = 64
 _ANSWER_SECONDS = 60
 # Lost workers come back within this time, in s, in a new process or on a new machine, or never.
 _RETURN_SECONDS = 300
+# Below this many numbers in a store, starting processes takes longer than the work.
+FEW_NUMBERS = 20_000_000
+# What a local worker should have of the machine's memory, at least, in bytes.
+_LEAST_BYTES = 2**30
 # Tasks with the scheduler at a time, at most: WINDOW, or WINDOW_OF_WORKER for each worker if that is more.
 # The scheduler holds about 10 kB for each, the client as much again.
 WINDOW, WINDOW_OF_WORKER = 1000, 50
@@ -100,8 +109,8 @@ class DaskExecutor:
 
     @property
     def dashboard(self) -> str | None:
-        """Address of the scheduler's pages, if it has any."""
-        link = self._client.dashboard_link
+        """Address of the scheduler's pages, if it has any; local ones have none."""
+        link = None if self.on_this_machine else self._client.dashboard_link
         return str(link) if link else None
 
     @property
@@ -207,7 +216,8 @@ class DaskExecutor:
             keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
             if not keys:
                 return
-            parts = [function] * len(keys), arguments[first:last], [self._versions] * len(keys)
+            same = [[each] * len(keys) for each in (function, self._versions, trusted_operators())]
+            parts = same[0], arguments[first:last], *same[1:]
             # The dashboard groups by prefix of the key; annotations are for plugins and logs.
             with annotate(stage=stage):
                 futures = self._client.map(_apply, *parts, key=keys, pure=False)
@@ -309,12 +319,18 @@ def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> 
         )
 
 
-def _apply(function: Callable[..., T], arguments: tuple[Any, ...], expected: dict[str, str]) -> T:
-    """Run a task, unless this worker joined late with other software."""
+def _apply(
+    function: Callable[..., T],
+    arguments: tuple[Any, ...],
+    expected: dict[str, str],
+    operators: frozenset[str],
+) -> T:
+    """Run a task, unless this worker joined late with other software; it trusts what its client trusts."""
     from distributed import get_worker
 
     if _own_versions() != expected:
         _require_same(get_worker().address, _own_versions(), expected)
+    trust_operators(*operators)
     try:
         return function(*arguments)
     except MdpextError as error:
@@ -342,6 +358,51 @@ def _silent_client() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def open_for_reader(
+    workers: int | None, scheduler: str | None = None, *, small: bool
+) -> contextlib.AbstractContextManager[Executor]:
+    """Return where to read a store or an array: on this machine, unless the caller names a scheduler.
+
+    What a store says of its job's cluster is a record and is never followed: a scheduler runs code in whoever
+    connects to it, and a store may come from anybody.
+
+    Parameters
+    ----------
+    workers
+        Number of local processes; 1 for this process alone. Default: this process for small work, else one
+        for each processor, as far as memory goes.
+    scheduler
+        Address of a Dask scheduler, or its file, to use instead.
+    small
+        Whether starting processes takes longer than the work.
+
+    Raises
+    ------
+    SpecError
+        If there cannot be so many workers, or the scheduler has no such address.
+    ClusterError
+        See :func:`open_executor`.
+    """
+    if workers is not None and workers < 1:
+        raise SpecError(f"--workers: must be at least 1, got {workers}")
+    if scheduler is not None:
+        try:
+            return open_executor(ClusterSection(kind="address", address=scheduler))
+        except ValidationError:
+            raise SpecError(
+                f"--scheduler: must be tcp://host:port or a scheduler file (.json), got {scheduler!r}"
+            ) from None
+    if workers == 1 or (workers is None and small):
+        return open_executor(ClusterSection(kind="inline"), workers)
+    most = max(min(processors(), psutil.virtual_memory().total // _LEAST_BYTES), 1)
+    return open_executor(ClusterSection(kind="local"), workers or most)
+
+
+def is_small(store: MechanismStore) -> bool:
+    """Whether one pass over a store takes less time than starting processes."""
+    return store.grid.records * store.outputs <= FEW_NUMBERS
+
+
 @contextlib.contextmanager
 def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
     """Start or reach the workers that a job asks for, and release them at the end.
@@ -351,7 +412,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
     cluster
         Section of the job.
     workers
-        Number of workers, instead of the job's.
+        Number of workers, or in this process of threads, instead of the job's.
 
     Raises
     ------
@@ -361,7 +422,7 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         If what the section names is not there, or workers have other software than this process.
     """
     if cluster.kind == "inline":
-        yield InlineExecutor()
+        yield InlineExecutor(workers)
         return
     import dask
     from distributed import Client

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.executor import Executor, is_small, open_for_reader
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
@@ -18,13 +18,15 @@ from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, check_picture, rendered, whole_file
 from mdpext_dask.store.integrity import require_all_blocks
-from mdpext_dask.store.mechanism_store import MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.objects import WhereStored, address_of
 
 # Records whose losses are sent to the client and sorted there, at about 50 bytes each; of more, quantiles are
 # taken from tallies.
 MOST_SORTED = 10_000_000
 RECORDS_SUFFIX = ".npz"
+# A bound that may take so long, in s, is not worth starting processes for.
+QUICK_BOUND = 2.0
 EVERY_ATTACK = AttackRequest()
 
 
@@ -36,6 +38,7 @@ def evaluate(
     bound: BoundRequest | None = None,
     attacks: AttackRequest | None = EVERY_ATTACK,
     workers: int | None = None,
+    scheduler: str | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
     """Return what a finished store costs its users, from its bytes, as plain JSON values.
@@ -54,7 +57,10 @@ def evaluate(
     attacks
         What to measure of attackers; None for nothing.
     workers
-        Number of local processes, instead of the job's.
+        Number of local processes, 1 for this process alone; default: this process for a small store, else one
+        for each processor. The store has no say in it.
+    scheduler
+        Address of a Dask scheduler to use instead.
     observer
         Gets the events of progress.
 
@@ -102,9 +108,11 @@ def evaluate(
     attack = None if attacks is None else prepare(store, attacks)
     stages = Stages(observer)
     keep = picture is not None or records is not None or (attack is not None and attack.keeps_records)
-    with open_executor(job_of(store).cluster, workers) as executor:
+    bound = bound or BoundRequest()
+    small = is_small(store) and bound.seconds <= QUICK_BOUND and bound.stride is None
+    with open_for_reader(workers, scheduler, small=small) as executor:
         spread = measure_spread(store, executor, stages, keep_records=keep)
-        bounded = bound_facts(store, executor, stages, spread.loss_km, bound or BoundRequest())
+        bounded = bound_facts(store, executor, stages, spread.loss_km, bound)
         adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
     result = {"state": store.state, **spread_facts(store, spread), **bounded, "adversary": adversary}
     if records is not None:

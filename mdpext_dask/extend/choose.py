@@ -21,6 +21,7 @@ from mdpext_dask.seed.budget import AxisBudgets, bound_budgets, candidate_splits
 _HALF = 2.0
 # Of ε: budgets below this are none.
 _LEAST_SHARE = 1e-6
+_TRUSTED: set[str] = set()
 
 
 def operator_of(extension: ExtensionSection) -> Operator:
@@ -38,13 +39,32 @@ def operator_of(extension: ExtensionSection) -> Operator:
         module, _, attribute = extension.method.partition(":")
         with _told(f"{extension.method}: cannot be made where the tasks run"):
             found = getattr(importlib.import_module(module), attribute)
-            # A store may come from anywhere: nothing it names is called that is not meant for this.
+            # Nothing is called that is not meant for this.
             if isinstance(found, type) and issubclass(found, Operator):
                 return found()
         what = "is not a subclass of mdpext_dask.extend.operator.Operator"
         raise SpecError(f"extension.method: {extension.method}: {what}")
     # Its scores are the same however many stages there are. Cell programs start from it.
     return LogConvex()
+
+
+def trust_operators(*names: str) -> None:
+    """Let stores use these operators of the user's own from now on, in this process and its workers.
+
+    The operator of a job that is run is trusted as the job is. A store may come from anybody, and reading it
+    imports no code that its reader has not named.
+
+    Parameters
+    ----------
+    names
+        Each as ``"module:Class"``.
+    """
+    _TRUSTED.update(name for name in names if ":" in name)
+
+
+def trusted_operators() -> frozenset[str]:
+    """Return the operators that stores may use; see :func:`trust_operators`."""
+    return frozenset(_TRUSTED)
 
 
 def is_own(extension: ExtensionSection) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
+from mdpext_dask.events import Observer, silent
 from mdpext_dask.extend.choose import check_operator
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
@@ -239,7 +241,7 @@ class JobCosts:
         }
 
 
-def plan_job(spec: JobSpec) -> dict[str, Any]:
+def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     """Return what a job takes, as ``plan`` prints it: sizes exactly, seconds as an estimate by workers.
 
     Raises
@@ -247,6 +249,7 @@ def plan_job(spec: JobSpec) -> dict[str, Any]:
     SpecError, DataError
         For what :func:`mdpext_dask.pipeline.run.build` would refuse about network, grid and outputs.
     """
+    tell_beyond(observer, spec)
     geometry = build_geometry(spec)
     costs = JobCosts.of(spec, geometry)
     grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs

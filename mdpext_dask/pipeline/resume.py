@@ -6,7 +6,7 @@ Bad input, a store of another job and workers without enough memory are refused 
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
-from mdpext_dask.extend.choose import check_operator, operator_of
+from mdpext_dask.extend.choose import check_operator, operator_of, trust_operators
 from mdpext_dask.job.sections import LOG_CONVEX
 from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
@@ -47,6 +47,7 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
 
 def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore | Domain:
     """Return the job's store; if there is none, the job's problem, so that bad input replaces no store."""
+    trust_operators(spec.extension.method)
     if not overwrite:
         found = MechanismStore.find(url, spec)
         if found is not None:
@@ -70,6 +71,7 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
 
 def create(spec: JobSpec, url: str, domain: Domain) -> MechanismStore:
     """Create the job's store at `url` in the place of whatever mechanism store is there."""
+    trust_operators(spec.extension.method)
     MechanismStore.clear(url)
     facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)
     return MechanismStore.create(url, spec, domain, facts)

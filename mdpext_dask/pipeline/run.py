@@ -12,12 +12,13 @@ from typing import Any
 from mdpext_dask.auditors.methods import certify
 from mdpext_dask.auditors.result import AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.compute.executor import Executor, open_executor
+from mdpext_dask.compute.executor import Executor, is_small, open_executor, open_for_reader
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluation.loss import expected_loss_block, finite
 from mdpext_dask.events import JobFinished, Observer, TaskDone, silent
 from mdpext_dask.extend.choose import is_own
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.spec import JobSpec, json_number
 from mdpext_dask.pipeline import resume
 from mdpext_dask.pipeline.seed_stage import seed_job
@@ -27,7 +28,7 @@ from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
-from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore
 from mdpext_dask.store.receipts import BoundaryCheck, Receipt, check_boundaries
 from mdpext_dask.store.rows import extension_of_store
 
@@ -73,6 +74,7 @@ def build(
     finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
+    tell_beyond(observer, spec)
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         with _on_workers(spec, url, found, stages) as (store, executor):
@@ -109,6 +111,7 @@ def init(
     finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
+    tell_beyond(observer, spec)
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         if isinstance(found, MechanismStore):
@@ -170,8 +173,22 @@ def partition(url: str, first: int, last: int, *, observer: Observer = silent) -
     }
 
 
-def finalise(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
+def finalise(
+    url: str, *, workers: int | None = None, scheduler: str | None = None, observer: Observer = silent
+) -> dict[str, Any]:
     """Check, certify, evaluate and close a store whose blocks are all done.
+
+    Parameters
+    ----------
+    url
+        The store.
+    workers
+        Number of local processes, 1 for this process alone; default: this process for a small store, else one
+        for each processor. The store has no say in it.
+    scheduler
+        Address of a Dask scheduler to use instead.
+    observer
+        Is told of progress.
 
     Raises
     ------
@@ -186,7 +203,7 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
         return summarise(store)
     with at_work(store.url, observer) as stages:
         store = MechanismStore.open(url, mode="r+")  # as the run before has left it
-        with open_executor(job_of(store).cluster, workers) as executor:
+        with open_for_reader(workers, scheduler, small=is_small(store)) as executor:
             observe_cluster(executor, observer)
             resume.tell_plan(store, executor.workers, stages)
             finish(store, executor, stages)

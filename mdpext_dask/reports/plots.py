@@ -19,13 +19,12 @@ from mdpext_dask.auditors.figure import draw_map, draw_ratios
 from mdpext_dask.auditors.methods import Sampling, sample_pairs
 from mdpext_dask.auditors.result import CERTIFICATE, SAMPLED, AuditReport
 from mdpext_dask.auditors.subject import is_store, store_subject
-from mdpext_dask.compute.executor import InlineExecutor, open_executor
+from mdpext_dask.compute.executor import InlineExecutor, open_for_reader
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.evaluation.evaluate import measure_spread
 from mdpext_dask.evaluation.figure import draw_loss
 from mdpext_dask.events import silent
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.problem import maps
 from mdpext_dask.problem.notebook_card import prior_in_squares
 from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
@@ -192,8 +191,7 @@ def plot_loss(mechanism: Drawn, ax: "Axes | None" = None, *, workers: int | None
     The axes, in km in the mechanism's plane.
     """
     store = _store_of(mechanism)
-    cluster = ClusterSection(kind="inline" if workers is None else "local", workers=workers or 1)
-    with open_executor(cluster) as executor:
+    with open_for_reader(workers, small=True) as executor:
         spread = measure_spread(store, executor, Stages(silent), keep_records=True)
     axes = _axes(store, ax)
     draw_loss(axes, store, spread)

@@ -10,7 +10,7 @@ from typing import Any
 from mdpext_dask.auditors.methods import Sampling, certify, sample_pairs
 from mdpext_dask.auditors.result import HOLDS, AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
-from mdpext_dask.compute.executor import Executor, open_executor, processors
+from mdpext_dask.compute.executor import Executor, is_small, open_for_reader
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError, first_line
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
@@ -20,20 +20,17 @@ from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.reports.evaluated import read_evaluation
 from mdpext_dask.reports.page.contents import contents_of, store_name
 from mdpext_dask.reports.page.costs import Findings, others
 from mdpext_dask.reports.page.html import page_of
 from mdpext_dask.store.integrity import require_all_blocks
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.store.objects import WhereStored, address_of
 
 SUFFIXES = (".html", ".htm")
 BOUND_SECONDS = 2.0
 SECTIONS = ("promise", "reports", "maps", "loss", "budget", "making")
-# Below this many numbers in a store, starting processes takes longer than the work.
-_FEW_NUMBERS = 20_000_000
 # Above this many numbers in a store, measuring attackers takes longer than a page should.
 _MOST_ATTACKED = 100_000_000
 # Pairs drawn to estimate how much of ε is used; always the same, so that a page can be reproduced. In a large
@@ -49,6 +46,7 @@ def report(
     evaluation: str | Path | None = None,
     bound_seconds: float = BOUND_SECONDS,
     workers: int | None = None,
+    scheduler: str | None = None,
     observer: Observer = silent,
 ) -> dict[str, Any]:
     """Write the report page of a store: one HTML file that fetches nothing.
@@ -67,7 +65,10 @@ def report(
     bound_seconds
         Time for a lower bound on the loss of any mechanism, in s; 0 for no bound.
     workers
-        Number of local processes; default: none for small stores, the job's for others.
+        Number of local processes, 1 for this process alone; default: this process for a small store, else one
+        for each processor. The store has no say in it.
+    scheduler
+        Address of a Dask scheduler to use instead.
     observer
         Is told of progress.
 
@@ -98,7 +99,7 @@ def report(
     _require_finished(store)
     before = None if evaluation is None else read_evaluation(store, Path(evaluation))
     stages = Stages(observer)
-    with open_executor(_cluster_of(store, workers), workers) as executor:
+    with open_for_reader(workers, scheduler, small=is_small(store)) as executor:
         certificate = certify(store_subject(store), executor, stages)
         found = _find_out(store, certificate, before, bound_seconds, executor, stages)
     now = datetime.datetime.now(datetime.UTC)
@@ -158,14 +159,6 @@ def _require_finished(store: MechanismStore) -> None:
         )
 
 
-def _cluster_of(store: MechanismStore, workers: int | None) -> ClusterSection:
-    """Return where to work: in this process if that is quickest, else in the job's local processes."""
-    if workers is None and store.grid.records * store.outputs <= _FEW_NUMBERS:
-        return ClusterSection(kind="inline")
-    cluster = job_of(store).cluster
-    return cluster if cluster.kind == "local" else ClusterSection(workers=processors())
-
-
 def _find_out(
     store: MechanismStore,
     certificate: AuditReport,
@@ -201,8 +194,7 @@ def _find_out(
 
 def _sampled(store: MechanismStore, executor: Executor, stages: Stages) -> AuditReport | None:
     try:
-        small = store.grid.records * store.outputs <= _FEW_NUMBERS
-        sampling = Sampling(pairs=_PAIRS if small else _PAIRS_OF_LARGE, random_seed=_RANDOM_SEED)
+        sampling = Sampling(pairs=_PAIRS if is_small(store) else _PAIRS_OF_LARGE, random_seed=_RANDOM_SEED)
         return sample_pairs(store_subject(store), sampling, executor, stages)
     except StoreError:
         return None

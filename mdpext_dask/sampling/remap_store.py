@@ -5,17 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.compute.executor import open_executor
+from mdpext_dask.compute.executor import is_small, open_for_reader
 from mdpext_dask.compute.stages import at_work
 from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluation.loss import remap_costs_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.sampling.mechanism import check_finished
-from mdpext_dask.store.mechanism_store import MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, best_remap, content_of, write_remap
 
 
-def remap_store(url: str, *, workers: int | None = None, observer: Observer = silent) -> dict[str, Any]:
+def remap_store(
+    url: str, *, workers: int | None = None, scheduler: str | None = None, observer: Observer = silent
+) -> dict[str, Any]:
     """Compute the optimal remap of a finished store's outputs and leave it in the store.
 
     Nothing that is certified changes. Sampling applies it only when asked to; see
@@ -26,7 +28,10 @@ def remap_store(url: str, *, workers: int | None = None, observer: Observer = si
     url
         Local path or URL of the store.
     workers
-        Number of local processes; default: what the store's job says.
+        Number of local processes, 1 for this process alone; default: this process for a small store, else one
+        for each processor. The store has no say in it.
+    scheduler
+        Address of a Dask scheduler to use instead.
     observer
         Is told of progress.
 
@@ -50,7 +55,7 @@ def remap_store(url: str, *, workers: int | None = None, observer: Observer = si
     costs = np.zeros((store.outputs, store.outputs))
     with (
         at_work(store.url, observer) as stages,
-        open_executor(job_of(store).cluster, workers) as executor,
+        open_for_reader(workers, scheduler, small=is_small(store)) as executor,
         stages.stage("remap", blocks, "blocks"),
     ):
         arguments = [(store.url, index) for index in range(blocks)]

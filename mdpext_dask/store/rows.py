@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import StoreError
-from mdpext_dask.extend.choose import checked_rows, is_own, operator_of
+from mdpext_dask.errors import SpecError, StoreError
+from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.sections import ExtensionSection
@@ -41,12 +41,21 @@ def operator_of_store(store: MechanismStore) -> Operator:
     ------
     StoreError
         If the job is not the one that the store was made for; nothing that it names is imported then.
+    SpecError
+        If the operator is of somebody's own, and nobody here has named it; or if it cannot be imported.
     """
     attributes = store.attributes
     job, identity, fingerprint = (attributes[key] for key in ("job", "identity", "fingerprint"))
     if not is_job_of(identity, job) or fingerprint_of(identity) != fingerprint:
         raise StoreError(f"{store.url}: its job has changed since it was made; use --overwrite")
-    return operator_of(extension_of_store(store))
+    extension = extension_of_store(store)
+    if is_own(extension) and extension.method not in trusted_operators():
+        raise SpecError(
+            f"{store.url}: its rows need {extension.method}, code that is not part of this package; if you "
+            f"trust it, say mdpext --operator {extension.method} and then the command (in Python: "
+            "mdpext_dask.trust_operators)"
+        )
+    return operator_of(extension)
 
 
 def _read_corners(store: MechanismStore, block: Block, operator: Operator, prefix: str) -> Corners:

@@ -149,7 +149,9 @@ def array_scripts(spec: JobSpec, store: str, python: Path, blocks: int, most: in
     tasks = min(blocks, _PARTS * at_once, most)
     node = ["--ntasks=1", f"--cpus-per-task={_on_one_node(spec) + 1}"]
     one = [f"--array=0-{tasks - 1}%{at_once}", "--ntasks=1", "--cpus-per-task=1"]
-    command = 'exec "$python" -m mdpext_dask.cli'
+    method = spec.extension.method
+    # Blocks are extended by the operator that their reader names, not by the one that their store does.
+    command = f'exec "$python" -m mdpext_dask.cli{f" --operator {method}" if ":" in method else ""}'
     whole = f'{files.JOB_FILE} --store "$store" --progress plain\n'
     return {
         "init.sbatch": f"{_head(spec, store, python, 'init', '%j', node)}{command} init {whole}",

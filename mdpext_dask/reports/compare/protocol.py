@@ -12,6 +12,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import MdpextError, SpecError, StoreError, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import scratch_in
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CompareSection
 from mdpext_dask.job.spec import JobSpec, first_complaint, with_overrides
 from mdpext_dask.pipeline.memory import check_memory
@@ -116,6 +117,7 @@ def compare(
     except ValidationError as error:
         raise SpecError(f"compare: {first_complaint(error, CompareSection)}") from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
+    tell_beyond(observer, spec, *(case.spec for case in found))
     facts = []
     with stages.stage("problem", len(found)):
         for case in found:
