@@ -4,6 +4,7 @@ Every class has the exit code of the command line, and derives from the built-in
 does not know this package would catch.
 """
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,3 +125,18 @@ class BudgetExceeded(MdpextError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its name where there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def printable(text: str) -> str:
+    """Return a text that shows what it holds, wherever it comes from.
+
+    What a terminal or a page would act on instead of showing it is written as in Python's literals: control
+    characters, and with them ANSI sequences and line breaks, marks that turn the direction of writing, lone
+    surrogates, and what has no glyph.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in text
+    )

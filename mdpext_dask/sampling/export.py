@@ -19,9 +19,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.files import whole_file
-from mdpext_dask.runtime import city_layout
+from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
 from mdpext_dask.sampling.mechanism import check_finished, require_same
 from mdpext_dask.store import integrity, objects
@@ -29,7 +29,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
 from mdpext_dask.store.rows import rows_of
 
-PACKINGS = ("auto", city_layout.SEED, city_layout.ROWS)
+PACKINGS = ("auto", *city_header.PACKINGS)
 # With fewer records between two seeds, their scores, in float64, take more room than the rows.
 _LEAST_FACTOR = 3
 _IN_MEMORY = 2**26
@@ -77,9 +77,9 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
-        wanted = [city_layout.SEED, city_layout.ROWS] if packing == "auto" else [packing]
+        wanted = [city_header.SEED, city_header.ROWS] if packing == "auto" else [packing]
         if packing == "auto" and store.grid.factor < _LEAST_FACTOR:
-            wanted.remove(city_layout.SEED)
+            wanted.remove(city_header.SEED)
         for packed in wanted:
             written = _write_sections(store, tiles, spool, packed)
             if written is not None:
@@ -92,6 +92,10 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         require_same(store)
         header |= {"packing": packed, "sections": written[0], "rows_sha256": written[1]}
         content = city_layout.encode(header)
+        try:
+            city_layout.read_header(lambda n, at: content[at : at + n], len(content), output)
+        except ValueError as error:
+            raise SpecError(f"{url}: does not fit into one file: {first_line(error)}") from None
         size = len(content) + spool.tell()
         spool.seek(0)
         with whole_file(output) as file:
@@ -173,7 +177,7 @@ def _write_sections(
         spool.write(section)
         sections.append((len(section), hashlib.sha256(section).hexdigest()))
 
-    scores = store.read("seed/score") if packing == city_layout.SEED else None
+    scores = store.read("seed/score") if packing == city_header.SEED else None
     for tile, rows in _rows_of_tiles(store, tiles):
         if scores is None:
             write(city_layout.pack_rows(rows))

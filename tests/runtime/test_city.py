@@ -24,7 +24,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.runtime import City, city_layout, open_city
+from mdpext_dask.runtime import City, city_header, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
@@ -424,7 +424,7 @@ def test_a_processor_that_computes_otherwise_is_noticed(
         return rows
 
     city = open_city(cities["plain"])
-    assert city.facts["packing"] == city_layout.SEED
+    assert city.facts["packing"] == city_header.SEED
     monkeypatch.setattr(city_layout, "extend_log_convex", otherwise)
     x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
     message = refusal(lambda: city.sample(x_km=float(x), y_km=float(y)), kind=StoreError)
