@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mdpext_dask.auditors.city import is_city
 from mdpext_dask.auditors.figure import draw_audit
 from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.auditors.subject import is_store, plain_subject, store_subject
+from mdpext_dask.auditors.subject import city_subject, is_store, plain_subject, store_subject
 from mdpext_dask.compute.executor import open_executor, processors
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
@@ -19,6 +20,7 @@ from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.runtime.city import CityFile
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
@@ -51,17 +53,17 @@ def audit(
     Parameters
     ----------
     subject
-        Path or URL of a mechanism store, or an open mechanism; or the rows of any mechanism (records ×
-        outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
+        Path or URL of a mechanism store, or an open mechanism; an exported city (``.mdp``); or the rows of
+        any mechanism (records × outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
     method
         ``"certificate"``: a proof over all pairs in one pass, for records on a lattice. ``"exhaustive"``:
         every triple. ``"sampled"``: an estimate. ``"boundary"``: rows that blocks of a store share
-        (requirement A2). Default: the certificate for stores, every triple for arrays.
+        (requirement A2). Default: the certificate for stores and cities, every triple for arrays.
     points
         Coordinates of the records of a plain array: a file with columns ``x_km,y_km`` or ``lon,lat``, or an
         array of shape (N, 2) with x and y in km.
     epsilon_per_km, metric_p
-        The promise to audit; default for stores: their own.
+        The promise to audit; default for stores and cities: their own.
     tolerance
         By how much log ratios may exceed their bounds; the report counts the violations that this hides.
     sampling
@@ -124,16 +126,22 @@ def audit(
         else:
             if not isinstance(subject, np.ndarray):
                 check_exists(str(subject))
-            if epsilon_per_km is None:
-                raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
-            p = 2.0 if metric_p is None else metric_p
-            found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
+            if not isinstance(subject, np.ndarray) and is_city(str(subject)):
+                if points is not None:
+                    raise SpecError("--points: a city knows where its records are")
+                city = CityFile(Path(subject))
+                found = city_subject(city, epsilon_per_km, metric_p, tolerance)
+            else:
+                if epsilon_per_km is None:
+                    raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
+                p = 2.0 if metric_p is None else metric_p
+                found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
             triples = exhaustive.pairs_of(found.source.records) * found.source.outputs
             inline = workers is None and triples < _FEW_TRIPLES
             cluster = ClusterSection(kind="inline" if inline else "local", workers=processors())
         if scheduler is not None:
             cluster = ClusterSection(kind="address", address=scheduler)
-        method = method or (EXHAUSTIVE if found.store is None else CERTIFICATE)
+        method = method or (EXHAUSTIVE if found.store is None and found.city is None else CERTIFICATE)
         if tolerance and method not in (EXHAUSTIVE, SAMPLED):
             raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
         stages = Stages(observer)

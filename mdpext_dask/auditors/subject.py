@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.city import CitySource, damaged_tiles, false_claims, projection_of
 from mdpext_dask.auditors.exact import Undecided, log_ratio, probability_ratio
-from mdpext_dask.auditors.findings import inspect_rows
+from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows
 from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
@@ -25,8 +26,10 @@ from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.extend.record_metrics import PlanarMetric
 from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
+from mdpext_dask.runtime.city import CityFile
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import FINISHED, ShardDamage, extra_shards, inconsistencies
@@ -63,6 +66,8 @@ class Subject:
         What was promised: of stores with a place on Earth, for the ground, while their plane is audited.
     store
         The store, if it is one of ours.
+    city
+        The city, if it is one.
     """
 
     name: str
@@ -70,6 +75,7 @@ class Subject:
     promise: Promise
     promised: Promise
     store: MechanismStore | None = None
+    city: CityFile | None = None
 
     def describe(self, triple: Triple | None) -> dict[str, Any]:
         """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
@@ -156,7 +162,14 @@ class Subject:
         certified
             What a store's certificate has just been found to be, if it has.
         """
-        wrong = self._damage(damage, certified)
+        if self.city is None:
+            wrong = self._damage(damage, certified)
+        else:
+            own = self.promise.metric_p == self.city.metric_p
+            changed = false_claims(self.city, certified if own else None)
+            if any(finding.kind == NOT_FINITE for finding in found["findings"]):
+                changed += damaged_tiles(self.city)
+            wrong = ShardDamage(tuple(changed))
         if wrong and verdict in (HOLDS, NO_VIOLATION_FOUND):
             verdict = CHANGED
         return AuditReport(
@@ -197,15 +210,44 @@ def store_subject(
     tolerance: float = 0.0,
 ) -> Subject:
     """Return what is to be audited of a store: its own promise, or another."""
-    projection = store.projection
-    p = store.metric_p if metric_p is None else metric_p
-    distortion = 0.0 if projection is None else projection.distortion(store.grid.box.radius_km)
-    epsilon = float(store.attributes["epsilon_per_km"]) if epsilon_per_km is None else epsilon_per_km
+    own = float(store.attributes["epsilon_per_km"]), store.metric_p
+    asked = _promise_of(own, (epsilon_per_km, metric_p, tolerance), store.grid, store.projection)
+    return Subject(store.url, StoreSource.of(store), *asked, store)
+
+
+def city_subject(
+    city: CityFile, epsilon_per_km: float | None = None, metric_p: float | None = None, tolerance: float = 0.0
+) -> Subject:
+    """Return what is to be audited of an exported city: its own promise, or another."""
+    own = float(city.header["epsilon_per_km"]), city.metric_p
+    asked = _promise_of(own, (epsilon_per_km, metric_p, tolerance), city.grid, projection_of(city))
+    return Subject(str(city.path), CitySource.of(city), *asked, city=city)
+
+
+def _promise_of(
+    own: tuple[float, float],
+    asked: tuple[float | None, float | None, float],
+    grid: Grid,
+    projection: Projection | None,
+) -> tuple[Promise, Promise]:
+    """Return what is audited in the plane, and what is promised.
+
+    Parameters
+    ----------
+    own
+        ε in 1/km and p that the mechanism promises.
+    asked
+        ε, p and the tolerance to audit it for; None where they are its own.
+    grid, projection
+        Its grid and plane.
+    """
+    epsilon, p = (mine if other is None else other for mine, other in zip(own, asked[:2], strict=True))
+    distortion = 0.0 if projection is None else projection.distortion(grid.box.radius_km)
     # For other p the metric is that of the plane; less than was promised is audited all the same.
-    promised = Promise(epsilon, p, tolerance, None if projection is None or p != 2 else distortion)
-    audited = Promise(planar_epsilon(epsilon, distortion), p, tolerance)
-    _check_extent(store.grid.box.radius_km, audited)
-    return Subject(store.url, StoreSource.of(store), audited, promised, store)
+    promised = Promise(epsilon, p, asked[2], None if projection is None or p != 2 else distortion)
+    audited = Promise(planar_epsilon(epsilon, distortion), p, asked[2])
+    _check_extent(grid.box.radius_km, audited)
+    return audited, promised
 
 
 @contextlib.contextmanager
