@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, observed, range_of, show
 from mdpext_dask.cli.options import Job, Json, NewStore, Override, Overwrite, Progress, Store, Workers, app
-from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError
+from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
 
 if TYPE_CHECKING:
     from mdpext_dask.job.spec import JobSpec
@@ -129,7 +129,8 @@ def submit(
     with observed(progress) as observer:
         result = submit_job(spec, to, url, folder, **how, observer=observer)
     if dry_run and not as_json:
-        print(*result["commands"], sep="\n")
+        lines = (line for command in result["commands"] for line in command.splitlines())
+        print(*map(printable, lines), sep="\n")
     else:
         show(result, as_json)
 

@@ -6,6 +6,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.errors import printable
 from mdpext_dask.problem.grid import Box, Grid, square_sums
 
 # Squares along the longer side in which the prior is shown, and that side, in pixels.
@@ -103,5 +104,4 @@ def prior_in_squares(
 
 
 def _escaped(text: str) -> str:
-    # Names of files may hold lone surrogates.
-    return escape(text.encode("utf-8", "replace").decode())
+    return escape(printable(text))

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.files import whole_file
 from mdpext_dask.readers.point_chunks import PointChunk
-from mdpext_dask.readers.point_files import point_chunks
+from mdpext_dask.readers.point_files import format_of, point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
-from mdpext_dask.sampling.report_files import RESERVED, check_report_file, reports_into
+from mdpext_dask.sampling.report_files import RESERVED, check_report_file, marked, reports_into
 from mdpext_dask.store import objects
 
 # Points that are in memory together.
@@ -33,7 +33,8 @@ class Users:
     column
         Column or property with their names.
     keep
-        Whether their names are written into the output; otherwise it does not say whose a report is.
+        Whether their names are written into the output; otherwise it does not say whose a report is. In CSV
+        an apostrophe is put before names that a spreadsheet would take for formulas.
     sticky_key
         File with a key, for answers that repeat; see :mod:`mdpext_dask.runtime.sticky`.
     ledger, release_limit
@@ -163,6 +164,8 @@ def sample_file(
             kept = np.flatnonzero(outputs >= 0)
             seen.reports += len(kept)
             named = [names[k] for k in kept.tolist()] if users.keep else None
+            if named is not None and format_of(output) == "csv":
+                seen.marked += sum(marked(name) != name for name in named)
             write(chunk.first_row + kept, outputs[kept], named)
         if seen.degrees_for_km:
             raise DataError(f"{points}: x_km,y_km look like degrees; name the columns lon,lat")
@@ -174,6 +177,8 @@ def sample_file(
         "dropped": seen.points - seen.reports,
         "outside_rule": outside,
         "remap": remap,
+        # Names that begin like a formula; in CSV an apostrophe stands before them.
+        **({"users_marked": seen.marked} if users.keep else {}),
         "max_quantisation_km": quantisation_km,
         "key_id": None if sticky is None else sticky.key_id,
         "release_limit": None if ledger is None else ledger.limit,
@@ -190,6 +195,7 @@ class _Seen:
     points: int = 0
     reports: int = 0
     outside: int = 0
+    marked: int = 0
     # Number in the file, from 1, of the first that lies outside.
     first_outside: int | None = None
     # Whether all points so far lie outside, and would lie inside if they were degrees.

@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mdpext_dask.errors import printable
 from mdpext_dask.reports.page import words
 
 _FOLDER = "templates"
@@ -48,11 +49,17 @@ def _template() -> Any:
         loader=PackageLoader("mdpext_dask.reports.page", _FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(_FILTERS)
     return environment.get_template("report.html")
+
+
+def _shown(value: Any) -> Any:
+    """Return what a page shows of a value; no text turns the direction of writing, or hides a part of it."""
+    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
 def own_file(name: str) -> str:
