@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mdpext_dask.auditors.city import is_city
 from mdpext_dask.auditors.figure import draw_audit
 from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
@@ -20,10 +19,12 @@ from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.runtime.city import CityFile
+from mdpext_dask.runtime.city import CityFile, is_city
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore, job_of
+from mdpext_dask.store.signature import require_signed
 
 # With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
@@ -46,6 +47,7 @@ def audit(
     picture: str | Path | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
+    trusted_key: Trusted | None = None,
     observer: Observer = silent,
 ) -> AuditReport:
     """Audit a mechanism and return what was found.
@@ -78,6 +80,8 @@ def audit(
     scheduler
         Address of a Dask scheduler to use instead. It is never read from the store: the machine that computes
         an audit decides its verdict.
+    trusted_key
+        Public key that must have signed the store or city; see :mod:`mdpext_dask.runtime.signatures`.
     observer
         Receives the progress events.
 
@@ -94,6 +98,8 @@ def audit(
         If the subject cannot be read, or the picture cannot be written.
     SpecError
         If arguments do not fit the subject.
+    GuaranteeViolation
+        If a trusted key is given that has not signed the subject.
     """
     if method is not None and method not in METHODS:
         raise SpecError(f"--method: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {method!r}")
@@ -111,13 +117,14 @@ def audit(
     if points is not None and not isinstance(points, str | Path):
         points = _array(points, "--points")
     with contextlib.ExitStack() as prepared:
-        own = False
+        own, signed_by = False, None
         if not isinstance(subject, np.ndarray) and is_store(str(subject)):
             if points is not None:
                 raise SpecError("--points: a mechanism store knows where its records are")
             store = MechanismStore.open(str(subject))
             found = store_subject(store, epsilon_per_km, metric_p, tolerance)
             require_all_blocks(store)
+            signed_by = None if trusted_key is None else require_signed(store, trusted_key)
             own = epsilon_per_km is None and metric_p is None and not tolerance
             # As its job says, unless that is anywhere but on this machine.
             cluster = job_of(store).cluster
@@ -129,9 +136,12 @@ def audit(
             if not isinstance(subject, np.ndarray) and is_city(str(subject)):
                 if points is not None:
                     raise SpecError("--points: a city knows where its records are")
-                city = CityFile(Path(subject))
+                city = CityFile(Path(objects.absolute(str(subject))))
+                signed_by = None if trusted_key is None else city.require_signed(trusted_key)
                 found = city_subject(city, epsilon_per_km, metric_p, tolerance)
             else:
+                if trusted_key is not None:
+                    raise SpecError("--trusted-key: only mechanism stores and cities are signed")
                 if epsilon_per_km is None:
                     raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
                 p = 2.0 if metric_p is None else metric_p
@@ -154,6 +164,8 @@ def audit(
                 report = check_boundary(found, blocks, executor, stages)
             else:
                 report = sample_pairs(found, sampling or Sampling(), executor, stages)
+            if signed_by is not None:
+                report.details["signed_by"] = signed_by
             drawn = report
             if picture is not None and method != SAMPLED:
                 few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)

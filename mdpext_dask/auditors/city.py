@@ -19,29 +19,14 @@ from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.runtime.city import CityFile
-from mdpext_dask.runtime.city_layout import MAGIC
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM
 from mdpext_dask.seed.budget import planar_epsilon
-from mdpext_dask.store import objects
 from mdpext_dask.store.blocks import FLOAT32
 
-SUFFIX = ".mdp"
 _ROUNDING = 1e-6
 _SAME_PLACE_KM = 1e-3
 # Chebyshev nodes along both axes of a fitted plane; more than twice the largest degree of its polynomials.
 _NODES = 64
-
-
-def is_city(path: str) -> bool:
-    """Whether a path is that of an exported city, whole or damaged."""
-    if objects.is_remote(path):
-        return False
-    file = Path(objects.absolute(path))
-    try:
-        with file.open("rb") as content:
-            return content.read(len(MAGIC)) == MAGIC or file.suffix == SUFFIX
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -24,4 +24,8 @@ Override = Annotated[
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the store of another job.")]
 Workers = Annotated[int | None, Option(min=1, max=4096, help="Local processes to use, instead of the job's.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output.")]
+TrustedKey = Annotated[
+    str | None,
+    Option(metavar="KEY", help="Refuse what this public key has not signed: a file, or its 64 digits."),
+]
 Progress = Annotated[str, Option(metavar="auto|plain|json|none", help="How to show progress.")]

@@ -163,6 +163,7 @@ _LENGTH_KM = _number(_SHORTEST_KM, _LARGEST_KM)
 _EPSILON = _number(_LEAST_EPSILON, _LARGEST_EPSILON)
 _LON, _LAT = _number(-_ALL_ROUND_DEG, _ALL_ROUND_DEG), _number(-90, 90)
 _SHA256 = _text(_DIGEST, "64 hexadecimal digits")
+_SIGNATURE = _text(re.compile("[0-9a-f]{128}"), "128 hexadecimal digits")
 _CELLS = _whole(1, _MOST_CELLS)
 _COEFFICIENT = _number(-_LARGEST_COEFFICIENT, _LARGEST_COEFFICIENT)
 _TABLE = _each(_each(_COEFFICIENT, 1, _MOST_TERMS), 1, _MOST_TERMS)
@@ -218,6 +219,7 @@ _HEADER = _object(
         "epsilon_planar_per_km": _EPSILON,
         "distortion": _number(0, _LARGEST_DISTORTION),
         "certificate_sha256": _SHA256,
+        "signature": _object({"public_key": _SHA256, "signature": _SIGNATURE}, {}),
     },
     more=True,
 )

@@ -23,11 +23,13 @@ from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.sampling.mechanism import check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
 from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.signature import require_signed
 
 PACKINGS = ("auto", *city_header.PACKINGS)
 # With fewer records between two seeds, their scores, in float64, take more room than the rows.
@@ -38,7 +40,9 @@ _MARGIN = 1.1
 _SIDE_POINTS = 33
 
 
-def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]:
+def export_city(
+    url: str, output: Path, packing: str = "auto", *, trusted_key: Trusted | None = None
+) -> dict[str, Any]:
     """Write a finished store as one file.
 
     Parameters
@@ -50,6 +54,8 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     packing
         ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the scores
         where they give the rows.
+    trusted_key
+        Public key that must have signed the store; the city is another thing, to be signed by itself.
 
     Returns
     -------
@@ -60,7 +66,8 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     SpecError
         If the packing is unknown, or not possible for this store, or the file would lie in the store.
     IncompleteStoreError, GuaranteeViolation
-        If the store is not complete, is refused, or is no longer what was certified.
+        If the store is not complete, is refused, is no longer what was certified, or is not signed by the
+        trusted key.
     StoreError
         If it cannot be read, or is replaced meanwhile.
     DataError
@@ -73,6 +80,7 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         raise SpecError(f"{output}: lies inside the store")
     store = MechanismStore.open(url)
     check_finished(store)
+    signed_by = None if trusted_key is None else require_signed(store, trusted_key)
     integrity.verify(store)
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
@@ -111,6 +119,7 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         "records": store.grid.records,
         "outputs": store.outputs,
         "remap": header["remap"] is not None,
+        "signed_by": signed_by,
         **{key: header[key] for key in ("epsilon_per_km", "epsilon_certified", "fingerprint")},
         "seconds": time.perf_counter() - started,
     }

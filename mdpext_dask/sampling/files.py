@@ -15,6 +15,7 @@ from mdpext_dask.readers.point_chunks import PointChunk
 from mdpext_dask.readers.point_files import format_of, point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
+from mdpext_dask.runtime.signatures import Trusted, public_key_of
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
 from mdpext_dask.sampling.report_files import RESERVED, check_report_file, marked, reports_into
@@ -79,6 +80,7 @@ def sample_file(
     remap: bool = False,
     users: Users = _NOBODY,
     place_km: float | None = None,
+    trusted_key: Trusted | None = None,
     chunk_points: int = CHUNK_POINTS,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
@@ -107,6 +109,8 @@ def sample_file(
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     place_km
         Side of coarse places, in km; see :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample`.
+    trusted_key
+        Public key that must have signed the store; see :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     chunk_points
         Points that are in memory together.
 
@@ -123,7 +127,7 @@ def sample_file(
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
     _check_target(output, store, (points, users.sticky_key, users.ledger))
-    mechanism = open_mechanism(store, remap=remap)
+    mechanism = open_mechanism(store, remap=remap, trusted_key=trusted_key)
     check_report_file(output, planar=mechanism.planar)
     quantisation_km = mechanism.quantisation_km(place_km)
     sticky = None if users.sticky_key is None else StickyKey.read(users.sticky_key)
@@ -180,6 +184,7 @@ def sample_file(
         # Names that begin like a formula; in CSV an apostrophe stands before them.
         **({"users_marked": seen.marked} if users.keep else {}),
         "max_quantisation_km": quantisation_km,
+        "signed_by": None if trusted_key is None else public_key_of(trusted_key),
         "key_id": None if sticky is None else sticky.key_id,
         "release_limit": None if ledger is None else ledger.limit,
         # Most that a user's releases of one place can add up to, those before this file included.

@@ -13,11 +13,13 @@ from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecErr
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.blocks import FLOAT32
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, read_remap
 from mdpext_dask.store.rows import rows_at, rows_of
+from mdpext_dask.store.signature import require_signed
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
@@ -30,7 +32,9 @@ _IDENTITY = ("state", "fingerprint", "chunk_hashes")
 _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
-def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False) -> "Mechanism":
+def open_mechanism(
+    url: str | Path, *, verify: bool = False, remap: bool = False, trusted_key: Trusted | None = None
+) -> "Mechanism":
     """Open a finished mechanism store.
 
     Parameters
@@ -42,6 +46,10 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     remap
         Report what the store's remap says instead of each output; see
         :mod:`mdpext_dask.sampling.remap_store`.
+    trusted_key
+        Public key that must have signed the store: 64 hexadecimal digits, or a file; see
+        :mod:`mdpext_dask.runtime.signatures`. It implies `verify`, without which a signature says nothing of
+        the stored bytes.
 
     Raises
     ------
@@ -51,11 +59,14 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, the cells of the region have changed, or `verify` finds a change.
+        If the certificate failed, the cells of the region have changed, `verify` finds a change, or the
+        trusted key has not signed the store.
     """
     store = MechanismStore.open(str(url))
     check_finished(store)
-    if verify:
+    if trusted_key is not None:
+        require_signed(store, trusted_key)
+    if verify or trusted_key is not None:
         integrity.verify(store)
     return Mechanism(store, read_remap(store).table if remap else None)
 

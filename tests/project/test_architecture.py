@@ -44,7 +44,7 @@ CONFINED = {
     "typer": {"cli"},
     "rich": {"cli", "reports.compare.tables"},
     "yaml": {"compute.kubernetes"},
-    "cryptography": {"runtime.random_bits"},
+    "cryptography": {"runtime.random_bits", "runtime.signatures"},
 }
 
 

@@ -10,8 +10,8 @@ import pytest
 from mdpext_dask.sampling.report_files import marked, reports_into
 
 FORMULAS = [
-    "=1+1", "=cmd|'/c calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1", "\uff1d1+1", "\uff0b1",
-    "-", "+", "-x", "'=1", "'anna", "+44 20 79", "-1e5", "=",
+    "=1+1", "=cmd|'/c calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1", "\uff1d1+1", "-",
+    "\uff0b1", "+", "-x", "'=1", "'anna", "+44 20 79", "-1e5", "=",
 ]  # fmt: skip
 HARMLESS = ["anna", "7", "-7", "+44207946", "-1.5", "a=b", "a-b", "O'Neill", " anna", "", "ε", "100%", "#1"]
 
