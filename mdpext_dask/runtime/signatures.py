@@ -84,7 +84,7 @@ class SigningKey:
     @property
     def public_key(self) -> str:
         """64 hexadecimal digits, for everybody."""
-        return self._private().public_key().public_bytes_raw().hex()
+        return str(self._private().public_key().public_bytes_raw().hex())
 
     def signed(self, kind: str, statement: Mapping[str, Any]) -> dict[str, str]:
         """Return a signature: the public key, and what it verifies."""
@@ -150,21 +150,18 @@ def require_signature(
         If the library is missing.
     """
     key, library = public_key_of(trusted), _ed25519()
-    found = (
-        [signature.get(part) for part in ("public_key", "signature")] if isinstance(signature, dict) else []
-    )
-    patterns = _DIGITS, _SIGNATURE_DIGITS
-    if not found:
+    if not isinstance(signature, dict):
         raise GuaranteeViolation(f"{name}: is not signed; the owner of {key} must sign it: mdpext sign")
-    if not all(isinstance(v, str) and p.fullmatch(v) for v, p in zip(found, patterns, strict=True)):
+    signer, digits = (str(signature.get(part)) for part in ("public_key", "signature"))
+    if not (_DIGITS.fullmatch(signer) and _SIGNATURE_DIGITS.fullmatch(digits)):
         raise GuaranteeViolation(f"{name}: its signature is damaged")
-    if found[0] != key:
-        raise GuaranteeViolation(f"{name}: is signed by {found[0]}, and not by the trusted {key}")
+    if signer != key:
+        raise GuaranteeViolation(f"{name}: is signed by {signer}, and not by the trusted {key}")
     from cryptography.exceptions import InvalidSignature
 
     try:
         public = library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-        public.verify(bytes.fromhex(found[1]), _message(kind, statement))
+        public.verify(bytes.fromhex(digits), _message(kind, statement))
     except (InvalidSignature, ValueError):
         raise GuaranteeViolation(
             f"{name}: is not what {key} has signed: it has been changed since, or its signature is another's"

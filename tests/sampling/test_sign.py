@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_cities_are_signed_whole(packing: str, keys: tuple[Path, Path], tmp_path
     sign(signed, keys[0])
     assert signed.read_bytes() == before
 
-    def swap(header: dict[str, Any], sections: list[bytes]) -> None:
+    def swap(header: dict[str, Any], _: list[bytes]) -> None:
         header["rows_sha256"].reverse()
 
     changes: list[Change] = [
@@ -159,8 +160,8 @@ def test_cities_are_signed_whole(packing: str, keys: tuple[Path, Path], tmp_path
     for number, change in enumerate(changes):
         refused.append((rewritten(signed, tmp_path / f"{number}.mdp", change), "is not what"))
     for path, said in refused:
-        for use in (lambda: open_city(path, trusted_key=ours), lambda: audit(path, trusted_key=ours)):
-            assert said in refusal(use, kind=GuaranteeViolation)
+        for use in (open_city, audit):
+            assert said in refusal(partial(use, path, trusted_key=ours), kind=GuaranteeViolation)
     sign(signed, keys[1])
     message = refusal(lambda: open_city(signed, trusted_key=ours), kind=GuaranteeViolation)
     assert "is signed by" in message
@@ -181,8 +182,8 @@ def test_keys_are_files_that_are_never_overwritten(tmp_path: Path, capfd: pytest
         bad = tmp_path / "bad"
         bad.write_bytes(wrong)
         bad.chmod(0o600)
-        assert "no signing key" in refusal(lambda: SigningKey.read(bad), kind=DataError)
-        assert "is no public key" in refusal(lambda: public_key_of(bad), kind=DataError)
+        assert "no signing key" in refusal(partial(SigningKey.read, bad), kind=DataError)
+        assert "is no public key" in refusal(partial(public_key_of, bad), kind=DataError)
     file.chmod(0o644)
     assert "chmod 600" in refusal(lambda: SigningKey.read(file), kind=DataError)
     assert "cannot be read" in refusal(lambda: public_key_of(tmp_path / "none"), kind=DataError)
