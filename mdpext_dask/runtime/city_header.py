@@ -219,6 +219,7 @@ _HEADER = _object(
         "epsilon_planar_per_km": _EPSILON,
         "distortion": _number(0, _LARGEST_DISTORTION),
         "certificate_sha256": _SHA256,
+        "mechanism_sha256": _SHA256,
         "signature": _object({"public_key": _SHA256, "signature": _SIGNATURE}, {}),
     },
     more=True,

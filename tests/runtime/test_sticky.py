@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.runtime import sticky
+from mdpext_dask.runtime import key_files, sticky
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick
 from mdpext_dask.runtime.sticky import StickyKey, new_key_file, release_tags, sticky_below
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sticky.os, "fsync", full)
+    monkeypatch.setattr(key_files.os, "fsync", full)
     with pytest.raises(DataError, match="cannot be written: No space left"):
         StickyKey.generate().write(tmp_path / "key")
     assert not list(tmp_path.iterdir())
