@@ -22,6 +22,10 @@ class MdpextError(Exception):
 
     exit_code: int = EXIT_BAD_INPUT
 
+    def __str__(self) -> str:
+        """Return the message as it may be shown: texts of stores and files in it are only shown."""
+        return "\n".join(map(printable, super().__str__().split("\n")))
+
 
 class SpecError(MdpextError, ValueError):
     """The job file, an override or an argument asks for something impossible."""

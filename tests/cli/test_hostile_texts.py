@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mdpext_dask.cli import console, progress
 from mdpext_dask.errors import MdpextError, StoreError, printable
 from mdpext_dask.events import Note, StageStarted
 from mdpext_dask.problem.notebook_card import card
-from mdpext_dask.reports.page.html import _shown
+from mdpext_dask.reports.page.html import _json, _shown
 
 # Colours and titles, a link, going back over a line, another direction, C1 codes, surrogates, separators.
 HOSTILE = [
@@ -68,6 +69,9 @@ def test_pages_show_texts_and_do_not_obey_them(text: str) -> None:
     assert printable(html) == html
     assert "<script>" not in html
     assert '"onload' not in html
+    assert printable(str(StoreError(f"{text}: no"))) == str(StoreError(f"{text}: no"))
+    data = json.loads(_json({text: [text, {"x": text}], "y": 1.5}))
+    assert data == {printable(text): [printable(text), {"x": printable(text)}], "y": 1.5}
     page = _shown(f"{text}\nnext")
     assert page.endswith("\nnext")
     assert all(printable(line) == line for line in page.split("\n"))

@@ -62,6 +62,13 @@ def _shown(value: Any) -> Any:
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
+def _shown_in(values: Any) -> Any:
+    """Return a document of JSON values with :func:`_shown` of all that it holds."""
+    if isinstance(values, dict):
+        return {_shown(key): _shown_in(value) for key, value in values.items()}
+    return [_shown_in(value) for value in values] if isinstance(values, list | tuple) else _shown(values)
+
+
 def own_file(name: str) -> str:
     """Return a file of the package's templates."""
     return resources.files("mdpext_dask.reports.page").joinpath(_FOLDER, name).read_text(encoding="utf-8")
@@ -73,7 +80,7 @@ def _digest(text: str) -> str:
 
 def _json(values: Any) -> Markup:
     """Return values as JSON that ends no element, whatever texts it holds."""
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_shown_in(values), allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return Markup(text)  # noqa: S704 no letter is left that means anything in HTML
