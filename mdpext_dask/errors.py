@@ -4,8 +4,10 @@ Every class has the exit code of the command line, and derives from the built-in
 does not know this package would catch.
 """
 
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 EXIT_GUARANTEE = 1
@@ -15,6 +17,7 @@ EXIT_SOLVER = 4
 EXIT_CRASH = 70
 # As of programs that end by SIGPIPE.
 EXIT_UNREAD = 141
+_LONGEST_SHOWN = 60
 
 
 class MdpextError(Exception):
@@ -129,6 +132,28 @@ class BudgetExceeded(MdpextError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its name where there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def as_number(value: object) -> float:
+    """Return an argument that should be a number, infinite where it is too large; NaN for everything else.
+
+    Truth values and texts are no numbers, also texts with numbers in them.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def shown(value: object) -> str:
+    """Return what an argument was, for a message of one line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def printable(text: str) -> str:

@@ -11,10 +11,16 @@ from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.auditors.subject import city_subject, is_store, plain_subject, store_subject
+from mdpext_dask.auditors.subject import (
+    city_subject,
+    is_store,
+    plain_subject,
+    rewritten_subject,
+    store_subject,
+)
 from mdpext_dask.compute.executor import open_executor, processors
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreAccessError, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.sections import ClusterSection
@@ -122,10 +128,20 @@ def audit(
             if points is not None:
                 raise SpecError("--points: a mechanism store knows where its records are")
             store = MechanismStore.open(str(subject))
-            found = store_subject(store, epsilon_per_km, metric_p, tolerance)
-            require_all_blocks(store)
-            signed_by = None if trusted_key is None else require_signed(store, trusted_key)
-            own = epsilon_per_km is None and metric_p is None and not tolerance
+            rewritten = store.state == COMPLETE and not store.read_receipts()
+            if rewritten:
+                if trusted_key is not None:
+                    raise GuaranteeViolation(
+                        f"{store.url}: its receipts are gone: nothing shows that its bytes were signed"
+                    )
+                again = rewritten_subject(store, epsilon_per_km, metric_p, tolerance)
+                found = prepared.enter_context(again)
+            else:
+                found = store_subject(store, epsilon_per_km, metric_p, tolerance)
+                require_all_blocks(store)
+                signed_by = None if trusted_key is None else require_signed(store, trusted_key)
+            own = epsilon_per_km is None and metric_p is None and not tolerance and not rewritten
+            default = CERTIFICATE
             # As its job says, unless that is anywhere but on this machine.
             cluster = job_of(store).cluster
             if cluster.kind not in ("inline", "local"):
@@ -147,11 +163,14 @@ def audit(
                 p = 2.0 if metric_p is None else metric_p
                 found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
             triples = exhaustive.pairs_of(found.source.records) * found.source.outputs
+            default = EXHAUSTIVE if found.city is None else CERTIFICATE
             inline = workers is None and triples < _FEW_TRIPLES
             cluster = ClusterSection(kind="inline" if inline else "local", workers=processors())
         if scheduler is not None:
             cluster = ClusterSection(kind="address", address=scheduler)
-        method = method or (EXHAUSTIVE if found.store is None and found.city is None else CERTIFICATE)
+        for note in found.notes:
+            observer(Note(f"{found.name}: {note}"))
+        method = method or default
         if tolerance and method not in (EXHAUSTIVE, SAMPLED):
             raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
         stages = Stages(observer)
@@ -196,7 +215,7 @@ def _leave(store: MechanismStore, report: AuditReport) -> bool:
         writable = MechanismStore.open(store.url, mode="r+")
         if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
             return False
-        if not report.holds and writable.state == COMPLETE:
+        if not report.passed and writable.state == COMPLETE:
             known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
             writable.update(state=REFUSED, **known)
         objects.put_json(writable.objects, f"audit/{report.method}.json", document)

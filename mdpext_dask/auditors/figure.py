@@ -18,16 +18,8 @@ from mdpext_dask.auditors.result import BOUNDARY, SAMPLED, VIOLATED, AuditReport
 from mdpext_dask.auditors.source import Source, coordinates_of_outputs
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.files import rendered, whole_file
+from mdpext_dask.problem import maps
 from mdpext_dask.problem.grid import Box
-from mdpext_dask.problem.maps import (
-    MANY_POINTS,
-    SEQUENTIAL,
-    SIGNAL,
-    colour_bar,
-    draw_outputs,
-    frame,
-    limits_of,
-)
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.objects import is_remote
 
@@ -95,7 +87,7 @@ def figure_of(report: AuditReport, drawn: AuditReport, subject: Subject) -> "Fig
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    west, east, south, north = limits_of(_box_of(subject))
+    west, east, south, north = maps.limits_of(_box_of(subject))
     width = _HEIGHT_INCHES * (east - west) / (north - south) + _BESIDE_INCHES
     width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
     left, right = figure.subplots(1, 2, width_ratios=(SIZE_INCHES[0] - width, width))
@@ -153,12 +145,12 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
     highest = math.ceil(math.log10(float(shares.max(initial=_LEAST_SHARE))))
     lowest = min(math.floor(math.log10(max(least, _LEAST_SHARE))), highest - 1)
     norm = LogNorm(10.0**lowest, 10.0**highest)
-    colours: dict[str, Any] = {"cmap": SEQUENTIAL, "norm": norm, "edgecolors": "white", "linewidth": 0.4}
+    colours: dict[str, Any] = {"cmap": maps.SEQUENTIAL, "norm": norm, "edgecolors": "white", "linewidth": 0.4}
     kept = np.ma.masked_equal(shares[:, :-1].T, 0)
     mesh = axes.pcolormesh(edges, drawn.details["ratio_edges"], kept, gid="kept", **colours)
     beyond = np.ma.masked_equal(shares[:, -1:].T, 0)
     axes.pcolormesh(edges, _BEYOND, beyond, gid="beyond", **colours)
-    colour_bar(axes, mesh, "share of the band's triples")
+    maps.colour_bar(axes, mesh, "share of the band's triples")
     axes.axhline(1, color="black", linewidth=2.5, label="the promise: |log ratio| = ε d", gid="promise")
     axes.fill_between(
         [edges[0], edges[-1]], *_BEYOND, facecolor="none", edgecolor="black", linewidth=0.8, linestyle=":"
@@ -186,7 +178,7 @@ def draw_ratios(axes: "Axes", report: AuditReport, drawn: AuditReport) -> None:
         # A white rim, so that it is seen on dark shares, in grey as well.
         axes.plot(x, _height(ratio), "D", color="white", markersize=12, clip_on=False, zorder=6)
         axes.plot(
-            x, _height(ratio), "D", color=SIGNAL if ratio > 1 else "white", markersize=8,
+            x, _height(ratio), "D", color=maps.SIGNAL if ratio > 1 else "white", markersize=8,
             markeredgecolor="black", markeredgewidth=1.4, clip_on=False, zorder=6, gid="worst ratio",
             label=f"worst triple: {_in_few_digits(ratio)} of its bound", linestyle="none",
         )  # fmt: skip
@@ -298,8 +290,8 @@ def draw_map(axes: "Axes", report: AuditReport, subject: Subject) -> None:
         if "epsilon_by_block" in report.details:
             title = "certified ε of blocks"
         _draw_store(axes, report, subject.store)
-    limits = limits_of(_box_of(subject))
-    frame(axes, limits, names)
+    limits = maps.limits_of(_box_of(subject))
+    maps.frame(axes, limits, names)
     axes.set_title(title, fontsize=10)
     worst = report.details.get("worst_triples") or ([report.worst] if report.worst else [])
     points_a_km = _HEIGHT_INCHES * 72 / (limits[3] - limits[2])
@@ -323,7 +315,9 @@ def _draw_records(axes: "Axes", source: Source) -> None:
         label = f"{_MOST_POINTS:,} of {label}"
     looks: dict[str, Any] = {"color": "0.6", "linewidths": 0}
     size, shown = min(max(4000 / len(xy_km), 1.0), 16.0), len(xy_km)
-    axes.scatter(xy_km[:, 0], xy_km[:, 1], s=size, rasterized=shown > MANY_POINTS, gid="records", **looks)
+    axes.scatter(
+        xy_km[:, 0], xy_km[:, 1], s=size, rasterized=shown > maps.MANY_POINTS, gid="records", **looks
+    )
     # Of a size that can be seen in the legend.
     axes.scatter([], [], s=14, label=label, **looks)
 
@@ -344,12 +338,13 @@ def _draw_store(axes: "Axes", report: AuditReport, store: MechanismStore) -> Non
     axes.plot(x[[0, -1, -1, 0, 0]], y[[0, 0, -1, -1, 0]], color="black", linewidth=1.0, gid="outline")
     outputs_km = coordinates_of_outputs(store, "output_x", "output_y")
     if (known := np.isfinite(outputs_km).all(axis=1)).any():
-        draw_outputs(axes, outputs_km[known])
+        maps.draw_outputs(axes, outputs_km[known])
     if mismatches := report.details.get("boundary_mismatches"):
         i, j = np.array([mismatch["record"] for mismatch in mismatches]).T
         axes.scatter(
-            x_km[i], y_km[j], s=22, marker="X", color=SIGNAL, edgecolors="black", linewidths=0.6,
-            rasterized=len(mismatches) > MANY_POINTS, zorder=4, label="record that differs", gid="mismatches",
+            x_km[i], y_km[j], s=22, marker="X", color=maps.SIGNAL, edgecolors="black", linewidths=0.6,
+            rasterized=len(mismatches) > maps.MANY_POINTS, zorder=4, gid="mismatches",
+            label="record that differs",
         )  # fmt: skip
 
 
@@ -364,14 +359,14 @@ def _draw_blocks(axes: "Axes", report: AuditReport, x: NDArray[np.float64], y: N
     least = float(ratios[finite].min(initial=1.0))
     step = 0.01 if least > 0.9 else 0.1
     lowest = min(math.floor(least / step) * step, 1 - step)
-    colours = mpl.colormaps[SEQUENTIAL].with_extremes(over=SIGNAL)
+    colours = mpl.colormaps[maps.SEQUENTIAL].with_extremes(over=maps.SIGNAL)
     mesh = axes.pcolormesh(
         x, y, np.ma.masked_where(~finite, ratios).T, cmap=colours, vmin=lowest, vmax=1.0,
         edgecolors="white", linewidth=0.3, gid="blocks",
     )  # fmt: skip
     above = finite & (ratios > 1)
     label = f"certified ε / limit of {report.limit_per_km:.7g} per km"
-    bar = colour_bar(axes, mesh, label, extend="max" if above.any() else "neither")
+    bar = maps.colour_bar(axes, mesh, label, extend="max" if above.any() else "neither")
     bar.ax.axhline(1, color="black", linewidth=2.5)
     marked = {"block above the limit": (above, "/"), "block with infinite ε": (~finite, "xx")}
     for name, (chosen, hatch) in marked.items():
@@ -380,7 +375,7 @@ def _draw_blocks(axes: "Axes", report: AuditReport, x: NDArray[np.float64], y: N
                 Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
                 for i, j in np.argwhere(chosen).tolist()
             ]
-            looks: dict[str, Any] = {"facecolor": SIGNAL, "edgecolor": "black", "linewidth": 1.4}
+            looks: dict[str, Any] = {"facecolor": maps.SIGNAL, "edgecolor": "black", "linewidth": 1.4}
             axes.add_collection(PatchCollection(patches, hatch=hatch, label=name, zorder=2, **looks))
 
 

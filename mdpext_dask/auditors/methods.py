@@ -3,7 +3,7 @@
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_o
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
 from mdpext_dask.auditors.pairs.tiles import lengths
 from mdpext_dask.auditors.result import AuditReport, steepness, verdict_on_rows
-from mdpext_dask.auditors.shared_rows import check_shared_rows
+from mdpext_dask.auditors.shared_rows import check_shared_rows, owners
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
@@ -173,12 +173,8 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
         Where work items run, and who observes them.
     """
     started = time.perf_counter()
-    source, store, promise = subject.source, subject.store, subject.promise
-    damage = []
-    if store is not None:
-        with stages.stage("bytes", store.plan.blocks, "blocks"):
-            blocks = [(store.url, index) for index in range(store.plan.blocks)]
-            damage = stages.gather(executor, "bytes", damage_of_stored_block, blocks)
+    source, promise = subject.source, subject.promise
+    damage = _damage(subject.store, None, executor, stages)
     with stages.stage("near", source.parts):
         near = [(source, index, promise) for index in range(source.parts)]
         summaries = stages.gather(executor, "near", exhaustive.compare_within, near)
@@ -200,7 +196,8 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
     if tally.violations:
         verdict = subject.verdict_on_pairs(tally.worst)
     else:
-        verdict = result.NOT_PROVED if tally.undecided else verdict_on_rows(findings) or result.HOLDS
+        passed = result.WITHIN_TOLERANCE if tally.hidden else result.HOLDS
+        verdict = result.NOT_PROVED if tally.undecided else verdict_on_rows(findings) or passed
     worst = sorted(tally.worst, reverse=True)
     described = [subject.describe(triple) for triple in worst]
     sizes = zip(SIZE_EDGES[:-1], SIZE_EDGES[1:], tally.sizes, strict=True)
@@ -220,15 +217,31 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
         math.inf if refused else _audited_epsilon(subject, tally),
         started,
         details,
-        damage=damage,
+        damage=damage.values(),
         triples_checked=total,
         violations=violations,
         violation_ratio=violations / total if total else 0.0,
         recomputed=tally.recomputed,
         worst=described[0] if described else {},
         findings=findings,
-        blocks_at_fault=tuple(index for index, part in enumerate(damage) if part),
+        blocks_at_fault=_at_fault(damage),
     )
+
+
+def _damage(
+    store: MechanismStore | None, blocks: Iterable[int] | None, executor: Executor, stages: Stages
+) -> dict[int, ShardDamage]:
+    """Compare the bytes of blocks (default: all) with their receipts; of an array, nothing is known."""
+    if store is None:
+        return {}
+    chosen = sorted(range(store.plan.blocks) if blocks is None else blocks)
+    with stages.stage("bytes", len(chosen), "blocks"):
+        tasks = [(store.url, index) for index in chosen]
+        return dict(zip(chosen, stages.gather(executor, "bytes", damage_of_stored_block, tasks), strict=True))
+
+
+def _at_fault(damage: Mapping[int, ShardDamage]) -> tuple[int, ...]:
+    return tuple(index for index, part in damage.items() if part)
 
 
 def damage_of_stored_block(url: str, index: int) -> ShardDamage:
@@ -285,6 +298,7 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     total = sampled.StratumTally()
     for stratum in strata:
         total.add(stratum)
+    damage = _damage(subject.store, total.blocks, executor, stages)
     findings = merged(total.findings)
     ratio, means = sampled.estimate(strata, design.weights, source.outputs)
     # Neither a sample that ends with what it has seen is fair, nor one of which something is not decided.
@@ -294,9 +308,8 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
     if total.violations > total.unusable * source.outputs:
         verdict = subject.verdict_on_pairs([each.worst for each in strata if each.worst is not None])
     else:
-        verdict = verdict_on_rows(findings) or (
-            result.NOT_PROVED if total.undecided else result.NO_VIOLATION_FOUND
-        )
+        passed = result.WITHIN_TOLERANCE if total.hidden else result.NO_VIOLATION_FOUND
+        verdict = verdict_on_rows(findings) or (result.NOT_PROVED if total.undecided else passed)
     worst = subject.describe(total.worst)
     in_a_batch = min(total.pairs, sampled.batch_pairs(source.outputs))
     details = {
@@ -339,6 +352,8 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
         recomputed=total.recomputed,
         worst=worst,
         findings=findings,
+        damage=damage.values(),
+        blocks_at_fault=_at_fault(damage),
     )
 
 
@@ -365,6 +380,8 @@ def check_boundary(
 ) -> AuditReport:
     """Make the rows that blocks share again from the seed, and compare them with what is stored (A2).
 
+    Before that, the stored bytes of all blocks that are read are compared with their receipts.
+
     Parameters
     ----------
     subject
@@ -382,10 +399,12 @@ def check_boundary(
     started = time.perf_counter()
     store = subject.store
     if store is None:
-        raise SpecError("--method: only mechanism stores have blocks with a boundary")
+        raise SpecError("--method: only mechanism stores, with their receipts, have blocks with a boundary")
     first, last = (0, store.plan.blocks) if blocks is None else blocks
     if not 0 <= first < last <= store.plan.blocks:
         raise SpecError(f"--blocks: {first}:{last} are not in the plan, which has 0:{store.plan.blocks}")
+    read = {owner.index for index in range(first, last) for owner in owners(store.plan, store.plan[index])}
+    damage = _damage(store, read, executor, stages)
     tasks = [(store.url, index) for index in range(first, last)]
     with stages.stage("boundary", len(tasks)):
         found = stages.gather(executor, "boundary", check_shared_rows, tasks)
@@ -401,7 +420,7 @@ def check_boundary(
     }
     return subject.report(
         result.BOUNDARY,
-        result.VIOLATED if mismatches else result.HOLDS,
+        result.ROWS_DIFFER if mismatches else result.ROWS_AGREE,
         math.nan,
         started,
         details,
@@ -410,5 +429,6 @@ def check_boundary(
         violation_ratio=len(mismatches) / checked,
         recomputed=0,
         worst={},
-        blocks_at_fault=tuple(sorted({mismatch.block for mismatch in mismatches})),
+        damage=damage.values(),
+        blocks_at_fault=tuple(sorted({mismatch.block for mismatch in mismatches} | {*_at_fault(damage)})),
     )

@@ -14,10 +14,22 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.notebook_card import card
 
 CERTIFICATE, EXHAUSTIVE, SAMPLED, BOUNDARY = METHODS = ("certificate", "exhaustive", "sampled", "boundary")
-# Verdicts. Only the first two are proofs; what is not proved may still hold.
-HOLDS, VIOLATED = "holds", "violated"
-NOT_PROVED, NO_VIOLATION_FOUND = "not proved", "no violation found"
+HOLDS, VIOLATED, NOT_PROVED, WITHIN_TOLERANCE = "holds", "violated", "not proved", "within tolerance"
+NO_VIOLATION_FOUND, ROWS_AGREE, ROWS_DIFFER = "no violation found", "shared rows agree", "shared rows differ"
 CHANGED, NO_MECHANISM = "changed since it was written", "not a mechanism"
+# What each verdict means, and whether the whole promise holds then: proved, not so (broken, changed or not
+# proved), or None where the method does not decide it. `docs/auditing.md` has the same table.
+VERDICTS: dict[str, tuple[str, bool | None]] = {
+    HOLDS: ("proved for all pairs, from bytes that match their receipts", True),
+    NO_VIOLATION_FOUND: ("none of the pairs that were drawn breaks the promise", None),
+    ROWS_AGREE: ("rows that blocks share are those that the seed extends to", None),
+    WITHIN_TOLERANCE: ("log ratios exceed their bounds, by no more than the tolerance", False),
+    VIOLATED: ("a pair breaks the promise, as a fact", False),
+    NOT_PROVED: ("the proof fails, though no pair is known to break the promise", False),
+    ROWS_DIFFER: ("rows that blocks share are not those that the seed extends to", False),
+    CHANGED: ("bytes, receipts, attributes or certificate do not belong together", False),
+    NO_MECHANISM: ("rows are no distributions", False),
+}
 # What ε is called in JSON: certified, or audited over pairs themselves.
 _CERTIFIED, _AUDITED = "epsilon_certified", "epsilon_audited"
 # Shards and findings that are named; the rest is counted.
@@ -41,10 +53,7 @@ class AuditReport:
     method
         Which auditor.
     verdict
-        ``"holds"``: proved for all pairs. ``"violated"``: a pair breaks the promise, as a fact. ``"not
-        proved"``: the certificate fails, though no pair is known to break the promise, or something could not
-        be decided. ``"no violation found"``: among the pairs that were drawn. ``"changed since it was
-        written"``: bytes are not those of the receipts. ``"not a mechanism"``: rows are no distributions.
+        A key of :data:`VERDICTS`, which has what it means.
     epsilon_per_km
         The promise, in 1/km: of our stores, for distance on the ground.
     epsilon_planar_per_km
@@ -109,9 +118,14 @@ class AuditReport:
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def holds(self) -> bool:
-        """Whether nothing speaks against the promise; only ``"holds"`` is a proof."""
-        return self.verdict in (HOLDS, NO_VIOLATION_FOUND)
+    def holds(self) -> bool | None:
+        """Whether the whole promise is proved; None where the method does not decide that."""
+        return VERDICTS[self.verdict][1]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing speaks against the promise, and what the method claims was verified; no proof."""
+        return self.holds is not False
 
     @property
     def epsilon_name(self) -> str:
@@ -148,6 +162,11 @@ class AuditReport:
         own = {each.name for each in dataclasses.fields(cls)}
         report = {key: value for key, value in values.items() if key in own}
         report["epsilon"] = math.nan if method == BOUNDARY else values.get(name)
+        if method == BOUNDARY:  # older ones have the verdicts of proofs
+            older = {HOLDS: ROWS_AGREE, VIOLATED: ROWS_DIFFER}
+            report["verdict"] = older.get(values.get("verdict", ""), values.get("verdict"))
+        if report.get("verdict") not in VERDICTS:
+            raise StoreError(f"not an audit report: verdict is {report.get('verdict')!r}")
         report["details"] = {
             key: value for key, value in values.items() if key not in (*own, "holds", _CERTIFIED, _AUDITED)
         }
@@ -175,19 +194,23 @@ def steepness(worst: dict[str, Any], over: str) -> float:
 def sentence(report: AuditReport) -> str:
     """Return the outcome in one line."""
     details, promised, hidden = report.details, _promised(report), _hidden(report)
-    if report.verdict == HOLDS and report.method == BOUNDARY:
-        return f"holds: {details['boundary_rows_checked']:,} shared rows are those that the seed extends to"
+    if report.verdict == ROWS_AGREE:
+        return (
+            f"shared rows agree: {details['boundary_rows_checked']:,} are those that the seed extends to; no "
+            "proof of the promise"
+        )
     if report.verdict == HOLDS:
         proved = "certified at" if report.method == CERTIFICATE else "no pair is steeper than"
         where = " in the plane" if report.limit_per_km == report.epsilon_planar_per_km else ""
         return f"holds for all pairs: {proved} {report.epsilon:.6g}/km{where}, promised {promised}{hidden}"
-    if report.holds:
+    if report.verdict == NO_VIOLATION_FOUND:
         high, confidence = details["violation_ratio_interval"][1], details["confidence"]
         return (
             f"no violation found among {details['pairs']:,} pairs: with {confidence:.0%} confidence at most "
             f"{high:.2g} of all triples break the promise of {promised}; an estimate, not a proof{hidden}"
         )
-    return "does not hold: " + "; ".join(_reasons(report)) + hidden
+    within = " (but within tolerance)" if report.verdict == WITHIN_TOLERANCE else ""
+    return f"does not hold{within}: " + "; ".join(_reasons(report)) + hidden
 
 
 def table(report: AuditReport) -> list[tuple[str, str]]:
@@ -207,6 +230,7 @@ def table(report: AuditReport) -> list[tuple[str, str]]:
     at_fault = tuple(map(str, report.blocks_at_fault))
     damage = {"changed": report.changed, "missing": report.missing, "extra": report.extra}
     rows += [(name, _some(keys)) for name, keys in (damage | {"blocks at fault": at_fault}).items() if keys]
+    rows += [("note", note) for note in report.details.get("notes", ())]
     rows.append(("time", f"{report.seconds:.2f} s"))
     return rows
 
@@ -260,7 +284,9 @@ def _reasons(report: AuditReport) -> list[str]:
     reasons += [_in_rows(finding) for finding in report.findings if finding.refutes]
     if report.method == CERTIFICATE and not report.epsilon <= report.limit_per_km:
         reasons.append(f"certificate {report.epsilon:.6g}/km exceeds {report.limit_per_km:.6g}/km")
-    elif report.verdict == VIOLATED and report.method != BOUNDARY:
+    elif report.verdict == WITHIN_TOLERANCE:
+        reasons.append(f"up to {report.epsilon:.6g}/km against {report.limit_per_km:.6g}/km")
+    elif report.verdict == VIOLATED:
         drawn = " of those drawn" if report.method == SAMPLED else ""
         reasons.append(
             f"{report.violations:,} triples{drawn} break the promise, up to {report.epsilon:.6g}/km against "

@@ -100,7 +100,7 @@ def check_shared_rows(url: str, index: int) -> SharedRows:
     mismatches = {
         RowMismatch(record, owner.index, "row")
         for x, y, rows in outline
-        for owner in _owners(plan, block)
+        for owner in owners(plan, block)
         for record in _differing(store, owner, x, y, rows)
     }
     for side, text in digests.items():
@@ -126,12 +126,12 @@ def _outline(block: Block) -> list[tuple[slice, slice]]:
     return [(part_x, part_y) for part_x, part_y in sides if part_x.start < part_x.stop]
 
 
-def _owners(plan: Plan, block: Block) -> list[Block]:
+def owners(plan: Plan, block: Block) -> list[Block]:
     """Return the blocks that own the records of a closed block: itself, and those beyond its far sides."""
-    owners = [block, *(plan[neighbour] for neighbour in block.neighbours.values())]
+    found = [block, *(plan[neighbour] for neighbour in block.neighbours.values())]
     if len(block.neighbours) == 2:  # east and north
-        owners.append(plan[plan[block.neighbours["east"]].neighbours["north"]])
-    return owners
+        found.append(plan[plan[block.neighbours["east"]].neighbours["north"]])
+    return found
 
 
 def _beyond(plan: Plan, index: int, side: str) -> int:

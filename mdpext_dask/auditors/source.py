@@ -264,12 +264,15 @@ class ArraySource(Source):
         Where parts begin in that order, and N.
     on_ground
         Whether the promise is for distance on the ground.
+    projection
+        Of the plane, where that is known and what is audited is the plane.
     """
 
     path: Path
     folder: Path
     starts: tuple[int, ...]
     on_ground: bool
+    projection: Projection | None = None
 
     @classmethod
     def of(
@@ -347,7 +350,9 @@ class ArraySource(Source):
         return np.asarray(self._saved("places" if self.on_ground else "points")[records])
 
     def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
-        """Return degrees where records were given by them."""
+        """Return degrees where records were given by them, or there is a projection."""
+        if self.projection is not None:
+            return self.projection.to_degrees(self.xy_km(records))
         return self.places(records) if self.on_ground else None
 
     def _saved(self, name: str) -> NDArray[Any]:

@@ -4,8 +4,8 @@ import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
 from mdpext_dask.auditors.promise import Promise, ground_distance_km
-from mdpext_dask.auditors.result import CHANGED, HOLDS, NO_VIOLATION_FOUND, NOT_PROVED, VIOLATED, AuditReport
+from mdpext_dask.auditors.result import CHANGED, NOT_PROVED, VERDICTS, VIOLATED, AuditReport
 from mdpext_dask.auditors.source import INFINITE_DIFFERENCE, ArraySource, Source, StoreSource
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.extend.record_metrics import PlanarMetric
 from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
 from mdpext_dask.runtime.city import CityFile
@@ -65,9 +64,11 @@ class Subject:
     promised
         What was promised: of stores with a place on Earth, for the ground, while their plane is audited.
     store
-        The store, if it is one of ours.
+        The store, if it is one of ours, with its receipts.
     city
         The city, if it is one.
+    notes
+        What people must know besides.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Subject:
     promised: Promise
     store: MechanismStore | None = None
     city: CityFile | None = None
+    notes: tuple[str, ...] = ()
 
     def describe(self, triple: Triple | None) -> dict[str, Any]:
         """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
@@ -145,7 +147,7 @@ class Subject:
         started: float,
         details: dict[str, Any],
         *,
-        damage: Sequence[ShardDamage] = (),
+        damage: Iterable[ShardDamage] = (),
         certified: float | None = None,
         **found: Any,
     ) -> AuditReport:
@@ -158,10 +160,11 @@ class Subject:
         started
             When the audit was begun, by :func:`time.perf_counter`.
         damage
-            What is wrong with the shards of blocks, if they have been looked at.
+            What is wrong with the shards of each block that was compared with its receipt.
         certified
             What a store's certificate has just been found to be, if it has.
         """
+        damage = list(damage)
         if self.city is None:
             wrong = self._damage(damage, certified)
         else:
@@ -170,8 +173,9 @@ class Subject:
             if any(finding.kind == NOT_FINITE for finding in found["findings"]):
                 changed += damaged_tiles(self.city)
             wrong = ShardDamage(tuple(changed))
-        if wrong and verdict in (HOLDS, NO_VIOLATION_FOUND):
+        if wrong and VERDICTS[verdict][1] is not False:
             verdict = CHANGED
+        compared = None if self.store is None else len(damage)
         return AuditReport(
             subject=self.name,
             method=method,
@@ -185,10 +189,18 @@ class Subject:
             records=self.source.records,
             outputs=self.source.outputs,
             seconds=time.perf_counter() - started,
-            details={**details, "planar": self.promised.distortion is None},
+            details={**details, **self._facts(), "receipts_compared": compared},
             **asdict(wrong),
             **found,
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what every audit says of its subject: of a store, which bytes of which job it is about."""
+        facts = {"planar": self.promised.distortion is None, "notes": list(self.notes)}
+        if self.store is None:
+            return facts
+        content = self.store.content_digest(self.store.read_receipts())
+        return {**facts, "fingerprint": self.store.fingerprint, "content_sha256": content}
 
     def _damage(self, blocks: Sequence[ShardDamage], certified: float | None) -> ShardDamage:
         """Return what is wrong with a store besides its rows; of an array, nothing is known."""
@@ -210,27 +222,31 @@ def store_subject(
     tolerance: float = 0.0,
 ) -> Subject:
     """Return what is to be audited of a store: its own promise, or another."""
-    own = float(store.attributes["epsilon_per_km"]), store.metric_p
-    asked = _promise_of(own, (epsilon_per_km, metric_p, tolerance), store.grid, store.projection)
-    return Subject(store.url, StoreSource.of(store), *asked, store)
+    asked = epsilon_per_km, metric_p, tolerance
+    promises = _promises_of(_own(store), asked, store.grid.box.radius_km, store.projection)
+    return Subject(store.url, StoreSource.of(store), *promises, store)
 
 
 def city_subject(
     city: CityFile, epsilon_per_km: float | None = None, metric_p: float | None = None, tolerance: float = 0.0
 ) -> Subject:
     """Return what is to be audited of an exported city: its own promise, or another."""
-    own = float(city.header["epsilon_per_km"]), city.metric_p
-    asked = _promise_of(own, (epsilon_per_km, metric_p, tolerance), city.grid, projection_of(city))
-    return Subject(str(city.path), CitySource.of(city), *asked, city=city)
+    own, asked = (float(city.header["epsilon_per_km"]), city.metric_p), (epsilon_per_km, metric_p, tolerance)
+    promises = _promises_of(own, asked, city.grid.box.radius_km, projection_of(city))
+    return Subject(str(city.path), CitySource.of(city), *promises, city=city)
 
 
-def _promise_of(
+def _own(store: MechanismStore) -> tuple[float, float]:
+    return float(store.attributes["epsilon_per_km"]), store.metric_p
+
+
+def _promises_of(
     own: tuple[float, float],
     asked: tuple[float | None, float | None, float],
-    grid: Grid,
+    radius_km: float,
     projection: Projection | None,
 ) -> tuple[Promise, Promise]:
-    """Return what is audited in the plane, and what is promised.
+    """Return what is to be audited in the plane of a mechanism, and what is promised by that.
 
     Parameters
     ----------
@@ -238,16 +254,48 @@ def _promise_of(
         ε in 1/km and p that the mechanism promises.
     asked
         ε, p and the tolerance to audit it for; None where they are its own.
-    grid, projection
-        Its grid and plane.
+    radius_km
+        Of the disc around the centre that holds its records.
+    projection
+        Its plane.
     """
     epsilon, p = (mine if other is None else other for mine, other in zip(own, asked[:2], strict=True))
-    distortion = 0.0 if projection is None else projection.distortion(grid.box.radius_km)
+    distortion = 0.0 if projection is None else projection.distortion(radius_km)
     # For other p the metric is that of the plane; less than was promised is audited all the same.
     promised = Promise(epsilon, p, asked[2], None if projection is None or p != 2 else distortion)
     audited = Promise(planar_epsilon(epsilon, distortion), p, asked[2])
-    _check_extent(grid.box.radius_km, audited)
+    _check_extent(radius_km, audited)
     return audited, promised
+
+
+@contextlib.contextmanager
+def rewritten_subject(
+    store: MechanismStore,
+    epsilon_per_km: float | None = None,
+    metric_p: float | None = None,
+    tolerance: float = 0.0,
+) -> Iterator[Subject]:
+    """Bring the rows of a store that has lost its receipts into a form for work items, as a plain array.
+
+    It may have been written anew by other software, in any chunks, or in part. Its records are where its own
+    coordinates say, and what it promises is what its attributes say. Nothing of it is taken for granted, and
+    rows that were never stored are missing.
+    """
+    with scratch_in(Path(tempfile.gettempdir()), "mdpext-audit-") as folder:
+        found = read_foreign(store.url, None, folder)
+        if not found.planar:
+            raise DataError(f"{store.url}: the coordinates x and y of its records, in km, are missing")
+        radius_km = float(np.hypot(*found.coordinates.T).max())
+        asked = epsilon_per_km, metric_p, tolerance
+        audited, promised = _promises_of(_own(store), asked, radius_km, store.projection)
+        source = ArraySource.of(found.rows, found.coordinates, folder, lattice=found.lattice)
+        note = (
+            "its receipts are gone: audited as a plain array, for what its attributes promise; nothing shows "
+            "that these are the rows that were certified, and they cannot be sampled with this package"
+        )
+        yield Subject(
+            store.url, replace(source, projection=store.projection), audited, promised, notes=(note,)
+        )
 
 
 @contextlib.contextmanager

@@ -4,16 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mdpext_dask.events import (
-    TOTAL,
-    ClusterReady,
-    Event,
-    Planned,
-    StageFailed,
-    StageFinished,
-    StageStarted,
-    TaskDone,
-)
+from mdpext_dask import events
 
 # A rate covers the last 30 s, or the last half of the stage if that is longer: blocks of an earlier run are
 # skipped at once and say nothing about the others.
@@ -118,20 +109,20 @@ class Forecast:
         self._planned: dict[str, float] = {}
         self._workers = 1
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Take note of an event; those of unknown stages are ignored."""
         stage = self._stages.get(getattr(event, "stage", ""))
-        if isinstance(event, StageStarted):
+        if isinstance(event, events.StageStarted):
             # A stage may run twice; it moves to the end.
             self._stages.pop(event.stage, None)
             self._stages[event.stage] = _Stage(max(event.total, 0), event.unit, self._clock())
-        elif isinstance(event, TaskDone) and stage:
+        elif isinstance(event, events.TaskDone) and stage:
             stage.count(self._clock())
-        elif isinstance(event, StageFinished | StageFailed) and stage:
-            stage.seconds, stage.failed = event.seconds, isinstance(event, StageFailed)
-        elif isinstance(event, ClusterReady):
+        elif isinstance(event, events.StageFinished | events.StageFailed) and stage:
+            stage.seconds, stage.failed = event.seconds, isinstance(event, events.StageFailed)
+        elif isinstance(event, events.ClusterReady):
             self._workers = max(event.workers, 1)
-        elif isinstance(event, Planned):
+        elif isinstance(event, events.Planned):
             self._planned = {name: max(seconds, 0.0) for name, seconds in event.seconds.items()}
 
     @property
@@ -163,7 +154,7 @@ class Forecast:
         """Return the seconds until the whole job ends; None without a plan."""
         if not self._planned:
             return None
-        order = [name for name in self._planned if name != TOTAL]
+        order = [name for name in self._planned if name != events.TOTAL]
         begun = [position for position, name in enumerate(order) if name in self._stages]
         # Those before the last that has begun are over: done now, or by an earlier run.
         ahead = order[max(begun, default=-1) + 1 :]
@@ -173,7 +164,7 @@ class Forecast:
 
     def _correction(self) -> float:
         """Return what a planned second takes, judged by the finished stages."""
-        whole = self._planned.get(TOTAL, 0.0) or sum(self._planned.values())
+        whole = self._planned.get(events.TOTAL, 0.0) or sum(self._planned.values())
         if whole < _LEAST_SECONDS:
             return 1.0
         done = {name: stage.seconds for name, stage in self._stages.items() if name in self._planned}
@@ -209,13 +200,13 @@ def compared(seconds: Mapping[str, float], planned: Mapping[str, float] | None) 
     seconds, planned
         By stage, with the total, in s.
     """
-    text = f"took {readable_seconds(seconds.get(TOTAL, 0.0))}"
+    text = f"took {readable_seconds(seconds.get(events.TOTAL, 0.0))}"
     if not planned:
         return text
-    text += f"; the plan said {readable_seconds(planned.get(TOTAL, 0.0))}"
-    names = [name for name in {**planned, **seconds} if name != TOTAL]
+    text += f"; the plan said {readable_seconds(planned.get(events.TOTAL, 0.0))}"
+    names = [name for name in {**planned, **seconds} if name != events.TOTAL]
     more = {name: seconds.get(name, 0.0) - planned.get(name, 0.0) for name in names}
-    notable = max(_NOTABLE_SHARE * seconds.get(TOTAL, 0.0), _NOTABLE_SECONDS)
+    notable = max(_NOTABLE_SHARE * seconds.get(events.TOTAL, 0.0), _NOTABLE_SECONDS)
     worst = sorted((n for n in names if abs(more[n]) >= notable), key=lambda n: -abs(more[n]))[:_NAMED]
     said = [f"{n} {readable_seconds(abs(more[n]))} {'more' if more[n] > 0 else 'less'}" for n in worst]
     return f"{text} ({', '.join(said)})" if said else text

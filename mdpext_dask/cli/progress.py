@@ -24,18 +24,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from mdpext_dask import events
 from mdpext_dask.cli.eta import Forecast, StageProgress, compared, readable_rate, readable_seconds
 from mdpext_dask.errors import printable
-from mdpext_dask.events import (
-    ClusterReady,
-    Event,
-    JobFinished,
-    Note,
-    StageFailed,
-    StageFinished,
-    StageStarted,
-    TaskDone,
-)
 
 # A running stage is reported after 10 s, then ever more rarely: the log of a day must not be long.
 _FIRST_SECONDS, _LAST_SECONDS, _SHARE = 10.0, 600.0, 0.1
@@ -82,23 +73,23 @@ class PlainLines(_Lines):
         Seconds of any origin.
     """
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Print an event."""
         self._forecast(event)
         stage = self._forecast.stage(getattr(event, "stage", ""))
-        if isinstance(event, StageStarted):
+        if isinstance(event, events.StageStarted):
             if self._next:
                 of = f", {event.total} {event.unit}" if event.total else ""
                 self._print(f"{event.stage}: begins{of}")
                 self._announced.add(event.stage)
             self._next[event.stage] = _FIRST_SECONDS
-        elif isinstance(event, TaskDone):
+        elif isinstance(event, events.TaskDone):
             if stage and stage.passed >= self._next[event.stage]:
                 self._print_stage(event.stage, stage)
-        elif isinstance(event, StageFinished):
+        elif isinstance(event, events.StageFinished):
             planned = "" if stage is None or stage.planned is None else f" ({stage.planned:.2f} s planned)"
             self._print(f"{event.stage}: {event.seconds:.2f} s{planned}")
-        elif isinstance(event, StageFailed):
+        elif isinstance(event, events.StageFailed):
             if event.stage in self._announced:
                 self._print(f"{event.stage}: given up after {event.seconds:.2f} s")
         elif message := _message(event):
@@ -119,7 +110,7 @@ class PlainLines(_Lines):
 class JsonLines(_Lines):
     """Prints every event as one line of JSON; see the text of this module."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Print an event."""
         self._forecast(event)
         line: dict[str, Any] = {"event": type(event).__name__, "time": time.time(), **asdict(event)}
@@ -167,11 +158,11 @@ class RichBar(Live):
         self.console.show_cursor(True)
         return self
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Show an event."""
         with self._changing:
             self._forecast(event)
-            self._finished |= isinstance(event, JobFinished)
+            self._finished |= isinstance(event, events.JobFinished)
         if message := _message(event):
             # As plain text: a name in brackets is no markup.
             self.console.print(Text(printable(message)), soft_wrap=True)
@@ -216,13 +207,13 @@ def _time(stage: StageProgress) -> str:
     return f"{readable_seconds(stage.left)} left" if stage.left else passed
 
 
-def _message(event: Event) -> str:
+def _message(event: events.Event) -> str:
     """Return what an event of no stage says: nothing of a single worker without a dashboard."""
-    if isinstance(event, Note):
+    if isinstance(event, events.Note):
         return f"note: {event.text}"
-    if isinstance(event, JobFinished):
+    if isinstance(event, events.JobFinished):
         return compared(event.seconds, event.planned)
-    if isinstance(event, ClusterReady) and (event.dashboard or event.workers > 1):
+    if isinstance(event, events.ClusterReady) and (event.dashboard or event.workers > 1):
         watch = f", dashboard at {event.dashboard}" if event.dashboard else ""
         return f"cluster: {event.workers} worker{'s' if event.workers != 1 else ''}{watch}"
     return ""

@@ -39,7 +39,8 @@ def audit(
         float | None, Option(metavar="P|inf", help="Exponent of the metric; default for arrays: 2.")
     ] = None,
     tolerance: Annotated[
-        float, Option(help="Accept log ratios that exceed their bound by this; what it hides is printed.")
+        float,
+        Option(help="Count only log ratios that exceed their bound by more; what is hidden does not hold."),
     ] = 0.0,
     pairs: Annotated[int | None, Option(help="sampled: number of pairs; default: a million.")] = None,
     seconds: Annotated[float | None, Option(help="sampled: time limit.")] = None,
@@ -61,7 +62,7 @@ def audit(
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
-    """Audit a store, a city, or anyone's mechanism, from its bytes; exit 1 if it violates ε."""
+    """Audit a store, a city, or anyone's mechanism; exit 1 unless what the method claims is so."""
     from mdpext_dask.auditors.audit import audit as audit_subject
     from mdpext_dask.auditors.methods import Sampling
     from mdpext_dask.auditors.result import sentence, table
@@ -88,7 +89,7 @@ def audit(
             observer=observer,
         )
     show(report.as_json() if as_json else dict(table(report)), as_json)
-    if not report.holds:
+    if not report.passed:
         end_badly(sentence(report), EXIT_GUARANTEE)
 
 
@@ -183,6 +184,9 @@ def sample(
         ),
     ] = "nearest",
     remap: Annotated[bool, Option("--remap", help="Report the places that `remap` found.")] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
+    ] = False,
     user_column: Annotated[
         str | None, Option(metavar="NAME", help="Column or property that names the user of a point.")
     ] = None,
@@ -210,7 +214,15 @@ def sample(
     keep_apart(output, as_json)
     users = Users(user_column, keep_users, sticky_key, ledger, release_limit)
     result = sample_file(
-        store, points, output, outside, remap=remap, users=users, place_km=place_km, trusted_key=trusted_key
+        store,
+        points,
+        output,
+        outside,
+        remap=remap,
+        users=users,
+        place_km=place_km,
+        verify=verify,
+        trusted_key=trusted_key,
     )
     show(result, as_json, output)
 

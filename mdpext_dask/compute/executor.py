@@ -192,6 +192,8 @@ class DaskExecutor:
         ClusterError
             If workers are lost for good.
         """
+        from dask.base import annotate
+
         call = next(self._calls)
         window = max(WINDOW, WINDOW_OF_WORKER * self.workers)
         held: dict[str, tuple[int, Any]] = {}
@@ -203,7 +205,12 @@ class DaskExecutor:
             positions = range(first, min(last, len(arguments)))
             # Explicit keys: a task is known by stage and position, and never mistaken for another run's.
             keys = [f"{stage}-{self._run}-{call}-{position}" for position in positions]
-            futures = self._submit(stage, function, arguments[first:last], keys)
+            if not keys:
+                return
+            parts = [function] * len(keys), arguments[first:last], [self._versions] * len(keys)
+            # The dashboard groups by prefix of the key; annotations are for plugins and logs.
+            with annotate(stage=stage):
+                futures = self._client.map(_apply, *parts, key=keys, pure=False)
             for key, position, future in zip(keys, positions, futures, strict=True):
                 held[key] = position, future
                 future.add_done_callback(completed.put)
@@ -220,10 +227,9 @@ class DaskExecutor:
                 results = self._fetch(stage, futures)
                 self._at_work = time.monotonic()
                 # Release at once: results of a hundred thousand tasks must not pile up.
-                found = [
-                    (held.pop(future.key)[0], result) for future, result in zip(futures, results, strict=True)
-                ]
-                for future in futures:
+                found = []
+                for future, result in zip(futures, results, strict=True):
+                    found.append((held.pop(future.key)[0], result))
                     future.release()
                 done += len(futures)
                 # Half a window at a time: one message to the scheduler for many tasks.
@@ -234,20 +240,6 @@ class DaskExecutor:
         finally:
             for _, future in held.values():
                 future.release()
-
-    def _submit(
-        self, stage: str, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], keys: list[str]
-    ) -> list[Any]:
-        from dask.base import annotate
-
-        if not keys:
-            return []
-        # The dashboard groups by prefix of the key; annotations are for plugins and logs.
-        with annotate(stage=stage):
-            futures: list[Any] = self._client.map(
-                _apply, [function] * len(keys), arguments, [self._versions] * len(keys), key=keys, pure=False
-            )
-        return futures
 
     def _fetch(self, stage: str, futures: list[Any]) -> list[Any]:
         """Return the results of finished tasks, fetched together.
@@ -310,14 +302,10 @@ _own_versions = lru_cache(maxsize=1)(versions)
 
 
 def _require_same(worker: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
-    different = [
-        f"{name} {theirs.get(name)} instead of {version}"
-        for name, version in ours.items()
-        if theirs.get(name) != version
-    ]
-    if different:
+    other = [(name, theirs.get(name), ours[name]) for name in ours if theirs.get(name) != ours[name]]
+    if different := ", ".join(f"{name} {their} instead of {version}" for name, their, version in other):
         raise SpecError(
-            f"cluster: worker {worker} has {', '.join(different)} as this client has; install the same there"
+            f"cluster: worker {worker} has {different} as this client has; install the same there"
         )
 
 

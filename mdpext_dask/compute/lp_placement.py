@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.compute.executor import Executor, processors
 from mdpext_dask.seed.block_tridiagonal import NormalMatrix
-from mdpext_dask.seed.interior_point import sum_of_inverses, sum_pairwise
+from mdpext_dask.seed.interior_point import sum_pairwise
 from mdpext_dask.seed.solve import one_blas_thread
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -26,7 +26,7 @@ _WORTH_SENDING = 3200
 def sum_over_parts(matrices: Sequence[NormalMatrix]) -> NDArray[np.float64]:
     """Return the upper triangle of Σ H^{-1} over parts of outputs: a worker's share."""
     with one_blas_thread():
-        return sum_pairwise(sum_of_inverses(matrix) for matrix in matrices)
+        return sum_pairwise(matrix.factorised().inverse_sum() for matrix in matrices)
 
 
 class SharedSums:

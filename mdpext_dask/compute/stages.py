@@ -5,16 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from mdpext_dask import events
 from mdpext_dask.compute.executor import Executor
-from mdpext_dask.events import (
-    ClusterReady,
-    Note,
-    Observer,
-    StageFailed,
-    StageFinished,
-    StageStarted,
-    TaskDone,
-)  # fmt: skip
 from mdpext_dask.store import locks, objects
 
 T = TypeVar("T")
@@ -38,7 +30,7 @@ class Stages:
         Predicted times for a number of workers, by name and in total, once they are known.
     """
 
-    def __init__(self, observer: Observer, guard: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, observer: events.Observer, guard: Callable[[], None] = lambda: None) -> None:
         self.observer = observer
         self._guard = guard
         self.seconds: dict[str, float] = {}
@@ -53,15 +45,15 @@ class Stages:
     def stage(self, name: str, total: int = 0, unit: str = "tasks") -> Iterator[None]:
         """Time a stage of `total` tasks, which are called `unit` in the plural."""
         self._guard()
-        self.observer(StageStarted(name, total, unit))
+        self.observer(events.StageStarted(name, total, unit))
         started = time.perf_counter()
         try:
             yield
         except BaseException:
-            self.observer(StageFailed(name, time.perf_counter() - started))
+            self.observer(events.StageFailed(name, time.perf_counter() - started))
             raise
         self.seconds[name] = time.perf_counter() - started
-        self.observer(StageFinished(name, self.seconds[name]))
+        self.observer(events.StageFinished(name, self.seconds[name]))
 
     def gather(
         self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
@@ -87,7 +79,7 @@ class Stages:
         """Run tasks and yield (position, result) as they come in."""
         for position, result in executor.map(name, function, arguments):
             self._guard()
-            self.observer(TaskDone(name))
+            self.observer(events.TaskDone(name))
             yield position, result
 
     def total(self) -> float:
@@ -95,13 +87,13 @@ class Stages:
         return time.perf_counter() - self._started
 
 
-def observe_cluster(executor: Executor, observer: Observer) -> None:
+def observe_cluster(executor: Executor, observer: events.Observer) -> None:
     """Tell an observer of the workers and their dashboard."""
-    observer(ClusterReady(executor.workers, executor.dashboard))
+    observer(events.ClusterReady(executor.workers, executor.dashboard))
 
 
 @contextlib.contextmanager
-def at_work(url: str, observer: Observer) -> Iterator[Stages]:
+def at_work(url: str, observer: events.Observer) -> Iterator[Stages]:
     """Hold the lock of the store at `url`, whether the store exists yet or not.
 
     Raises
@@ -110,5 +102,5 @@ def at_work(url: str, observer: Observer) -> Iterator[Stages]:
         If another run is at work on it, or it cannot be written.
     """
     objects.check_place(url)
-    with locks.hold(url, lambda text: observer(Note(text))) as lock:
+    with locks.hold(url, lambda text: observer(events.Note(text))) as lock:
         yield Stages(observer, lock.require)

@@ -36,25 +36,20 @@ def _reach(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -
     """Return the address of a running scheduler."""
     address, seconds = str(cluster.address), CONNECT_SECONDS
     if address.endswith(".json"):
-        seconds = _FIRST_WORKER_SECONDS
-        address = _address_in(address)
+        seconds, file = _FIRST_WORKER_SECONDS, address
+        try:
+            content = json.loads(Path(file).read_text())
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
+        if not isinstance(content, dict) or not isinstance(content.get("address"), str):
+            raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
+        address = content["address"].strip()
     failed = f"no scheduler with workers answers at {address}"
     try:
         _listen(address)
     except (OSError, ValueError) as error:
         raise ClusterError(f"cluster: {failed}: {first_line(error)}") from None
     return address, failed, seconds
-
-
-def _address_in(file: str) -> str:
-    """Return the address in a scheduler file."""
-    try:
-        match json.loads(Path(file).read_text()):
-            case {"address": str(address)}:
-                return address.strip()
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"cluster.address: {file} is no scheduler file: {first_line(error)}") from None
-    raise ClusterError(f"cluster.address: {file} is no scheduler file: it has no address")
 
 
 def _listen(address: str) -> None:
@@ -86,7 +81,11 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
     from distributed import LocalCluster
 
     # Otherwise the first process starts this tracker, which unblocks the signal again.
-    _start_tracker()
+    sys.warnoptions.append("ignore:resource_tracker")  # handed down to it: it would warn of killed processes
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # Dask never deletes its own folder there, nor what a killed run leaves in it.
@@ -124,15 +123,6 @@ def _unguarded() -> str:
         '; a script needs if __name__ == "__main__": around what it calls, since every process begins by '
         "importing it"
     )
-
-
-def _start_tracker() -> None:
-    """Start the process that cleans up after others of this program, without its warnings of killed ones."""
-    sys.warnoptions.append("ignore:resource_tracker")  # handed down to it
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.pop()
 
 
 def _start_slurm(stack: contextlib.ExitStack, cluster: ClusterSection, workers: int) -> Start:

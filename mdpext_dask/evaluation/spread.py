@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from mdpext_dask.evaluation.loss import finite, lines_of
 from mdpext_dask.evaluation.quantiles import Bins, Tally
-from mdpext_dask.problem.grid import Box, Grid
+from mdpext_dask.problem.grid import Array, Box, Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -50,10 +49,10 @@ class BlockSpread:
     loss_km: float
     distance_km: float
     records: int
-    bands: NDArray[np.float64]
+    bands: Array
     by_record: Bins
     by_report: Bins
-    expected_km: NDArray[np.float64] | None
+    expected_km: Array | None
 
 
 def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
@@ -89,7 +88,7 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
     return BlockSpread(loss_km, distance_km, records, bands, by_record.bins(), by_report.bins(), expected)
 
 
-def band_edges_km(grid: Grid, output_xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+def band_edges_km(grid: Grid, output_xy_km: Array) -> Array:
     """Return where bands of distances begin and end: 0, then 1, 2, 5, 10, ... times a power of ten.
 
     The first band is about a fine step wide, and the last ends beyond the farthest that an output can be
@@ -144,11 +143,11 @@ class Spread:
     loss_km: float
     distance_km: float
     records: int
-    edges_km: NDArray[np.float64]
-    bands: NDArray[np.float64]
+    edges_km: Array
+    bands: Array
     by_record: Tally
     by_report: Tally
-    expected_km: NDArray[np.float64] | None
+    expected_km: Array | None
 
     def by_distance(self) -> list[dict[str, Any]]:
         """Return the bands as plain JSON values; the loss is the mean within the band, if there is any."""

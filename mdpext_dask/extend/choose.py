@@ -35,7 +35,14 @@ def operator_of(extension: ExtensionSection) -> Operator:
     if extension.method == MCSHANE_WHITNEY:
         return McShaneWhitney(one_stage=one_stage)
     if is_own(extension):
-        return _imported(extension.method)
+        module, _, attribute = extension.method.partition(":")
+        with _told(f"{extension.method}: cannot be made where the tasks run"):
+            found = getattr(importlib.import_module(module), attribute)
+            # A store may come from anywhere: nothing it names is called that is not meant for this.
+            if isinstance(found, type) and issubclass(found, Operator):
+                return found()
+        what = "is not a subclass of mdpext_dask.extend.operator.Operator"
+        raise SpecError(f"extension.method: {extension.method}: {what}")
     # Its scores are the same however many stages there are. Cell programs start from it.
     return LogConvex()
 
@@ -175,16 +182,6 @@ def _corners_of_a_cell(outputs: int, budget: float, refine: tuple[int, ...]) -> 
     scores = min(budget, 1.0) / 10 * (position % 3)
     scores = scores - logarithm(np.add.reduce(exponential(scores), axis=-1, keepdims=True))
     return Corners(scores, np.full((2, 1, 2, 1), budget), np.full((2, 2, 1, 1), budget), refine)
-
-
-def _imported(name: str) -> Operator:
-    module, _, attribute = name.partition(":")
-    with _told(f"{name}: cannot be made where the tasks run"):
-        found = getattr(importlib.import_module(module), attribute)
-        # A store may come from anywhere: nothing it names is called that is not meant for this.
-        if isinstance(found, type) and issubclass(found, Operator):
-            return found()
-    raise SpecError(f"extension.method: {name}: is not a subclass of mdpext_dask.extend.operator.Operator")
 
 
 def _named(operator: Operator) -> str:

@@ -16,17 +16,17 @@ from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.extend.graph_checks import Extended, Given
 from mdpext_dask.extend.record_metrics import Record
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 
 # (parent's records, their rows (n, K), wanted records) -> rows of the wanted records (m, K).
-EdgeOperator = Callable[[Sequence[Record], NDArray[np.float64], Sequence[Record]], ArrayLike]
+EdgeOperator = Callable[[Sequence[Record], Array, Sequence[Record]], ArrayLike]
 # (log rows of a cell's corners (2, 2, K), parts N) -> scores of its sub-cells' corners (N + 1, N + 1, K).
-CellRefinement = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
+CellRefinement = Callable[[Array, int], Array]
 
 # What dividing by their sum leaves of rows: the numbers' and the sum's own rounding.
 _SUM_ROUNDING = 1e-12
@@ -53,7 +53,7 @@ class ExtensionGraph:
     def __init__(self, target: Iterable[Record] | None = None) -> None:
         self._target = None if target is None else _records(target, "the target")
         self._records: dict[str, tuple[Record, ...]] = {}
-        self._rows: dict[str, NDArray[np.float64]] = {}
+        self._rows: dict[str, Array] = {}
         # By child, then by parent.
         self._edges: dict[str, dict[str, tuple[EdgeOperator, tuple[Record, ...]]]] = {}
 
@@ -162,7 +162,7 @@ class ExtensionGraph:
         self.validate()
         order = self._topological_order()
         given: list[Given] = []
-        rows: dict[str, NDArray[np.float64]] = {}
+        rows: dict[str, Array] = {}
         successors: dict[str, tuple[str, ...]] = dict.fromkeys(order, ())
         for name in order:
             records = self._records[name]
@@ -170,7 +170,7 @@ class ExtensionGraph:
                 rows[name] = self._rows[name]
                 given.append(Given(name, name, records, rows[name]))
                 continue
-            by_record: dict[Record, NDArray[np.float64]] = {}
+            by_record: dict[Record, Array] = {}
             for parent, (operator, covered) in self._edges[name].items():
                 successors[parent] += (name,)
                 answer = operator(self._records[parent], rows[parent], covered)
@@ -197,7 +197,7 @@ class ExtensionGraph:
             raise SpecError(f"edges form a cycle: {' -> '.join(error.args[1])}") from None
 
 
-def grid_tree(grid: Grid, refine_cell: CellRefinement, seed_scores: NDArray[np.float64]) -> ExtensionGraph:
+def grid_tree(grid: Grid, refine_cell: CellRefinement, seed_scores: Array) -> ExtensionGraph:
     """Return the tree of all cells of a small grid, one node a cell and level, each with its four corners.
 
     Source cells are the sources. The successors of a cell of level r are its N_{r+1}² sub-cells. Records are
@@ -257,9 +257,7 @@ def _cell_operator(
         (corner[0] + i * side, corner[1] + j * side): (i, j) for i in steps for j in steps
     }
 
-    def extend(
-        records: Sequence[Record], rows: NDArray[np.float64], wanted: Sequence[Record]
-    ) -> NDArray[np.float64]:
+    def extend(records: Sequence[Record], rows: Array, wanted: Sequence[Record]) -> Array:
         corners = np.stack([np.log(row) for row in rows]).reshape(2, 2, -1)
         fine = np.asarray(refine_cell(corners, parts))
         expected = (parts + 1, parts + 1, rows.shape[1])
@@ -288,7 +286,7 @@ def _cell_name(level: int, corner: tuple[int, int]) -> str:
     return f"level {level}, cell at {corner}"
 
 
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _softmax(scores: Array) -> Array:
     # Row by row: a row's bits must not depend on how many others are computed with it.
     weights = [np.exp(row - row.max()) for row in scores]
     return np.stack([weight / weight.sum() for weight in weights])
@@ -312,7 +310,7 @@ def _records(records: Iterable[Record], where: str) -> tuple[Record, ...]:
 
 def _distributions(
     rows: ArrayLike, records: tuple[Record, ...], where: str, outputs: int | None = None
-) -> NDArray[np.float64]:
+) -> Array:
     """Return a read-only copy of rows that are one distribution for each record."""
     try:
         copy = np.array(rows, dtype=np.float64)

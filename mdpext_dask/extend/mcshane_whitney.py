@@ -26,10 +26,10 @@ where a difference exceeds them they give way to it; such budgets are set by the
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.extend.operator import Corners, Operator
+from mdpext_dask.seed.model import Array
 
 # What normalising may add: at most another budget.
 _STEEPENING = 2.0
@@ -49,7 +49,7 @@ class McShaneWhitney(Operator):
     def __init__(self, *, one_stage: bool = False) -> None:
         self._one_stage = one_stage
 
-    def scores(self, corners: Corners) -> NDArray[np.float64]:
+    def scores(self, corners: Corners) -> Array:
         """Return the means of the envelopes."""
         scores, along_x, along_y = corners.scores, corners.budget_x, corners.budget_y
         if self._one_stage:
@@ -67,9 +67,7 @@ class McShaneWhitney(Operator):
         return _STEEPENING
 
 
-def refined_budgets(
-    along_x: NDArray[np.float64], along_y: NDArray[np.float64], parts: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def refined_budgets(along_x: Array, along_y: Array, parts: int) -> tuple[Array, Array]:
     """Return the budgets of the edges of the next level.
 
     Parameters
@@ -84,21 +82,13 @@ def refined_budgets(
     return np.repeat(across_x / parts, parts, axis=1), np.repeat(across_y / parts, parts, axis=2)
 
 
-def _extend_both(
-    scores: NDArray[np.float64],
-    along_x: NDArray[np.float64],
-    along_y: NDArray[np.float64],
-    parts: int,
-    side: int,
-) -> NDArray[np.float64]:
+def _extend_both(scores: Array, along_x: Array, along_y: Array, parts: int, side: int) -> Array:
     """Extend along y on all lines of corners, then along x between opposite points of the sides."""
     lines = _extend(scores.swapaxes(0, 1), along_y.swapaxes(1, 2), parts, side).swapaxes(0, 1)
     return _extend(lines, interpolated(along_x, parts, axis=2), parts, side)
 
 
-def _extend(
-    scores: NDArray[np.float64], budgets: NDArray[np.float64], parts: int, side: int
-) -> NDArray[np.float64]:
+def _extend(scores: Array, budgets: Array, parts: int, side: int) -> Array:
     """Apply the one-dimensional rule along the first axis.
 
     Parameters

@@ -55,12 +55,8 @@ class Corners:
 
     def column(self, cell: int) -> "Corners":
         """Return the corners of the cells in one column, counted from the west."""
-        return replace(
-            self,
-            scores=self.scores[cell : cell + 2],
-            budget_x=self.budget_x[:, cell : cell + 1],
-            budget_y=self.budget_y[:, cell : cell + 2],
-        )
+        along_x, along_y = self.budget_x[:, cell : cell + 1], self.budget_y[:, cell : cell + 2]
+        return replace(self, scores=self.scores[cell : cell + 2], budget_x=along_x, budget_y=along_y)
 
 
 class Operator(ABC):

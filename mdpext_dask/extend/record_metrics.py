@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 
 Record = Hashable
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ class Metric(ABC):
     """A metric that knows all distances of some records at once; calling it gives one of them."""
 
     @abstractmethod
-    def table(self, records: Sequence[Record]) -> NDArray[np.float64]:
+    def table(self, records: Sequence[Record]) -> Array:
         """Return d(x, x') for all pairs of n records, float64 of shape (n, n).
 
         Raises
@@ -45,7 +45,7 @@ class Metric(ABC):
 class DiscreteMetric(Metric):
     """d = 1 for any two different records: ε-mDP is then ε-local differential privacy."""
 
-    def table(self, records: Sequence[Record]) -> NDArray[np.float64]:
+    def table(self, records: Sequence[Record]) -> Array:
         """Return 0 for equal records and 1 for others, float64 of shape (n, n)."""
         numbers: dict[Record, int] = {}
         index = np.array([numbers.setdefault(record, len(numbers)) for record in records])
@@ -75,12 +75,10 @@ class MatrixMetric(Metric):
         if len(self._place) != len(listed):
             raise SpecError("the metric's list of records names one twice")
         if self._matrix.shape != (len(listed), len(listed)):
-            raise SpecError(
-                f"the metric's matrix has the shape {self._matrix.shape}; {len(listed)} records need "
-                f"{(len(listed), len(listed))}"
-            )
+            needed = f"{len(listed)} records need {(len(listed), len(listed))}"
+            raise SpecError(f"the metric's matrix has the shape {self._matrix.shape}; {needed}")
 
-    def table(self, records: Sequence[Record]) -> NDArray[np.float64]:
+    def table(self, records: Sequence[Record]) -> Array:
         """Return the rows and columns of these records, float64 of shape (n, n)."""
         places = [_known(self._place, record) for record in records]
         return self._matrix[np.ix_(places, places)]
@@ -111,7 +109,7 @@ class PlanarMetric(Metric):
         self._points = dict(points)
         self._p = p
 
-    def table(self, records: Sequence[Record]) -> NDArray[np.float64]:
+    def table(self, records: Sequence[Record]) -> Array:
         """Return d_p for all pairs, float64 of shape (n, n)."""
         points = np.array([_known(self._points, record) for record in records], dtype=np.float64)
         apart = np.abs(points[:, None] - points)
@@ -156,9 +154,7 @@ def adjacency_metric(records: Iterable[Record], adjacent: Callable[[Record, Reco
     return MatrixMetric(listed, shortest_path(near, unweighted=True))
 
 
-def distance_table(
-    metric: Metric | Callable[[Record, Record], float], records: Sequence[Record]
-) -> NDArray[np.float64]:
+def distance_table(metric: Metric | Callable[[Record, Record], float], records: Sequence[Record]) -> Array:
     """Return the distances of all pairs of different records, and check that they can be distances.
 
     Parameters

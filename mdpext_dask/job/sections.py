@@ -20,10 +20,6 @@ PLACE, PLACE_PREFIX = "place", "place:"
 LARGEST_ROTATION_DEG = 180
 
 
-def _number_or_inf(value: Any) -> Any:
-    return math.inf if value == "inf" else value
-
-
 def _number_or_auto(value: Any) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value != "auto" and not (number and abs(value) <= LARGEST_ROTATION_DEG):
@@ -34,11 +30,9 @@ def _number_or_auto(value: Any) -> Any:
     return float(value) if number else value
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-MetricExponent = Annotated[float, Field(ge=1.0), BeforeValidator(_number_or_inf)]
+MetricExponent = Annotated[
+    float, Field(ge=1.0), BeforeValidator(lambda value: math.inf if value == "inf" else value)
+]
 Rotation = Annotated[float | Literal["auto"], BeforeValidator(_number_or_auto)]
 Named = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -46,7 +40,7 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 Degrees = tuple[float, float, float, float]
 RandomSeed = Annotated[int, Field(ge=0)]
 # TOML has lists where the job has tuples.
-_LIST = BeforeValidator(_as_tuple)
+_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 _OPTION = r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$"
 # Words go into a batch script as they are.
 _WORD = r"^[A-Za-z0-9][\w.,+-]*$"

@@ -19,25 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, model_validator
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.sections import (
-    CELL_PROGRAMS,
-    FITTING,
-    LOG_CONVEX,
-    PLACE,
-    PLACE_PREFIX,
-    ClusterSection,
-    CompareSection,
-    DomainSection,
-    ExtensionSection,
-    JobSection,
-    LossSection,
-    OutputsSection,
-    PriorSection,
-    PrivacySection,
-    Section,
-    SeedSection,
-    StoreSection,
-)  # fmt: skip
+from mdpext_dask.job import sections as job_sections
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, PLACE, PLACE_PREFIX, Section
 
 BUILTIN_PREFIX = "builtin:"
 # ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
@@ -82,17 +65,17 @@ _REPLACED_BY_LOSS_FILE = {
 class JobSpec(Section):
     """A whole job, validated and frozen; paths in it are absolute."""
 
-    job: JobSection = JobSection()
-    domain: DomainSection
-    privacy: PrivacySection
-    outputs: OutputsSection
-    prior: PriorSection = PriorSection()
-    loss: LossSection = LossSection()
-    seed: SeedSection = SeedSection()
-    extension: ExtensionSection = ExtensionSection()
-    store: StoreSection = StoreSection()
-    cluster: ClusterSection = ClusterSection()
-    compare: CompareSection = CompareSection()
+    job: job_sections.JobSection = job_sections.JobSection()
+    domain: job_sections.DomainSection
+    privacy: job_sections.PrivacySection
+    outputs: job_sections.OutputsSection
+    prior: job_sections.PriorSection = job_sections.PriorSection()
+    loss: job_sections.LossSection = job_sections.LossSection()
+    seed: job_sections.SeedSection = job_sections.SeedSection()
+    extension: job_sections.ExtensionSection = job_sections.ExtensionSection()
+    store: job_sections.StoreSection = job_sections.StoreSection()
+    cluster: job_sections.ClusterSection = job_sections.ClusterSection()
+    compare: job_sections.CompareSection = job_sections.CompareSection()
 
     @classmethod
     def of(cls, **sections: Mapping[str, Any] | Section) -> "JobSpec":
@@ -454,7 +437,12 @@ def _content_digest(path: Path, key: str) -> str:
         raise SpecError(f"{key}: {path} does not exist")
     digests = []
     try:
-        for part in [path / name for name in ROAD_FILES] if path.is_dir() else [path, *_beside(path)]:
+        files = [path / name for name in ROAD_FILES] if path.is_dir() else [path]
+        # The reference system of a shapefile is in a .prj beside it, in capitals or not.
+        if path.suffix.lower() == ".shp" and path.is_file():
+            named = (other for other in path.parent.iterdir() if other.stem == path.stem)
+            files += sorted(other for other in named if other.suffix.lower() == ".prj")
+        for part in files:
             with part.open("rb") as file:  # it may be larger than the memory
                 digests.append(hashlib.file_digest(file, "sha256"))
     except OSError as error:
@@ -462,14 +450,6 @@ def _content_digest(path: Path, key: str) -> str:
     if len(digests) == 1:
         return digests[0].hexdigest()
     return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
-
-
-def _beside(path: Path) -> list[Path]:
-    """Return the .prj beside a shapefile, which holds its reference system, in capitals or not."""
-    if path.suffix.lower() != ".shp":
-        return []
-    named = (other for other in path.parent.iterdir() if other.stem == path.stem)
-    return sorted(other for other in named if other.suffix.lower() == ".prj")
 
 
 def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
@@ -488,7 +468,12 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
     location = tuple(map(str, first["loc"]))
     where = ".".join(location)
     if first["type"] == "extra_forbidden":
-        return _unknown_key(location, model)
+        known = list(_known_names(location[:-1], model))
+        close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.52)
+        prefixed = [name for name in known if name.startswith(location[-1])]
+        hint = (close or prefixed or [""])[0]
+        advice = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+        return f"{where}: unknown key; {advice}"
     if first["type"] == "missing":
         inner = isinstance(first["loc"][-1], int)
         return f"{'.'.join(location[:-1])}: has too few numbers" if inner else f"{where}: is required"
@@ -496,15 +481,6 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return f"{where}: {message}" if where and not message.startswith(where) else message
     return f"{where}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
-
-
-def _unknown_key(location: tuple[str, ...], model: type[BaseModel]) -> str:
-    known = list(_known_names(location[:-1], model))
-    close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.52)
-    prefixed = [name for name in known if name.startswith(location[-1])]
-    hint = (close or prefixed or [""])[0]
-    advice = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
-    return f"{'.'.join(location)}: unknown key; {advice}"
 
 
 def _known_names(sections: tuple[str, ...], model: type[BaseModel]) -> Iterator[str]:

@@ -9,15 +9,7 @@ from numpy.typing import NDArray
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.pipeline.tasks import solve_seed
-from mdpext_dask.seed.budget import (
-    AxisBudgets,
-    axis_budgets,
-    bound_budgets,
-    candidate_splits,
-    even_split,
-    half_budgets,
-    many_seeds,
-)
+from mdpext_dask.seed import budget
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -66,10 +58,10 @@ def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: floa
     """
     p, operator = store.metric_p, operator_of_store(store)
     if kind == "half":
-        candidates = [half_budgets(split) for split in candidate_splits(design_epsilon, p)]
+        candidates = [budget.half_budgets(split) for split in budget.candidate_splits(design_epsilon, p)]
     else:
-        split = even_split(design_epsilon, p)
-        candidates = [bound_budgets(split, store.grid.cell_km, operator.steepening)]
+        split = budget.even_split(design_epsilon, p)
+        candidates = [budget.bound_budgets(split, store.grid.cell_km, operator.steepening)]
     solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
     seeds = [solved[position] for position in sorted(solved)]
     best = min(range(len(seeds)), key=lambda position: seeds[position].primal)
@@ -94,16 +86,18 @@ def seed_of_share(store: MechanismStore, executor: Executor, design_epsilon: flo
     share
         How much of ε budgets are.
     """
-    even = even_split(design_epsilon, store.metric_p)
-    budgets = AxisBudgets(even, (share * even[0], share * even[1]))
-    gap = LARGE_GAP if many_seeds(store.grid.seeds) else GAP
+    even = budget.even_split(design_epsilon, store.metric_p)
+    budgets = budget.AxisBudgets(even, (share * even[0], share * even[1]))
+    gap = LARGE_GAP if budget.many_seeds(store.grid.seeds) else GAP
     seed = solve_alone(store, executor, solve_seed, budgets.beta, gap)
     return _chosen(store, seed, budgets, {"budget_share": share, "solves": 1})
 
 
 def _chosen(
-    store: MechanismStore, seed: SeedMechanism, budgets: AxisBudgets, facts: dict[str, Any]
+    store: MechanismStore, seed: SeedMechanism, budgets: budget.AxisBudgets, facts: dict[str, Any]
 ) -> Chosen:
-    arrays = extension_arrays(operator_of_store(store), axis_budgets(store.grid, budgets.beta), exponent=1.0)
+    arrays = extension_arrays(
+        operator_of_store(store), budget.axis_budgets(store.grid, budgets.beta), exponent=1.0
+    )
     noted = {"beta_per_km": list(budgets.beta), "split_per_km": list(budgets.split), **facts}
     return Chosen(seed, seed.rows, arrays, noted)

@@ -144,15 +144,12 @@ def refine(
         rounds.append({"reach": reach, **measures, "tempered_loss_km": loss_km, "seconds": seconds})
         after = "" if loss_km is None else f"; tempered {loss_km:.4f} km"
         observer(Note(f"refining, round {len(rounds)}: {told(measures)}{after}"))
-        if reach <= _SMALL_SHARE * allowed and best and previous and _little_left(best, trial, previous):
-            break
+        if reach <= _SMALL_SHARE * allowed and best and previous:
+            # Neither does tempering cost much nor has the last round gained much.
+            cheap = best.loss_km <= (1 + _NOTHING_LEFT) * trial.loss_km
+            if cheap and best.loss_km >= (1 - _NOTHING_LEFT) * previous.loss_km:
+                break
     return best, rounds
-
-
-def _little_left(best: Trial, untempered: Trial, previous: Trial) -> bool:
-    """Whether neither tempering costs much nor the last round has gained much."""
-    cheap = best.loss_km <= (1 + _NOTHING_LEFT) * untempered.loss_km
-    return cheap and best.loss_km >= (1 - _NOTHING_LEFT) * previous.loss_km
 
 
 def _rounds_left(limits: SeedSection, done: int, seconds: float) -> float:

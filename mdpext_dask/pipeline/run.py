@@ -19,18 +19,12 @@ from mdpext_dask.evaluation.loss import expected_loss_block, finite
 from mdpext_dask.events import JobFinished, Observer, TaskDone, silent
 from mdpext_dask.extend.choose import is_own
 from mdpext_dask.job.spec import JobSpec, json_number
-from mdpext_dask.pipeline.resume import (
-    check_room,
-    create,
-    find_or_prepare,
-    finished_store,
-    on_workers,
-    tell_plan,
-)
+from mdpext_dask.pipeline import resume
 from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.problem.domain import Domain
+from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, REFUSED, MechanismStore, job_of
@@ -75,12 +69,12 @@ def build(
         Bad input and an occupied store before any long work; :class:`GuaranteeViolation` if the
         finished store does not hold.
     """
-    url, spec = str(url), on_workers(spec, workers, observer)
-    finished = finished_store(spec, url, observer, overwrite=overwrite)
+    url, spec = str(url), resume.on_workers(spec, workers, observer)
+    finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
-        found = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         with _on_workers(spec, url, found, stages) as (store, executor):
             complete(store, executor, stages)
     summary = summarise(store)
@@ -111,12 +105,12 @@ def init(
     observer: Observer = silent,
 ) -> dict[str, Any]:
     """Create a store and solve its seed, so that :func:`partition` can begin."""
-    spec = on_workers(spec, workers, observer)
-    finished = finished_store(spec, url, observer, overwrite=overwrite)
+    spec = resume.on_workers(spec, workers, observer)
+    finished = resume.finished_store(spec, url, observer, overwrite=overwrite)
     if finished is not None:
         return summarise(finished)
     with at_work(url, observer) as stages:
-        found = find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
+        found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         if isinstance(found, MechanismStore):
             if found.state == COMPLETE:  # but has lost receipts: blocks are to be done again
                 found.update(state=EXTENDING)
@@ -141,9 +135,9 @@ def _on_workers(
     """
     with open_executor(spec.cluster) as executor:
         observe_cluster(executor, stages.observer)
-        check_room(spec, found, executor.memory_bytes)
-        store = found if isinstance(found, MechanismStore) else create(spec, url, found)
-        tell_plan(store, executor.workers, stages)
+        resume.check_room(spec, found, executor.memory_bytes)
+        store = found if isinstance(found, MechanismStore) else resume.create(spec, url, found)
+        resume.tell_plan(store, executor.workers, stages)
         yield store, executor
 
 
@@ -194,7 +188,7 @@ def finalise(url: str, *, workers: int | None = None, observer: Observer = silen
         store = MechanismStore.open(url, mode="r+")  # as the run before has left it
         with open_executor(job_of(store).cluster, workers) as executor:
             observe_cluster(executor, observer)
-            tell_plan(store, executor.workers, stages)
+            resume.tell_plan(store, executor.workers, stages)
             finish(store, executor, stages)
     return summarise(store)
 
@@ -298,6 +292,13 @@ def close(store: MechanismStore, attributes: dict[str, Any], digest: str, stages
     _require_same(store, digest)
     store.update(
         state=COMPLETE,
+        mechanism_sha256=mechanism_sha256(
+            digest,
+            {**store.attributes, **attributes},
+            (store.grid, store.projection),
+            store.kept,
+            (store.output_xy_km(), store.output_lonlat()),
+        ),
         chunk_hashes={
             "algorithm": "sha256",
             "of": "probability/zarr.json, with a region its cells and the seed, then the keys and hashes of "

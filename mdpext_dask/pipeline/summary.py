@@ -46,6 +46,8 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "boundary_mismatches": attributes.get("boundary_mismatches", 0),
         "fallbacks": attributes.get("fallbacks", 0),
         "fingerprint": attributes["fingerprint"],
+        # None before the store is finished; older stores do not say.
+        "mechanism_sha256": attributes.get("mechanism_sha256"),
         "running": locks.as_json(locks.holder_of(store.objects)),
         "notes": attributes["notes"],
         "seconds": attributes.get("seconds", {}),

@@ -1,17 +1,17 @@
 """From a job to numbers: outputs, prior, tasks and loss on the grid of a geometry."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.job.spec import JobSpec, check_min_probability
+from mdpext_dask.job.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, TravelLoss
-from mdpext_dask.problem.outputs import Outputs, check_counts, choose_outputs, output_count
-from mdpext_dask.problem.places import STREAM_TASKS, generator_of, nearest_nodes, read_places, shares
-from mdpext_dask.problem.priors import in_region, make_prior
+from mdpext_dask.problem.outputs import STREAM_TASKS, check_counts, choose_outputs, generator_of, output_count
+from mdpext_dask.problem.population_raster import read_population
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,11 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
     else:
         outputs = choose_outputs(spec, geometry, prior)
         output_xy, notes = outputs.xy_km, outputs.notes
-        travel = spec.loss.kind == "travel"
-        loss = _travel_loss(spec, geometry, outputs) if travel else EuclideanLoss(output_xy)
+        loss = EuclideanLoss(output_xy)
+        if spec.loss.kind == "travel":
+            tasks, weight = _choose_tasks(spec, geometry)
+            distance = geometry.network.distances_to(tasks, directed=spec.loss.directed)
+            loss = TravelLoss(geometry.node_xy_km, distance, weight, outputs.node)
     projection, nowhere = geometry.projection, np.full_like(output_xy, np.nan)
     return Domain(
         projection=projection,
@@ -78,16 +81,6 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
     )
 
 
-def _travel_loss(spec: JobSpec, geometry: RoadGeometry, outputs: Outputs) -> TravelLoss:
-    task_node, task_weight = _choose_tasks(spec, geometry)
-    return TravelLoss(
-        node_xy_km=geometry.node_xy_km,
-        task_distance_km=geometry.network.distances_to(task_node, directed=spec.loss.directed),
-        task_weight=task_weight,
-        output_node=outputs.node,
-    )
-
-
 def _choose_tasks(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the tasks' road nodes, shape (Q,), and their weights, summing to 1."""
     file, count = spec.loss.tasks_file, spec.loss.tasks
@@ -95,8 +88,84 @@ def _choose_tasks(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.int
         generator = generator_of(spec.loss.random_seed, STREAM_TASKS)
         node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
         return node, np.full(count, 1 / count)
-    xy, weight = read_places(file, "loss.tasks_file", geometry)
+    xy, weight = geometry.read_places(file, "loss.tasks_file")
     outside = int((~geometry.grid.box.contains(xy)).sum())
     if outside:
         raise DataError(f"loss.tasks_file: {file}: {outside} of {len(xy)} tasks lie outside the grid")
-    return nearest_nodes(geometry, xy), shares(weight)
+    return geometry.nearest_nodes(xy), shares(weight)
+
+
+def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return π on the fine lattice, summing to 1, and what a user should know.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the file cannot be read, or has nothing inside the grid.
+    """
+    grid = geometry.grid
+    if isinstance(geometry, FileGeometry) and spec.prior.kind == FROM_LOSS_FILE:
+        return geometry.problem.prior, ()
+    if spec.prior.kind == "uniform":
+        return np.full(grid.shape, 1 / grid.records), ()
+    if spec.prior.kind == "raster":
+        return _from_raster(spec, geometry)
+    if isinstance(geometry, RoadGeometry) and spec.prior.kind == "road-nodes":
+        xy = geometry.node_xy_km[geometry.nodes_inside]
+        weight = np.ones(len(xy))
+    else:
+        xy, weight = geometry.read_places(spec.prior.file, "prior.file")
+        weight = shares(weight)
+    i, j, inside = grid.nearest_records(xy)
+    if not weight[inside].any():
+        raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
+    # bincount adds in the order of the points, so the prior is the same on every machine.
+    record = i[inside] * grid.shape[1] + j[inside]
+    flat = np.asarray(np.bincount(record, weights=weight[inside], minlength=grid.records), dtype=np.float64)
+    flat /= flat.sum()  # in place: it may take much memory
+    dropped = int((~inside).sum())
+    notes = (f"{dropped} prior points lie outside the grid and were left out",) if dropped else ()
+    return flat.reshape(grid.shape), notes
+
+
+def _from_raster(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    assert spec.prior.file is not None  # ensured by the job file's validation
+    if geometry.projection is None:
+        raise DataError(
+            f"prior.file: {spec.prior.file}: lies on Earth, but the loss file has no centre to place it by"
+        )
+    found = read_population(Path(spec.prior.file), geometry.grid, geometry.projection)
+    total = float(found.mass.sum())
+    notes = [f"{total:,.1f} of the population of {spec.prior.file} is in the grid"]
+    if found.outside > 0:
+        notes[0] += f", {found.outside:,.1f} in pixels at its border was left out"
+    if not found.covered:
+        notes.append(f"{spec.prior.file} does not cover all of the grid; the prior is 0 where it does not")
+    found.mass[...] /= total
+    return found.mass, tuple(notes)
+
+
+def in_region(prior: NDArray[np.float64], geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return π set to 0 outside the region, summing to 1, and a note on how much was dropped.
+
+    Raises
+    ------
+    DataError
+        If all of it lies outside.
+    """
+    if geometry.kept.all():
+        return prior, ()
+    kept = np.where(geometry.grid.vertices_of(geometry.kept), prior, 0.0)
+    total = float(kept.sum())
+    if total == 0:
+        raise DataError("domain.region: all of the prior lies outside the region")
+    dropped = max(1 - total / float(prior.sum()), 0.0)
+    note = (f"{dropped:.2%} of the prior lies outside the region and was left out",) if dropped > 0 else ()
+    kept /= total
+    return kept, note
+
+
+def shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights divided by their sum; the sum may exceed the range of float64."""
+    relative = weight / weight.max()
+    return np.asarray(relative / relative.sum())

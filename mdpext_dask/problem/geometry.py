@@ -1,20 +1,22 @@
-"""The part of a problem that is cheap to build: network or loss file, projection, region and grid."""
+"""The part of a problem that is cheap to build: network or loss file, projection, region, grid, places."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.grid import Box, Grid, least_rectangle_deg
+from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.problem.region import Region, outlined, read_region, rounded
+from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, between, east_of
+from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.downloads import digests
-from mdpext_dask.readers.roads.read_network import RoadNetwork, read_roads
+from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,41 @@ class Geometry:
     notes: tuple[str, ...]
     downloads: Mapping[str, str] = field(default_factory=dict)
 
+    def read_places(self, name: str | None, key: str, *, weights: bool = True) -> tuple[Array, Array]:
+        """Return the points of a file that a job names.
+
+        Parameters
+        ----------
+        name
+            Path of the file, or the name of a built-in one.
+        key
+            Where the job names it.
+        weights
+            Whether the file's weights count.
+
+        Returns
+        -------
+        xy_km
+            In the plane, float64 of shape (n, 2), in km.
+        weight
+            float64 of shape (n,), ≥ 0, not all zero.
+
+        Raises
+        ------
+        SpecError, DataError
+            If the file cannot be read, or has degrees and there is no projection.
+        """
+        assert name is not None  # ensured by the job file's validation
+        points = read_points(points_path(name, key), weights=weights)
+        if points.planar:
+            return points.coordinates, points.weight
+        if self.projection is None:
+            raise DataError(
+                f"{key}: {name}: has columns lon,lat, but the loss file has no centre to place them by; use "
+                "x_km,y_km"
+            )
+        return self.projection.to_plane(points.coordinates), points.weight
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoadGeometry(Geometry):
@@ -62,13 +99,17 @@ class RoadGeometry(Geometry):
 
     projection: Projection
     network: RoadNetwork
-    node_xy_km: NDArray[np.float64]
+    node_xy_km: Array
     nodes_inside: NDArray[np.intp]
 
     @property
     def corners_kept(self) -> NDArray[np.bool_]:
         """Which corners of source cells are corners of kept ones, bool of the shape of the seeds."""
         return replace(self.grid, refine=(1,)).vertices_of(self.kept)
+
+    def nearest_nodes(self, xy_km: Array) -> NDArray[np.intp]:
+        """Return the nearest road node of each place of shape (n, 2), in km."""
+        return np.asarray(KDTree(self.node_xy_km).query(xy_km)[1], dtype=np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,19 +139,33 @@ def build_geometry(spec: JobSpec) -> RoadGeometry | FileGeometry:
     SpecError, DataError
         If the job and its files do not fit together; before any long work.
     """
-    return _on_loss_file(spec) if spec.loss.kind == "file" else _on_roads(spec)
+    geometry: RoadGeometry | FileGeometry
+    geometry = _on_loss_file(spec) if spec.loss.kind == "file" else _on_roads(spec)
+    return replace(geometry, downloads=downloads_of(spec))
 
 
 def _on_roads(spec: JobSpec) -> RoadGeometry:
     assert spec.domain.cell_km is not None  # ensured by the job file's validation
-    network = _read_network(spec)
     bbox = spec.domain.bbox
+    directed = spec.loss.kind == "travel" and spec.loss.directed
+    network = read_roads(spec.domain.roads, spec.domain.place, bbox)
+    if directed and not network.directions_known:
+        raise SpecError(
+            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
+        )
+    network = network.largest_connected_part(directed=directed)
     region = None if spec.domain.region is None else read_region(spec.domain.region, spec.domain.place)
     if region is not None and bbox is not None:
         region = region.within(bbox)
     within = _nodes_in_box(network, bbox)
     degrees = bbox or (network.box_degrees if region is None else region.box_degrees)
-    projection = _turned(spec, Projection.centred_on(*degrees), region, network.lonlat[within])
+    projection, rotation = Projection.centred_on(*degrees), spec.domain.rotation_deg
+    if rotation == "auto":  # to fit the region, or else the road nodes
+        places = (
+            projection.to_plane(network.lonlat[within]) if region is None else region.outline_km(projection)
+        )
+        rotation = least_rectangle_deg(places)
+    projection = replace(projection, rotation_deg=rotation)
     node_xy = projection.to_plane(network.lonlat)
     # The box that the job names stays the box, unless the rectangle of least area takes its place.
     if bbox is not None and spec.domain.rotation_deg != "auto":
@@ -142,7 +197,6 @@ def _on_roads(spec: JobSpec) -> RoadGeometry:
         node_xy_km=node_xy,
         nodes_inside=within,
         notes=notes,
-        downloads=downloads_of(spec),
     )
 
 
@@ -175,24 +229,8 @@ def _on_loss_file(spec: JobSpec) -> FileGeometry:
                 f"{rounded(region.box_degrees)}"
             )
     return FileGeometry(
-        problem=problem,
-        projection=projection,
-        distortion=distortion,
-        grid=grid,
-        kept=kept,
-        notes=notes,
-        downloads=downloads_of(spec),
+        problem=problem, projection=projection, distortion=distortion, grid=grid, kept=kept, notes=notes
     )
-
-
-def _read_network(spec: JobSpec) -> RoadNetwork:
-    directed = spec.loss.kind == "travel" and spec.loss.directed
-    network = read_roads(spec.domain.roads, spec.domain.place, spec.domain.bbox)
-    if directed and not network.directions_known:
-        raise SpecError(
-            f"loss.directed: {spec.domain.roads} has lost the directions of its streets; use directed = false"
-        )
-    return network.largest_connected_part(directed=directed)
 
 
 def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.intp]:
@@ -210,21 +248,10 @@ def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.i
     return inside
 
 
-def _turned(
-    spec: JobSpec, projection: Projection, region: Region | None, lonlat: NDArray[np.float64]
-) -> Projection:
-    """Return the projection turned as the job says; ``"auto"``: to fit the region, or else the places."""
-    rotation = spec.domain.rotation_deg
-    if rotation == "auto":
-        places = projection.to_plane(lonlat) if region is None else region.outline_km(projection)
-        rotation = least_rectangle_deg(places)
-    return replace(projection, rotation_deg=rotation)
-
-
 def _projected_box(projection: Projection, degrees: Degrees) -> Box:
     """Return the box in the plane around a box in degrees; its curved sides are sampled."""
-    west, south, north = degrees[0], degrees[1], degrees[3]
-    east = east_of(west, degrees[2])
+    west, south, east, north = degrees
+    east = east_of(west, east)
     along = np.linspace(0, 1, 65)
     lon, lat = west + along * (east - west), south + along * (north - south)
     border = [

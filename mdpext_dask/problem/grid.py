@@ -16,8 +16,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, as_number, shown
 
+Array = NDArray[np.float64]
 # A side that is a whole number of cells, or of steps, must not gain one through rounding.
 _ROUNDING = 1e-9
 # Seeds are listed, and solved for, one by one.
@@ -51,12 +52,12 @@ class Box:
         return self.north_km - self.south_km
 
     @classmethod
-    def around(cls, xy_km: NDArray[np.float64]) -> "Box":
+    def around(cls, xy_km: Array) -> "Box":
         """Return the least box that holds points of shape (n, 2), in km."""
         (west, south), (east, north) = xy_km.min(axis=0), xy_km.max(axis=0)
         return cls(float(west), float(south), float(east), float(north))
 
-    def contains(self, xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def contains(self, xy_km: Array) -> NDArray[np.bool_]:
         """Return, for points of shape (n, 2) in km, whether each lies in the box, to a millimetre."""
         low = np.array([self.west_km, self.south_km]) - _BORDER_KM
         high = np.array([self.east_km, self.north_km]) + _BORDER_KM
@@ -65,9 +66,8 @@ class Box:
     @cached_property
     def radius_km(self) -> float:
         """Radius, in km, of the disc around the origin of the plane that holds the box."""
-        return math.hypot(
-            max(abs(self.west_km), abs(self.east_km)), max(abs(self.south_km), abs(self.north_km))
-        )
+        x, y = (self.west_km, self.east_km), (self.south_km, self.north_km)
+        return math.hypot(max(map(abs, x)), max(map(abs, y)))
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,8 @@ class Grid:
                 f"domain.cell_km: source cells of {cell_km:g} km would be {cells:.1e} in a box of "
                 f"{box.width_km:.3f} km x {box.height_km:.3f} km; at most {_MOST_CELLS:.0e} can be"
             )
-        return cls(
-            west_km=box.west_km,
-            south_km=box.south_km,
-            cells_x=math.ceil(box.width_km / cell_km - _ROUNDING),
-            cells_y=math.ceil(box.height_km / cell_km - _ROUNDING),
-            cell_km=cell_km,
-            refine=refine,
-        )
+        cells_x, cells_y = (math.ceil(side / cell_km - _ROUNDING) for side in (box.width_km, box.height_km))
+        return cls(box.west_km, box.south_km, cells_x, cells_y, cell_km, refine)
 
     @cached_property
     def factor(self) -> int:
@@ -159,31 +153,26 @@ class Grid:
     @cached_property
     def box(self) -> Box:
         """The closed rectangle that the grid covers."""
-        return Box(
-            self.west_km,
-            self.south_km,
-            # The same operations as in x_km and y_km, so that the last records lie on the border.
-            self.west_km + (self.shape[0] - 1) * self.spacing_km,
-            self.south_km + (self.shape[1] - 1) * self.spacing_km,
-        )
+        # The same operations as in x_km and y_km, so that the last records lie on the border.
+        east = self.west_km + (self.shape[0] - 1) * self.spacing_km
+        north = self.south_km + (self.shape[1] - 1) * self.spacing_km
+        return Box(self.west_km, self.south_km, east, north)
 
-    def x_km(self) -> NDArray[np.float64]:
+    def x_km(self) -> Array:
         """Return the east coordinates of the fine lattice, float64, in km."""
         return self.west_km + np.arange(self.shape[0], dtype=np.float64) * self.spacing_km
 
-    def y_km(self) -> NDArray[np.float64]:
+    def y_km(self) -> Array:
         """Return the north coordinates of the fine lattice, float64, in km."""
         return self.south_km + np.arange(self.shape[1], dtype=np.float64) * self.spacing_km
 
-    def seeds_xy_km(self) -> NDArray[np.float64]:
+    def seeds_xy_km(self) -> Array:
         """Return the seeds' coordinates, float64 of shape (J, 2), in km, x first."""
         x = self.west_km + np.arange(self.seeds_shape[0]) * self.cell_km
         y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
         return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
 
-    def nearest_records(
-        self, xy_km: NDArray[np.float64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    def nearest_records(self, xy_km: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Return the nearest record of each point and whether the point lies in the rectangle.
 
         Clamping to the rectangle first increases no distance d_p in the plane, so the guarantee holds for
@@ -204,9 +193,7 @@ class Grid:
         i, j = self.coarse_records(xy_km, 1)
         return i, j, self.box.contains(xy_km)
 
-    def coarse_records(
-        self, xy_km: NDArray[np.float64], steps: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def coarse_records(self, xy_km: Array, steps: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the nearest record of each point among every m-th along both axes, and the last.
 
         Parameters
@@ -270,7 +257,7 @@ class Grid:
         along = np.maximum(-(-j // self.factor) - 1, 0), np.minimum(j // self.factor, last_y)
         return np.asarray(np.any([cells[a, b] for a in across for b in along], axis=0))
 
-    def lie_in(self, cells: NDArray[np.bool_], xy_km: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def lie_in(self, cells: NDArray[np.bool_], xy_km: Array) -> NDArray[np.bool_]:
         """Return which points lie in some of the source cells, sides included, to a millimetre.
 
         Parameters
@@ -302,10 +289,9 @@ def coarse_steps(place_km: float, spacing_km: float) -> int:
     SpecError
         If `place_km` is not a positive number.
     """
-    if not (isinstance(place_km, int | float) and 0 < place_km <= _WIDEST_PLACE_KM):
-        raise SpecError(
-            f"place_km: must be a positive number of km, up to {_WIDEST_PLACE_KM:g}, got {place_km!r}"
-        )
+    if not 0 < as_number(place_km) <= _WIDEST_PLACE_KM:
+        most = f"{_WIDEST_PLACE_KM:g}"
+        raise SpecError(f"place_km: must be a positive number of km, up to {most}, got {shown(place_km)}")
     return max(math.ceil(place_km / spacing_km - _ROUNDING), 1)
 
 
@@ -314,7 +300,7 @@ def coarse_radius_km(steps: int, spacing_km: float, metric_p: float) -> float:
     return steps * spacing_km / 2 * 2 ** (1 / metric_p)
 
 
-def coarse_indices(position: NDArray[np.float64], steps: int, last: int) -> NDArray[np.intp]:
+def coarse_indices(position: Array, steps: int, last: int) -> NDArray[np.intp]:
     """Return the records along one axis to which places are moved: multiples of m, or `last`.
 
     Parameters
@@ -329,14 +315,14 @@ def coarse_indices(position: NDArray[np.float64], steps: int, last: int) -> NDAr
     return np.asarray(np.minimum(np.rint(position / steps) * steps, last), dtype=np.intp)
 
 
-def square_sums(values: NDArray[np.float64], side: int) -> NDArray[np.float64]:
+def square_sums(values: Array, side: int) -> Array:
     """Return sums of values of shape (n_x, n_y) over squares of `side` by `side`; the last may be smaller."""
     for axis, n in enumerate(values.shape):
         values = np.add.reduceat(values, np.arange(0, n, side), axis=axis)
     return values
 
 
-def least_rectangle_deg(xy_km: NDArray[np.float64]) -> float:
+def least_rectangle_deg(xy_km: Array) -> float:
     """Return how far the rectangle of least area around points is turned, counter-clockwise, in degrees.
 
     One side of it lies along a side of the convex hull, so these directions are all that need be tried.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
+from mdpext_dask.problem.grid import Array
 
 # Squared distances that are held at a time.
 _AT_ONCE = 1 << 22
@@ -18,9 +19,7 @@ _MOST_PASSES = 1000
 _LIGHTEST = 1e-250
 
 
-def weighted_centres(
-    xy: NDArray[np.float64], weight: NDArray[np.float64], count: int, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def weighted_centres(xy: Array, weight: Array, count: int, generator: np.random.Generator) -> Array:
     """Return centres c at a local minimum of Σ_i w_i min_k ‖x_i − c_k‖²: no pass of Lloyd's improves them.
 
     Parameters
@@ -59,16 +58,12 @@ def weighted_centres(
             break
         nearest, least = found, total
         mass = np.bincount(nearest, weights=weight, minlength=count)
-        centres = np.stack(
-            [np.bincount(nearest, weights=weight * xy[:, axis], minlength=count) / mass for axis in (0, 1)],
-            axis=-1,
-        )
+        sums = [np.bincount(nearest, weights=weight * axis, minlength=count) for axis in xy.T]
+        centres = np.stack([total / mass for total in sums], axis=-1)
     return centres[np.lexsort((centres[:, 1], centres[:, 0]))]
 
 
-def _start(
-    xy: NDArray[np.float64], weight: NDArray[np.float64], count: int, generator: np.random.Generator
-) -> NDArray[np.intp]:
+def _start(xy: Array, weight: Array, count: int, generator: np.random.Generator) -> NDArray[np.intp]:
     """Draw distinct points, each in proportion to w_i times its squared distance from those before it."""
     chosen: list[int] = []
     square = np.ones(len(xy))
@@ -80,20 +75,14 @@ def _start(
             return np.array([*chosen, *left[: count - len(chosen)]], dtype=np.intp)
         drawn = int(np.searchsorted(upto, generator.random() * upto[-1], side="right"))
         chosen.append(min(drawn, int(np.flatnonzero(square)[-1])))
-        away = _squares(xy, xy[chosen[-1]])
+        # By operations that no machine merges.
+        x, y = (xy - xy[chosen[-1]]).T
+        away = np.asarray(x * x + y * y)
         square = away if len(chosen) == 1 else np.minimum(square, away)
     return np.array(chosen, dtype=np.intp)
 
 
-def _squares(xy: NDArray[np.float64], centre: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ‖x_i − c‖², float64 of shape (n,), by operations that no machine merges."""
-    x, y = xy[:, 0] - centre[0], xy[:, 1] - centre[1]
-    return np.asarray(x * x + y * y)
-
-
-def _assigned(
-    xy: NDArray[np.float64], centres: NDArray[np.float64]
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def _assigned(xy: Array, centres: Array) -> tuple[NDArray[np.intp], Array]:
     """Return the nearest centre of each point, the first of several, and the squared distance to it."""
     nearest, square = np.empty(len(xy), dtype=np.intp), np.empty(len(xy))
     rows = max(1, _AT_ONCE // len(centres))
@@ -106,9 +95,7 @@ def _assigned(
     return nearest, square
 
 
-def _fill_empty(
-    nearest: NDArray[np.intp], square: NDArray[np.float64], weight: NDArray[np.float64], count: int
-) -> NDArray[np.float64]:
+def _fill_empty(nearest: NDArray[np.intp], square: Array, weight: Array, count: int) -> Array:
     """Give each centre without points the one that costs most, of a centre with several; return squares."""
     members = np.bincount(nearest, minlength=count)
     for empty in np.flatnonzero(members == 0):

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 
 
 class Loss(Protocol):
     """A loss matrix that is evaluated where it is needed."""
 
-    def rows(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(self, xy_km: Array) -> Array:
         """Return c(x, y_k) in km, float64 of shape (n, K), for records of shape (n, 2) in km."""
         ...
 
@@ -35,9 +35,9 @@ class EuclideanLoss:
         Outputs, float64 of shape (K, 2), in km.
     """
 
-    output_xy_km: NDArray[np.float64]
+    output_xy_km: Array
 
-    def rows(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(self, xy_km: Array) -> Array:
         """Return ‖x − y_k‖₂ in km, float64 of shape (n, K)."""
         return np.asarray(cdist(xy_km, self.output_xy_km), dtype=np.float64)
 
@@ -58,9 +58,9 @@ class TravelLoss:
         Nearest road node of each output, shape (K,).
     """
 
-    node_xy_km: NDArray[np.float64]
+    node_xy_km: Array
     task_distance_km: NDArray[np.float32]
-    task_weight: NDArray[np.float64]
+    task_weight: Array
     output_node: NDArray[np.intp]
 
     @cached_property
@@ -68,10 +68,10 @@ class TravelLoss:
         return KDTree(self.node_xy_km)
 
     @cached_property
-    def _output_table(self) -> NDArray[np.float64]:
+    def _output_table(self) -> Array:
         return self.task_distance_km[self.output_node] * self.task_weight
 
-    def rows(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(self, xy_km: Array) -> Array:
         """Return Σ_q w_q |d(x, q) − d(y_k, q)| in km, float64 of shape (n, K).
 
         w |a − b| = |w a − w b|, so it is a city-block distance of weighted table rows; records that
@@ -81,7 +81,7 @@ class TravelLoss:
         table = self.task_distance_km[nodes] * self.task_weight
         return np.asarray(cdist(table, self._output_table, "cityblock"), dtype=np.float64)[inverse]
 
-    def between(self, xy_km: NDArray[np.float64], other_xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def between(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(z_i, q)| in km of places x_i and z_i, float64 of shape (n,).
 
         Places are taken at their nearest road nodes, as records are.
@@ -118,7 +118,7 @@ class TableLoss:
     grid: Grid
     table: Table
 
-    def rows(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def rows(self, xy_km: Array) -> Array:
         """Return the losses of the nearest record of each place in km, float64 of shape (n, K)."""
         i, j, _ = self.grid.nearest_records(xy_km)
         rows = np.empty((len(xy_km), self.table.shape[-1]))
@@ -130,9 +130,7 @@ class TableLoss:
         return rows
 
 
-def corner_costs(
-    grid: Grid, loss: Loss, prior: NDArray[np.float64], cells: tuple[slice, slice]
-) -> NDArray[np.float64]:
+def corner_costs(grid: Grid, loss: Loss, prior: Array, cells: tuple[slice, slice]) -> Array:
     """Return the seed cost of source cells, before the cells that share a corner are added up.
 
     C = Wᵀ diag(π) L with W the bilinear weights of every record on the corners of its source cell. A
@@ -158,8 +156,7 @@ def corner_costs(
     """
     x, y = grid.x_km(), grid.y_km()
     factor, across, along = grid.factor, cells[0], cells[1]
-    closing_x = int(across.stop == grid.cells_x)
-    closing_y = int(along.stop == grid.cells_y)
+    closing_x, closing_y = int(across.stop == grid.cells_x), int(along.stop == grid.cells_y)
     first_x, first_y = across.start * factor, along.start * factor
     row_y = y[first_y : along.stop * factor + closing_y]
     fraction = np.arange(factor + 1) / factor
@@ -189,7 +186,7 @@ def corner_costs(
     return cost
 
 
-def assemble_seed_cost(grid: Grid, cost: NDArray[np.float64]) -> NDArray[np.float64]:
+def assemble_seed_cost(grid: Grid, cost: Array) -> Array:
     """Add up the corner costs of all source cells.
 
     Parameters

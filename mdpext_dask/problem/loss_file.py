@@ -121,14 +121,8 @@ class ProblemFile:
                 f"domain.cell_km: {cell_km:g} is not the source cell of {self.path}, {factor} steps of "
                 f"{self.spacing_km:g} km = {side:g} km; leave it out or change domain.refine"
             )
-        return Grid(
-            west_km=float(self.x_km[0]),
-            south_km=float(self.y_km[0]),
-            cells_x=steps[0] // factor,
-            cells_y=steps[1] // factor,
-            cell_km=side,
-            refine=refine,
-        )
+        cells_x, cells_y = (count // factor for count in steps)
+        return Grid(float(self.x_km[0]), float(self.y_km[0]), cells_x, cells_y, side, refine)
 
     def read_loss(self) -> NDArray[Any]:
         """Return the loss in km, float32 or float64 of shape (n_x, n_y, K).
@@ -143,7 +137,7 @@ class ProblemFile:
         _check_shape(self.path, "loss_km", values.shape, self.loss_shape)
         loss = np.ascontiguousarray(values, dtype=self.loss_dtype)
         for i, row in enumerate(loss):
-            _check_not_negative(self.path, "loss_km", row, (i,))
+            _check_not_negative(self.path, "loss_km", row, i)
         return loss
 
 
@@ -171,7 +165,13 @@ def read_problem(name: str) -> ProblemFile:
         found = set(archive.files)
         if missing := [key for key in _REQUIRED if key not in found]:
             raise _bad(path, f"{missing[0]} is missing; found {', '.join(sorted(found)) or 'nothing'}")
-        unused = _unused(path, found)
+        unused, absent = (
+            sorted(found - {*_REQUIRED, *_OPTIONAL}),
+            [key for key in _OPTIONAL if key not in found],
+        )
+        for key in unused:
+            if close := difflib.get_close_matches(key, absent, n=1, cutoff=_LOOKS_LIKE):
+                raise _bad(path, f"{key} is not a key; did you mean {close[0]}?")
         x, y = (_coordinates(path, key, _numbers(archive, path, key)) for key in ("x_km", "y_km"))
         outputs = _numbers(archive, path, "output_xy_km")
         prior = _numbers(archive, path, "prior") if "prior" in found else None
@@ -182,12 +182,13 @@ def read_problem(name: str) -> ProblemFile:
         raise _bad(path, f"output_xy_km has the shape {outputs.shape}, but must have (K, 2), K >= 1")
     _check_shape(path, "loss_km", loss_shape, (len(x), len(y), len(outputs)))
     _check_outputs(path, outputs, Box(float(x[0]), float(y[0]), float(x[-1]), float(y[-1])))
+    # What rounding does to coordinates that were saved as float32 is no unevenness.
+    rounding = max(float(np.finfo(kind).eps) if kind.kind == "f" else 0.0 for kind in kinds)
     return ProblemFile(
         path=path,
         x_km=x,
         y_km=y,
-        # What rounding does to coordinates that were saved as float32 is no unevenness.
-        spacing_km=_spacing(path, x, y, rounding=max(map(_rounding, kinds))),
+        spacing_km=_spacing(path, x, y, rounding),
         output_xy_km=outputs,
         prior=_prior(path, prior, (len(x), len(y))),
         projection=_projection(path, centre),
@@ -238,24 +239,13 @@ def _header(archive: NpzFile, path: Path, key: str) -> tuple[tuple[int, ...], np
     try:
         with archive.zip.open(f"{key}.npy") as member:
             old = formats.read_magic(member) == (1, 0)
-            shape, _, dtype = (formats.read_array_header_1_0 if old else formats.read_array_header_2_0)(
-                member
-            )
+            read = formats.read_array_header_1_0 if old else formats.read_array_header_2_0
+            shape, _, dtype = read(member)
     except _UNREADABLE as error:
         raise _bad(path, f"{key} cannot be read: {first_line(error)}") from None
     if dtype.kind not in "fiu":
         raise _bad(path, f"{key} holds {dtype}, not numbers; save it as float64")
     return tuple(shape), dtype
-
-
-def _unused(path: Path, found: set[str]) -> list[str]:
-    """Return the keys that nothing reads; refuse one that looks like an optional key that is not there."""
-    unused = sorted(found - {*_REQUIRED, *_OPTIONAL})
-    for key in unused:
-        absent = [name for name in _OPTIONAL if name not in found]
-        if close := difflib.get_close_matches(key, absent, n=1, cutoff=_LOOKS_LIKE):
-            raise _bad(path, f"{key} is not a key; did you mean {close[0]}?")
-    return unused
 
 
 def _coordinates(path: Path, key: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -264,14 +254,9 @@ def _coordinates(path: Path, key: str, values: NDArray[np.float64]) -> NDArray[n
     step = np.diff(values)
     if not (step > 0).all():
         i = int(np.argmax(step <= 0))
-        raise _bad(
-            path, f"{key} must increase, but {key}[{i}] = {values[i]:g} is followed by {values[i + 1]:g}"
-        )
+        pair = f"{key}[{i}] = {values[i]:g} is followed by {values[i + 1]:g}"
+        raise _bad(path, f"{key} must increase, but {pair}")
     return values
-
-
-def _rounding(dtype: np.dtype[Any]) -> float:
-    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
 
 def _spacing(path: Path, x: NDArray[np.float64], y: NDArray[np.float64], rounding: float) -> float:
@@ -294,19 +279,13 @@ def _check_outputs(path: Path, outputs: NDArray[np.float64], box: Box) -> None:
     outside = ~box.contains(outputs)
     if outside.any():
         k = int(np.argmax(outside))
-        raise _bad(
-            path,
-            f"output_xy_km: {int(outside.sum())} of {len(outputs)} outputs lie outside "
-            f"the grid, the first is number {k} at x = {outputs[k, 0]:.3f} km, y = {outputs[k, 1]:.3f} km",
-        )
-    _, first, counts = np.unique(outputs, axis=0, return_index=True, return_counts=True)
+        first = f"number {k} at x = {outputs[k, 0]:.3f} km, y = {outputs[k, 1]:.3f} km"
+        how_many = f"{int(outside.sum())} of {len(outputs)} outputs"
+        raise _bad(path, f"output_xy_km: {how_many} lie outside the grid, the first is {first}")
+    places, counts = np.unique(outputs, axis=0, return_counts=True)
     if (counts > 1).any():
-        k = int(first[np.argmax(counts > 1)])
-        raise _bad(
-            path,
-            f"output_xy_km: two outputs are the same place, x = {outputs[k, 0]:g} km, "
-            f"y = {outputs[k, 1]:g} km",
-        )
+        x, y = places[np.argmax(counts > 1)]
+        raise _bad(path, f"output_xy_km: two outputs are the same place, x = {x:g} km, y = {y:g} km")
 
 
 def _prior(path: Path, values: NDArray[np.float64] | None, shape: tuple[int, int]) -> NDArray[np.float64]:
@@ -341,19 +320,14 @@ def _check_shape(path: Path, key: str, found: tuple[int, ...], wanted: tuple[int
         )
 
 
-def _check_not_negative(path: Path, key: str, values: NDArray[Any], before: tuple[int, ...] = ()) -> None:
+def _check_not_negative(path: Path, key: str, values: NDArray[Any], *before: int) -> None:
     # A comparison with not-a-number is false, so this finds it too.
     bad = ~((values >= 0) & np.isfinite(values))
-    _complain(path, key, values, bad, "must be finite and not negative", before)
+    _complain(path, key, values, bad, "must be finite and not negative", *before)
 
 
 def _complain(
-    path: Path,
-    key: str,
-    values: NDArray[Any],
-    bad: NDArray[np.bool_],
-    complaint: str,
-    before: tuple[int, ...] = (),
+    path: Path, key: str, values: NDArray[Any], bad: NDArray[np.bool_], complaint: str, *before: int
 ) -> None:
     """Name the first bad number, if there is one; `before` are the indices of which `values` is a part."""
     if bad.any():

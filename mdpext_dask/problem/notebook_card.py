@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from html import escape
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.errors import printable
-from mdpext_dask.problem.grid import Box, Grid, square_sums
+from mdpext_dask.problem.grid import Array, Box, Grid, square_sums
 
 # Squares along the longer side in which the prior is shown, and that side, in pixels.
 _SQUARES, _SIDE_PIXELS = 40, 160.0
@@ -41,7 +40,7 @@ def card(title: str, rows: Iterable[tuple[str, str]], picture: str = "") -> str:
     )
 
 
-def small_map(box: Box, densities: NDArray[np.float64], side_km: float, outputs: NDArray[np.float64]) -> str:
+def small_map(box: Box, densities: Array, side_km: float, outputs: Array) -> str:
     """Return an SVG picture of a prior, darker where it is denser, with the outputs as dots.
 
     Parameters
@@ -80,9 +79,7 @@ def small_map(box: Box, densities: NDArray[np.float64], side_km: float, outputs:
     )
 
 
-def prior_in_squares(
-    prior: NDArray[np.float64], grid: Grid, most: int = _SQUARES
-) -> tuple[NDArray[np.float64], int]:
+def prior_in_squares(prior: Array, grid: Grid, most: int = _SQUARES) -> tuple[Array, int]:
     """Return the prior of squares of records over their area, and their side in records.
 
     Parameters

@@ -10,12 +10,18 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid, square_sums
 from mdpext_dask.problem.kmeans import weighted_centres
-from mdpext_dask.problem.places import STREAM_OUTPUTS, generator_of, nearest_nodes, read_places
 
 # Default limit on all road nodes as outputs; the size of the seed program is proportional to it.
 MOST_ROAD_NODES = 2000
 # Most points that k-means works on; neighbouring records are merged to stay below.
 _MOST_PLACES = 100_000
+# Independent streams for what is drawn, so that changing one number redraws one thing.
+STREAM_OUTPUTS, STREAM_TASKS = 1, 2
+
+
+def generator_of(seed: int, stream: int) -> np.random.Generator:
+    """Return the generator of a stream."""
+    return np.random.default_rng([seed, stream])
 
 
 @dataclass(frozen=True)
@@ -54,21 +60,21 @@ def choose_outputs(spec: JobSpec, geometry: RoadGeometry, prior: NDArray[np.floa
     """
     choose, count = spec.outputs.choose, spec.outputs.count
     notes: tuple[str, ...] = ()
-    if choose == "seeds":
-        xy = geometry.grid.seeds_xy_km()[geometry.corners_kept.ravel()]
+    if choose == "all-road-nodes":
+        node = _all_road_nodes(spec, geometry)
+        return Outputs(geometry.node_xy_km[node], node)
+    if choose == "road-nodes":
+        generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
+        node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
+        return Outputs(geometry.node_xy_km[node], node)
+    if choose == "file":
+        xy, notes = _of_file(spec, geometry)
     elif choose == "prior":
         assert count is not None  # ensured by the job file's validation
         xy = centres_of(prior, geometry.grid, count, spec.outputs.random_seed)
-    elif choose == "file":
-        xy, notes = _of_file(spec, geometry)
     else:
-        if choose == "all-road-nodes":
-            node = _all_road_nodes(spec, geometry)
-        else:
-            generator = generator_of(spec.outputs.random_seed, STREAM_OUTPUTS)
-            node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
-        return Outputs(geometry.node_xy_km[node], node)
-    return Outputs(xy, nearest_nodes(geometry, xy), notes)
+        xy = geometry.grid.seeds_xy_km()[geometry.corners_kept.ravel()]
+    return Outputs(xy, geometry.nearest_nodes(xy), notes)
 
 
 def output_count(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
@@ -179,7 +185,7 @@ def _of_file(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.float64]
         does not drop those.
     """
     name = spec.outputs.file
-    xy, _ = read_places(name, "outputs.file", geometry, weights=False)
+    xy, _ = geometry.read_places(name, "outputs.file", weights=False)
     outside = ~geometry.grid.box.contains(xy)
     notes: tuple[str, ...] = ()
     if outside.any():

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, first_line
-from mdpext_dask.problem.grid import Box, Grid
+from mdpext_dask.problem.grid import Array, Box, Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.optional_libraries import import_optional
 
@@ -60,7 +60,7 @@ class Population:
         Whether the raster covers the whole grid.
     """
 
-    mass: NDArray[np.float64]
+    mass: Array
     outside: float
     covered: bool
 
@@ -131,9 +131,7 @@ class _Raster:
             raise DataError(f"{self._path}: there is nobody in the grid")
         return Population(mass.reshape(self._grid.shape), outside, covered)
 
-    def _shares(
-        self, window: Window, parts: tuple[int, int], reach: float
-    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    def _shares(self, window: Window, parts: tuple[int, int], reach: float) -> Iterator[tuple[Array, Array]]:
         """Yield points in the plane, float64 of shape (n, 2), in km, and the population of each.
 
         Pixels whose centres are farther than `reach` from the grid are skipped.
@@ -167,15 +165,17 @@ class _Raster:
         across = [np.stack([x, np.full_like(x, north)], axis=-1) for north in (box.south_km, box.north_km)]
         upwards = [np.stack([np.full_like(y, east), y], axis=-1) for east in (box.west_km, box.east_km)]
         outline = [self._in_crs(side) for side in (*across, *upwards)]
-        seam = any(_jumps(side) for side in outline)
+        # One step along a side of more than half of its extent.
+        seam = any(
+            (np.abs(np.diff(s, axis=0)).max(axis=0) > np.ptp(s, axis=0).max() / 2).any() for s in outline
+        )
         places = np.concatenate([*outline, *(self._pole(*pole) for pole in _POLES)])
         windows: list[Window] = []
         covered = np.zeros(len(places), dtype=bool)
         for turn in (0.0,) if self._turn is None else (-self._turn, 0.0, self._turn):
             row, column = self._pixels_at(places + np.array([turn, 0.0]))
-            covered |= (
-                (row >= -_EDGE) & (row <= height + _EDGE) & (column >= -_EDGE) & (column <= width + _EDGE)
-            )
+            place = np.stack([row, column])
+            covered |= ((place >= -_EDGE) & (place <= np.array([[height], [width]]) + _EDGE)).all(axis=0)
             top, bottom = _clipped(row, height)
             left, right = (0, width) if seam else _clipped(column, width)
             if top < bottom and left < right:
@@ -184,15 +184,14 @@ class _Raster:
             raise DataError(f"{self._path}: lies elsewhere: none of it is in the grid")
         return windows, bool(covered.all())
 
-    def _pole(self, lon: float, lat: float) -> NDArray[np.float64]:
+    def _pole(self, lon: float, lat: float) -> Array:
         """Return a pole in the raster's system, if it is in the grid; in degrees, both ends of its row."""
         place = self._projection.to_plane(np.array([[lon, lat]]))
         if not self._grid.box.contains(place)[0]:
             return np.empty((0, 2))
         found = self._in_crs(place)
-        return (
-            found if self._turn is None else found + np.array([[-self._turn / 2, 0.0], [self._turn / 2, 0.0]])
-        )
+        half = None if self._turn is None else self._turn / 2
+        return found if half is None else found + np.array([[-half, 0.0], [half, 0.0]])
 
     def _strips(self, window: Window) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """Yield rows and columns of parts of the window, of at most 2^20 pixels each."""
@@ -203,7 +202,7 @@ class _Raster:
             for column in range(left, right, width):
                 yield (row, min(row + height, bottom)), (column, min(column + width, right))
 
-    def _read(self, rows: tuple[int, int], columns: tuple[int, int]) -> NDArray[np.float64]:
+    def _read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Array:
         """Return pixels, 0 where there is no data."""
         band = self._dataset.read(1, window=(rows, columns), masked=True)
         scale, offset = self._dataset.scales[0], self._dataset.offsets[0]
@@ -219,7 +218,7 @@ class _Raster:
             )
         return value
 
-    def _in_crs(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _in_crs(self, xy_km: Array) -> Array:
         """Project places in the plane to the system of the raster, float64 of shape (n, 2).
 
         Longitudes are at most half a turn from the middle of the grid.
@@ -235,7 +234,7 @@ class _Raster:
             found[:, 0] -= np.where(np.abs(off) > self._turn / 2, np.copysign(self._turn, off), 0.0)
         return np.asarray(found[1:])
 
-    def _pixels_at(self, places: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _pixels_at(self, places: Array) -> tuple[Array, Array]:
         """Return rows and columns, counted in pixels, of places in the system of the raster."""
         column, row = _moved(~self._dataset.transform, *places.T)
         return row, column
@@ -271,13 +270,13 @@ class _Raster:
             f"{spacing:.3g} km apart; use larger cells or less refinement"
         )
 
-    def _corners(self, row: NDArray[np.intp], column: NDArray[np.intp]) -> NDArray[np.float64]:
+    def _corners(self, row: NDArray[np.intp], column: NDArray[np.intp]) -> Array:
         """Return the corners of pixels in the plane, float64 of shape (n, 2, 2, 2): down, across, x and y."""
         down, across = (np.arange(2)[:, None], np.arange(2)[None, :])
         rows, columns = np.broadcast_arrays(row[:, None, None] + down, column[:, None, None] + across)
         return self._in_plane(rows.ravel(), columns.ravel()).reshape(*rows.shape, 2)
 
-    def _in_plane(self, row: NDArray[Any], column: NDArray[Any]) -> NDArray[np.float64]:
+    def _in_plane(self, row: NDArray[Any], column: NDArray[Any]) -> Array:
         """Return places of the raster, counted in pixels, in the plane, float64 of shape (n, 2)."""
         east, north = _moved(self._dataset.transform, column, row)
         xy = self._projection.to_plane(np.stack(self._to_degrees.transform(east, north), axis=-1))
@@ -285,9 +284,7 @@ class _Raster:
         xy[~np.isfinite(xy).all(axis=-1)] = _NOWHERE_KM
         return xy
 
-    def _points(
-        self, centre_km: NDArray[np.float64], corner: NDArray[np.float64] | None, parts: tuple[int, int]
-    ) -> NDArray[np.float64]:
+    def _points(self, centre_km: Array, corner: Array | None, parts: tuple[int, int]) -> Array:
         """Return the points in pixels, float64 of shape (pixels, points, 2), in km.
 
         They are interpolated between the corners, with an error of about the side squared over eight radii of
@@ -300,13 +297,7 @@ class _Raster:
         return np.asarray(np.einsum("nca,cp->npa", corner.reshape(-1, 4, 2), np.stack(weight)))
 
 
-def _jumps(side: NDArray[np.float64]) -> bool:
-    """Whether one step along a sampled side of the grid, of shape (n, 2), is more than half of its extent."""
-    steps, whole = np.abs(np.diff(side, axis=0)), np.ptp(side, axis=0)
-    return bool((steps.max(axis=0) > whole.max() / 2).any())
-
-
-def _clipped(place: NDArray[np.float64], size: int) -> tuple[int, int]:
+def _clipped(place: Array, size: int) -> tuple[int, int]:
     """Return the range of existing pixels around places, its end exclusive."""
     first, last = math.floor(place.min()) - _MARGIN, math.ceil(place.max()) + _MARGIN
     return max(first, 0), min(last, size)
@@ -323,9 +314,7 @@ def _with(windows: list[Window], new: Window) -> list[Window]:
     return [*apart, new] if len(apart) == len(windows) else _with(apart, new)
 
 
-def _moved(
-    transform: Any, x: NDArray[Any], y: NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _moved(transform: Any, x: NDArray[Any], y: NDArray[Any]) -> tuple[Array, Array]:
     """Apply an affine map; versions of its library differ in the operator for this."""
     a, b, c, d, e, f = transform[:6]
     return a * x + b * y + c, d * x + e * y + f

@@ -25,6 +25,9 @@ _BEARINGS, _RADII = 64, 9
 LARGEST_RADIUS_KM = 5_000.0
 # Below the distance of the first conjugate point of any place, π · 6356.75 km = 19,970 km; see PROOF.md.
 _ANTIPODE_KM = 19_900.0
+# Half the side of a square about the centre: three times any disc, and what lies outside it, on Earth, is
+# where projections may fail, beyond 18,900 km. See `folded`.
+_SQUARE_KM = 13_400.0
 # EPSG codes of an affine map x' = A0 + A1 x + A2 y, y' = B0 + B1 x + B2 y.
 _AFFINE_METHOD = 9624
 _KILOMETRE = {"type": "LinearUnit", "name": "kilometre", "conversion_factor": 1000}
@@ -81,8 +84,7 @@ class Projection:
         x, y = self._proj(lon, lat)
         if self.rotation_deg == 0:
             return x, y
-        angle = math.radians(-self.rotation_deg)
-        cosine, sine = math.cos(angle), math.sin(angle)
+        cosine, sine = _turn(-self.rotation_deg)
         return cosine * x - sine * y, sine * x + cosine * y
 
     def to_degrees(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -95,34 +97,10 @@ class Projection:
         """Turn points about the origin, counter-clockwise; by nothing, their bits stay as they are."""
         if degrees == 0:
             return xy_km
-        cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-        x, y = xy_km[:, 0], xy_km[:, 1]
-        return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)
-
-    def to_disc(self, lonlat: NDArray[np.float64], radius_km: float) -> NDArray[np.float64]:
-        """Project places anywhere on Earth into the disc of `radius_km` around the centre.
-
-        A place at the distance r from the centre keeps its bearing and gets the distance
-        min(r, radius, antipode − r). That lengthens no curve on the ground (PROOF.md, section 3), and
-        places in the disc stay where they are.
-
-        Parameters
-        ----------
-        lonlat
-            lon and lat in degrees, float64 of shape (n, 2).
-        radius_km
-            Radius of the disc, in km.
-
-        Returns
-        -------
-        float64 of shape (n, 2), in km.
-        """
-        xy = self.to_plane(lonlat)
-        # Next to the antipode there is no bearing, and PROJ may answer with infinity: the centre it is.
-        xy[~np.isfinite(xy).all(axis=1)] = 0.0
-        r = np.hypot(xy[:, 0], xy[:, 1])
-        target = np.minimum(radius_km, np.maximum(_ANTIPODE_KM - r, 0.0))
-        return np.asarray(xy * np.minimum(1.0, target / np.maximum(r, 1e-9))[:, None])
+        cosine, sine = _turn(degrees)
+        x, y = xy_km.T
+        with np.errstate(invalid="ignore"):  # of infinities, next to the antipode
+            return np.stack([cosine * x - sine * y, sine * x + cosine * y], axis=-1)
 
     def distortion(self, radius_km: float) -> float:
         """Return the largest relative stretching of a ground distance in a disc around the centre.
@@ -180,7 +158,7 @@ class Projection:
 
     def _derived(self, plane: dict[str, Any]) -> dict[str, Any]:
         """Return the turned plane as PROJJSON: derived from `plane` by an affine map."""
-        cosine, sine = (f(math.radians(self.rotation_deg)) for f in (math.cos, math.sin))
+        cosine, sine = _turn(self.rotation_deg)
         values = 0.0, cosine, sine, 0.0, -sine, cosine
         parameters = [
             {"name": name, "value": value, "unit": unit, "id": _epsg(code)}
@@ -195,6 +173,44 @@ class Projection:
             "conversion": {"name": "rotation", "method": method, "parameters": parameters},
             "coordinate_system": plane["coordinate_system"],
         }
+
+
+def _turn(degrees: float) -> tuple[float, float]:
+    """Return the cosine and the sine of an angle."""
+    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+
+def folded(xy_km: NDArray[np.float64], radius_km: float, metric_p: float) -> NDArray[np.float64]:
+    """Move places anywhere in the plane of a projection towards its centre, and bring no two further apart.
+
+    Places in the disc of `radius_km` around the centre stay where they are. For p = 2 all others come into
+    it: a place at the distance r keeps its bearing and gets the distance min(r, radius, antipode − r), which
+    lengthens no curve on the ground. For other p, where distances are those of the plane, coordinates are cut
+    off at ± half of what the larger of them is short of :data:`_SQUARE_KM`. See PROOF.md, section 3.
+
+    Parameters
+    ----------
+    xy_km
+        Places as they are projected, float64 of shape (n, 2), in km: NaN or infinite next to the antipode,
+        where there is no bearing.
+    radius_km
+        Radius of the disc, in km.
+    metric_p
+        Exponent of the metric.
+
+    Returns
+    -------
+    float64 of shape (n, 2), in km.
+    """
+    known = np.isfinite(xy_km).all(axis=1, keepdims=True)
+    xy = np.where(known, xy_km, 0.0)
+    if metric_p == 2:
+        with np.errstate(over="ignore"):
+            r = np.where(known, np.hypot(xy[:, :1], xy[:, 1:]), np.inf)
+        target = np.minimum(radius_km, np.maximum(_ANTIPODE_KM - r, 0.0))
+        return np.asarray(xy * np.minimum(1.0, target / np.maximum(r, 1e-9)))
+    most = np.maximum(_SQUARE_KM - np.abs(xy).max(axis=1, keepdims=True), 0.0) / 2
+    return np.clip(xy, -most, most)
 
 
 def _epsg(code: int) -> dict[str, Any]:

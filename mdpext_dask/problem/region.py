@@ -73,7 +73,8 @@ class Region:
         """
         import shapely
 
-        west, south, east, north = box[0], box[1], east_of(box[0], box[2]), box[3]
+        west, south, east, north = box
+        east = east_of(west, east)
         # Longitudes of one or both may exceed 180 degrees.
         turns = [shapely.box(west + turn, south, east + turn, north) for turn in (0.0, FULL_TURN, -FULL_TURN)]
         reached = [turn for turn in turns if shapely.box(*self.shape.bounds).intersects(turn)] or turns[:1]

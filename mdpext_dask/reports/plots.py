@@ -26,18 +26,7 @@ from mdpext_dask.evaluation.evaluate import measure_spread
 from mdpext_dask.evaluation.figure import draw_loss
 from mdpext_dask.events import silent
 from mdpext_dask.job.sections import ClusterSection
-from mdpext_dask.problem.maps import (
-    MANY_POINTS,
-    MOST_SHOWN,
-    SEQUENTIAL,
-    SIGNAL,
-    around_records,
-    colour_bar,
-    draw_field,
-    draw_outputs,
-    frame,
-    say_whose,
-)
+from mdpext_dask.problem import maps
 from mdpext_dask.problem.notebook_card import prior_in_squares
 from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
 from mdpext_dask.store import objects
@@ -82,7 +71,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_nodes(axes, store)
     _draw_source_cells(axes, store)
     _draw_prior(axes, store, alpha=0.8)
-    draw_outputs(axes, store.output_xy_km())
+    maps.draw_outputs(axes, store.output_xy_km())
     grid = store.grid
     title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
     return _finished(axes, store, title)
@@ -148,7 +137,7 @@ def plot_row(
     _draw_bubbles(axes, opened.output_xy_km, row.values)
     axes.plot(float(row.x), float(row.y), "x", color="white", markersize=13, markeredgewidth=5, zorder=5)
     axes.plot(
-        float(row.x), float(row.y), "x", color=SIGNAL, markersize=11, markeredgewidth=2.5, zorder=5,
+        float(row.x), float(row.y), "x", color=maps.SIGNAL, markersize=11, markeredgewidth=2.5, zorder=5,
         label="place", gid="place",
     )  # fmt: skip
     return _finished(axes, store, "what a person at the cross reports")
@@ -178,11 +167,11 @@ def plot_output(mechanism: Drawn, output: int, ax: "Axes | None" = None) -> "Axe
         If there is no such output.
     """
     opened, store = _mechanism_of(mechanism), _store_of(mechanism)
-    step = -(-max(store.grid.shape) // MOST_SHOWN)
+    step = -(-max(store.grid.shape) // maps.MOST_SHOWN)
     column = opened.column(output, step=step).values
     axes = _axes(store, ax)
-    draw_field(axes, store.grid, 100 * column, f"probability of output {output} (%)", step=step, vmin=0)
-    draw_outputs(axes, opened.output_xy_km[output : output + 1])
+    maps.draw_field(axes, store.grid, 100 * column, f"probability of output {output} (%)", step=step, vmin=0)
+    maps.draw_outputs(axes, opened.output_xy_km[output : output + 1])
     return _finished(axes, store, f"who reports output {output}")
 
 
@@ -234,7 +223,7 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
     store = _audited_store(report)
     axes = _axes(store, ax)
     draw_map(axes, report, store_subject(store))
-    say_whose(axes, _attribution(store))
+    maps.say_whose(axes, _attribution(store))
     return axes
 
 
@@ -283,7 +272,7 @@ def _draw_nodes(axes: "Axes", store: MechanismStore) -> None:
         nodes = store.read("problem/node_xy")
         axes.scatter(
             nodes[:, 0], nodes[:, 1], s=0.6, color="0.72", linewidths=0, zorder=0.5,
-            rasterized=len(nodes) > MANY_POINTS, gid="roads",
+            rasterized=len(nodes) > maps.MANY_POINTS, gid="roads",
         )  # fmt: skip
 
 
@@ -313,15 +302,15 @@ def _draw_prior(axes: "Axes", store: MechanismStore, **options: Any) -> None:
     """Draw the prior as a density, in squares of records large enough to be seen."""
     prior = np.asarray(store.read("prior"), dtype=np.float64)
     values, step = prior_in_squares(prior, store.grid, _PRIOR_SQUARES)
-    draw_field(axes, store.grid, values, "prior (1/km²)", step=step, vmin=0, zorder=1, **options)
+    maps.draw_field(axes, store.grid, values, "prior (1/km²)", step=step, vmin=0, zorder=1, **options)
 
 
 def _draw_bubbles(axes: "Axes", xy_km: NDArray[np.float64], probability: NDArray[np.float64]) -> None:
     bubbles = axes.scatter(
         xy_km[:, 0], xy_km[:, 1], s=np.maximum(_LARGEST_BUBBLE * probability, 1.0), c=100 * probability,
-        cmap=SEQUENTIAL, vmin=0, edgecolors="black", linewidths=0.4, zorder=3, gid="row",
+        cmap=maps.SEQUENTIAL, vmin=0, edgecolors="black", linewidths=0.4, zorder=3, gid="row",
     )  # fmt: skip
-    colour_bar(axes, bubbles, "probability (%)")
+    maps.colour_bar(axes, bubbles, "probability (%)")
 
 
 # --- around it ------------------------------------------------------------------------------------
@@ -369,9 +358,9 @@ def _axes(store: MechanismStore, ax: "Axes | None") -> "Axes":
 
 
 def _finished(axes: "Axes", store: MechanismStore, title: str) -> "Axes":
-    frame(axes, around_records(store.grid))
+    maps.frame(axes, maps.around_records(store.grid))
     axes.set_title(title, fontsize=10, parse_math=False)
-    say_whose(axes, _attribution(store))
+    maps.say_whose(axes, _attribution(store))
     return axes
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, StoreError, first_line
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
@@ -98,11 +99,9 @@ class CityFile:
             self.header, start = city_layout.read_header(self._read, file_bytes, path)
             sizes = [start, *(size for size, _ in self.header["sections"])]
             self._offsets = list(itertools.accumulate(sizes))
-            excess = file_bytes - self._offsets[-1]
-            if excess < 0:
-                raise StoreError(f"{path}: is cut short by {-excess} bytes; export it again")
-            if excess:
-                raise StoreError(f"{path}: has {excess} bytes too many; export it again")
+            if excess := file_bytes - self._offsets[-1]:
+                wrong = f"has {excess} bytes too many" if excess > 0 else f"is cut short by {-excess} bytes"
+                raise StoreError(f"{path}: {wrong}; export it again")
             self._parse()
         except ValueError as error:
             raise StoreError(
@@ -139,10 +138,6 @@ class CityFile:
         statement = statement_of_city(self.header)
         return require_signature(self.header.get("signature"), CITY, statement, trusted, str(self.path))
 
-    def facts(self) -> dict[str, Any]:
-        """Return the entries of the header that are for people."""
-        return {key: value for key, value in self.header.items() if key not in _BULKY}
-
     def rows(self, tile: int) -> NDArray[np.float32]:
         """Return the rows of a tile, as they were certified, float32 of shape (east, north, K).
 
@@ -168,7 +163,7 @@ class CityFile:
         return rows
 
     @cached_property
-    def _scores(self) -> NDArray[np.float64]:
+    def _scores(self) -> Array:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
         packed = self.section(0)
         try:
@@ -204,18 +199,14 @@ class City(Reporter):
         # Replaced as a whole and never changed, so that threads need no lock, and a fork finds none held.
         self._cache: dict[int, NDArray[np.uint64]] = {}
         self._room = cache_bytes
-        super().__init__(
-            Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p),
-            content.header,
-            content.output_lonlat,
-            content.output_xy_km,
-            content.remap if remap else None,
-        )
+        places = Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p)
+        table = content.remap if remap else None
+        super().__init__(places, content.header, content.output_lonlat, content.output_xy_km, table)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What was promised, proved and exported: ε, digests, versions, the licence of the map data."""
-        return self._content.facts()
+        return {key: value for key, value in self._content.header.items() if key not in _BULKY}
 
     @property
     def max_quantisation_km(self) -> float:
@@ -229,12 +220,10 @@ class City(Reporter):
 
     @property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
+        """Digest of the certified bytes."""
         return str(self._content.header["content_sha256"])
 
-    def row(
-        self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None
-    ) -> NDArray[np.float64]:
+    def row(self, lon: Given = None, lat: Given = None, *, x_km: Given = None, y_km: Given = None) -> Array:
         """Return M(·|x) of the record nearest to a place, float64 of shape (K,), normalised to rounding.
 
         With a remap, these are the probabilities of the reports: 0 for outputs that are never reported.
@@ -260,7 +249,7 @@ class City(Reporter):
         probability = weights.astype(np.float64)
         return np.asarray(probability / probability.sum())
 
-    def sample_many(self, coordinates: NDArray[np.float64], *, planar: bool = False) -> NDArray[np.float64]:
+    def sample_many(self, coordinates: Array, *, planar: bool = False) -> Array:
         """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`."""
         return self._reported[self.sample_points(coordinates, planar=planar)[0]]
 

@@ -110,19 +110,14 @@ class Tiles:
         return self.shape[0] * self.shape[1]
 
     def _cells_of(self, tile: int) -> tuple[slice, slice]:
-        position = divmod(tile, self.shape[1])
-        x, y = (
-            slice(at * size, min((at + 1) * size, end))
-            for at, size, end in zip(position, self._cells, self._ends, strict=True)
-        )
+        parts = zip(divmod(tile, self.shape[1]), self._cells, self._ends, strict=True)
+        x, y = (slice(at * size, min((at + 1) * size, end)) for at, size, end in parts)
         return x, y
 
     def records(self, tile: int) -> tuple[slice, slice]:
         """Return the records of a tile."""
-        x, y = (
-            slice(part.start * self._factor, part.stop * self._factor + (part.stop == end))
-            for part, end in zip(self._cells_of(tile), self._ends, strict=True)
-        )
+        parts, f = zip(self._cells_of(tile), self._ends, strict=True), self._factor
+        x, y = (slice(part.start * f, part.stop * f + (part.stop == end)) for part, end in parts)
         return x, y
 
     def of_records(self, i: Any, j: Any) -> Any:

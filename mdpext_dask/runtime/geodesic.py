@@ -32,7 +32,7 @@ Table = tuple[tuple[float, ...], ...]
 # Takes differences of longitudes, and latitudes, both in degrees, to x and y in km.
 Plane = Callable[[Array, Array], tuple[Array, Array]]
 
-# Largest difference between :class:`PlainProjection` and PROJ, in km: after `to_disc` everywhere, and in the
+# Largest difference between :class:`PlainProjection` and PROJ, in km: after `folded` everywhere, and in the
 # plane up to 19,000 km from its centre. One of these two millimetres is PROJ's, which takes what is closer
 # than that to the centre, or to its meridian, for being there.
 PROJECTION_ERROR_KM = 2e-6

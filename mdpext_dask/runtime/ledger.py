@@ -30,15 +30,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, first_line
-from mdpext_dask.runtime.sticky import encoded_user, encoded_users
+from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, as_number, first_line, shown
+from mdpext_dask.runtime.sticky import encoded_user, encoded_users, whole_number
 
 Tags = Sequence[bytes] | None
 
 # "mdpe": marks the file, so that no other database is taken for a ledger.
 _APPLICATION, _VERSION = 0x6D647065, 1
-# Largest limit, and most releases at once; far below SQLite's largest integer.
-_MOST_RELEASES = 10**9
 _SALT_BYTES, _USER_BYTES = 16, 16
 _PRIVATE = 0o600
 _IDENTITY = ("PRAGMA application_id", "PRAGMA user_version", "SELECT COUNT(*) FROM sqlite_master")
@@ -101,15 +99,17 @@ class ReleaseBudget:
     ------
     SpecError
         If the limit is no whole number from 1 to 10^9, another than that of the ledger, or missing for a new
-        one.
+        one; or the path or the time to wait is none.
     StoreError
         If the file is no ledger, or cannot be read or written.
     """
 
     def __init__(self, path: str | Path, limit: int | None = None, *, wait_seconds: float = 60.0) -> None:
         if limit is not None:
-            _check_count("release limit", limit)
-        self._path, self._wait_seconds = Path(path), wait_seconds
+            limit = whole_number("release limit", limit)
+        if not isinstance(path, str | os.PathLike):
+            raise SpecError(f"ledger: must be a path, got {shown(path)}")
+        self._path, self._wait_seconds = Path(path), _positive("wait_seconds", wait_seconds)
         if limit is None and not self._path.exists():
             raise SpecError(f"{path}: there is no ledger yet; a new one needs a release limit")
         with self._connected() as connection:
@@ -214,7 +214,13 @@ class ReleaseBudget:
         ----------
         epsilon_per_km
             ε of further releases, in 1/km.
+
+        Raises
+        ------
+        SpecError
+            If that is not a positive number.
         """
+        epsilon_per_km = _positive("epsilon_per_km", epsilon_per_km)
         with self._connected() as connection:
             found = connection.execute(_MOST_EPSILON, (self._limit, epsilon_per_km)).fetchone()[0]
         return max(float(self._limit * epsilon_per_km), float(found or 0.0))
@@ -255,9 +261,8 @@ class ReleaseBudget:
         except OSError as error:
             raise StoreError(f"{self._path}: the ledger cannot be opened: {error.strerror}") from None
         try:
-            with contextlib.closing(
-                sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
-            ) as connection:
+            opened = sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
+            with contextlib.closing(opened) as connection:
                 # On the disk, with the folder that names the journal, before anything is drawn.
                 connection.execute("PRAGMA synchronous = EXTRA")
                 self._check(connection)
@@ -290,8 +295,8 @@ class Batch:
         SpecError
             If the user is no text, or the numbers are not positive.
         """
-        _check_count("n", n)
-        self._note(_ADD_PENDING, [(_hashed(user, self._salt), epsilon_per_km, n)], epsilon_per_km)
+        n, epsilon = whole_number("n", n), _positive("epsilon_per_km", epsilon_per_km)
+        self._note(_ADD_PENDING, [(_hashed(user, self._salt), epsilon, n)])
 
     def charge_many(self, users: Sequence[str], epsilon_per_km: float, tags: Tags = None) -> None:
         """Note one release for every entry; see :meth:`ReleaseBudget.charge_many`.
@@ -299,22 +304,22 @@ class Batch:
         Raises
         ------
         SpecError
-            If a user is no text, ε is not a positive number, or there are not as many tags as users.
+            If a user is no text, ε is not a positive number, or tags are not bytes, as many as users.
         """
+        epsilon = _positive("epsilon_per_km", epsilon_per_km)
         hashed = {user: _hashed(user, self._salt) for user in encoded_users(users)}
         if tags is None:
-            rows = [(hashed[user], epsilon_per_km, releases) for user, releases in Counter(users).items()]
-            self._note(_ADD_PENDING, rows, epsilon_per_km)
+            self._note(_ADD_PENDING, [(hashed[user], epsilon, n) for user, n in Counter(users).items()])
             return
-        if len(tags) != len(users):
-            raise SpecError(f"tags: must be {len(users)}, one for each release, got {len(tags)}")
+        if not isinstance(tags, Sequence) or len(tags) != len(users):
+            raise SpecError(f"tags: must be {len(users)}, one for each release, got {shown(tags)}")
+        if not all(isinstance(tag, bytes) and tag for tag in tags):
+            raise SpecError("tags: must be bytes, as release_tags makes them")
         # In the order of the table, which is several times as fast.
         answers = sorted({(hashed[user], tag) for user, tag in zip(users, tags, strict=True)})
-        self._note(_ADD_ANSWER, [(*answer, epsilon_per_km) for answer in answers], epsilon_per_km)
+        self._note(_ADD_ANSWER, [(*answer, epsilon) for answer in answers])
 
-    def _note(self, statement: str, rows: Sequence[tuple[object, ...]], epsilon_per_km: float) -> None:
-        if not 0 < epsilon_per_km < math.inf:
-            raise SpecError(f"epsilon_per_km: must be a positive number, got {epsilon_per_km!r}")
+    def _note(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         # The tables are of this connection alone, so the ledger is not locked.
         self._connection.execute("BEGIN")
         self._connection.executemany(statement, rows)
@@ -324,10 +329,10 @@ class Batch:
 Charges = ReleaseBudget | Batch
 
 
-def _check_count(name: str, number: object) -> None:
-    # True is an int to Python.
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST_RELEASES:
-        raise SpecError(f"{name}: must be a whole number from 1 to {_MOST_RELEASES}, got {number!r}")
+def _positive(name: str, number: object) -> float:
+    if not 0 < as_number(number) < math.inf:
+        raise SpecError(f"{name}: must be a positive number, got {shown(number)}")
+    return as_number(number)
 
 
 def _hashed(user: str, salt: bytes) -> bytes:

@@ -7,19 +7,20 @@ its border first, in a way that increases no distance between two of them (PROOF
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError, first_line
-from mdpext_dask.problem.grid import Grid, coarse_radius_km, coarse_steps
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, as_number, first_line, shown
+from mdpext_dask.problem.grid import Array, Grid, coarse_radius_km, coarse_steps
+from mdpext_dask.problem.identity import mechanism_sha256
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
 from mdpext_dask.runtime.random_bits import Words
-from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below
+from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below, whole_number
 
 if TYPE_CHECKING:
     from mdpext_dask.runtime.ledger import Charges
@@ -33,6 +34,8 @@ OutsideRule = Literal["nearest", "drop", "error"]
 Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
 
 
+# Attribute of stores and entry of cities with the identity of the mechanism.
+_IDENTITY = "mechanism_sha256"
 # Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
 # Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
@@ -59,14 +62,14 @@ class Places:
     def __init__(
         self, source: str, grid: Grid, kept: NDArray[np.bool_], projection: Projection | None, metric_p: float
     ) -> None:
-        self._source, self.metric_p = source, metric_p
+        self.source, self.metric_p = source, metric_p
         self.grid, self.projection = grid, projection
-        self._kept, self.all_kept = kept, bool(kept.all())
+        self.kept, self.all_kept = kept, bool(kept.all())
 
     def one(
         self, lon: float | None, lat: float | None, x_km: float | None, y_km: float | None
     ) -> tuple[float, float]:
-        """Return one place in the plane, x and y in km.
+        """Return one place in the plane, x and y in km; not finite next to the antipode.
 
         Raises
         ------
@@ -74,19 +77,19 @@ class Places:
             If it is not given in exactly one way, by numbers in range.
         """
         if x_km is None and y_km is None and lon is not None and lat is not None:
-            east, north = _number(lon), _number(lat)
+            east, north = as_number(lon), as_number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
-                raise SpecError(f"lon, lat: must be degrees, got {lon!r}, {lat!r}")
-            return self._one_in_plane(east, north)
+                raise SpecError(f"lon, lat: must be degrees, got {shown(lon)}, {shown(lat)}")
+            return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
-            x, y = _number(x_km), _number(y_km)
+            x, y = as_number(x_km), as_number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
-                raise SpecError(f"x_km, y_km: must be finite, got {x_km!r}, {y_km!r}")
+                raise SpecError(f"x_km, y_km: must be finite, got {shown(x_km)}, {shown(y_km)}")
             return x, y
         raise SpecError("a place is given either by lon and lat or by x_km and y_km")
 
     def many(self, coordinates: NDArray[Any], *, planar: bool) -> NDArray[np.float64]:
-        """Return places in the plane, float64 of shape (n, 2), in km.
+        """Return places in the plane, float64 of shape (n, 2), in km; not finite next to the antipode.
 
         Parameters
         ----------
@@ -116,21 +119,23 @@ class Places:
         if planar:
             return places
         check_degrees(places, "points")
-        return self.in_plane(places)
+        return self._on_earth.to_plane(places)
 
     def record(self, xy_km: tuple[float, float], place_km: float | None) -> tuple[int, int]:
         """Return the record (i, j) to report one place from; see :meth:`records`."""
+        # Where nothing is moved, in a tenth of the time.
+        if not math.hypot(*xy_km) < _WELL_INSIDE * self.grid.box.radius_km:
+            xy_km = tuple(self._folded(np.array([xy_km]))[0].tolist())
         return self.grid.record_at(*xy_km, self._steps(place_km))
 
-    def records(
-        self, xy_km: NDArray[np.float64], place_km: float | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def records(self, xy_km: Array, place_km: float | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the flat indices of the records to report from, and whether the nearest is in the region.
 
         Parameters
         ----------
         xy_km
-            Places, float64 of shape (n, 2), in km.
+            Places, float64 of shape (n, 2), in km, from :meth:`many`; anywhere, also where the plane has no
+            place.
         place_km
             Side of coarse places, in km; None where places are not made coarse.
 
@@ -139,24 +144,25 @@ class Places:
         SpecError
             If that is not a positive number.
         """
-        i, j, inside = self.grid.nearest_records(xy_km)
+        near, inside = self._folded(xy_km), self.grid.box.contains(xy_km)
+        i, j, _ = self.grid.nearest_records(near)
         if not self.all_kept:
-            inside &= self.grid.are_vertices_of(self._kept, i, j)
+            inside &= self.grid.are_vertices_of(self.kept, i, j)
         if place_km is not None:
-            i, j = self.grid.coarse_records(xy_km, self._steps(place_km))
+            i, j = self.grid.coarse_records(near, self._steps(place_km))
         return np.asarray(i * self.grid.shape[1] + j, dtype=np.int64), inside
 
     def quantisation_km(self, place_km: float | None) -> float:
         """Return the largest distance a place in the grid is moved, in km."""
         return coarse_radius_km(self._steps(place_km), self.grid.spacing_km, self.metric_p)
 
-    def holds_degrees(self, coordinates: NDArray[np.float64]) -> bool:
+    def holds_degrees(self, coordinates: Array) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
         if self.projection is None or not (np.abs(coordinates) <= (180, 90)).all():
             return False
         return bool(self.grid.box.contains(self.projection.to_plane(coordinates)).all())
 
-    def holds_swapped(self, coordinates: NDArray[np.float64]) -> bool:
+    def holds_swapped(self, coordinates: Array) -> bool:
         """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon.
 
         Near the diagonal both readings are plausible, and the answer is no.
@@ -164,30 +170,18 @@ class Places:
         far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
         return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
 
-    def in_plane(self, lonlat: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Project places anywhere on Earth so that no distance grows beyond what ε was charged for.
-
-        For p = 2 distances are those on the ground, so far places are moved to where the distortion is
-        charged; for other p they are those of the plane.
-        """
+    @property
+    def _on_earth(self) -> Projection:
         if self.projection is None:
-            what = f"{self._source} is planar, its loss file has no centre_lon, centre_lat"
+            what = f"{self.source} is planar, its loss file has no centre_lon, centre_lat"
             raise SpecError(f"lon, lat: {what}; give x_km, y_km")
-        if self.metric_p == 2:
-            return self.projection.to_disc(lonlat, self.grid.box.radius_km)
-        xy = self.projection.to_plane(lonlat)
-        if not np.isfinite(xy).all():
-            raise DataError("points: a place on the other side of the Earth has no place in the plane")
-        return xy
+        return self.projection
 
-    def _one_in_plane(self, lon: float, lat: float) -> tuple[float, float]:
-        """Return the same bits as :meth:`in_plane`; where nothing is moved, in a tenth of the time."""
-        if self.projection is not None and self.metric_p == 2:
-            x, y = self.projection.point_to_plane(lon, lat)
-            if math.hypot(x, y) < _WELL_INSIDE * self.grid.box.radius_km:
-                return x, y
-        x, y = self.in_plane(np.array([[lon, lat]]))[0].tolist()
-        return x, y
+    def _folded(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move places, however they were given, so that no distance grows beyond what ε was charged for."""
+        if self.projection is None:
+            return xy_km
+        return folded(xy_km, self.grid.box.radius_km, self.metric_p)
 
     def _steps(self, place_km: float | None) -> int:
         return 1 if place_km is None else coarse_steps(place_km, self.grid.spacing_km)
@@ -201,30 +195,53 @@ class Reporter(ABC):
     places
         From places to records.
     attributes
-        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified`` and ``quantisation_km``.
+        What is promised and proved: ``epsilon_per_km``, ``epsilon_certified``, ``metric_p`` and
+        ``quantisation_km``; and ``mechanism_sha256``, which older stores and cities do not have.
     output_lonlat, output_xy_km
         Where the outputs are, float64 of shape (K, 2).
     remap
         What is reported instead of each output, shape (K,); without, the output itself.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If the identity is not the one that was written when the mechanism was finished.
     """
 
     def __init__(
         self,
         places: Places,
         attributes: Mapping[str, Any],
-        output_lonlat: NDArray[np.float64],
-        output_xy_km: NDArray[np.float64],
+        output_lonlat: Array,
+        output_xy_km: Array,
         remap: NDArray[np.intp] | None,
     ) -> None:
         self.places, self._attributes = places, attributes
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
         self._reported = output_xy_km if self.planar else output_lonlat
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
+        recorded = attributes.get(_IDENTITY)
+        if recorded is not None and recorded != self.mechanism_sha256:
+            raise GuaranteeViolation(
+                f"{places.source}: its grid, plane, outputs or promise are not those that it was finished "
+                "with; restore it, or make it anew (mdpext run --overwrite, mdpext export)"
+            )
 
     @property
     @abstractmethod
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism."""
+        """Digest of the certified bytes."""
+
+    @cached_property
+    def mechanism_sha256(self) -> str:
+        """Identity of the mechanism, which sticky answers and ledgers go by; a remap is no part of it."""
+        return mechanism_sha256(
+            self.content_sha256,
+            self._attributes,
+            (self.places.grid, self.places.projection),
+            self.places.kept,
+            (self._output_xy_km, self._output_lonlat),
+        )
 
     @abstractmethod
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
@@ -275,12 +292,12 @@ class Reporter(ABC):
         return self.places.quantisation_km(place_km) + max(self.max_quantisation_km - finest, 0.0)
 
     @property
-    def output_lonlat(self) -> NDArray[np.float64]:
+    def output_lonlat(self) -> Array:
         """Outputs, lon and lat in degrees, float64 of shape (K, 2); NaN where the mechanism is planar."""
         return self._output_lonlat.copy()
 
     @property
-    def output_xy_km(self) -> NDArray[np.float64]:
+    def output_xy_km(self) -> Array:
         """Outputs in the plane, x and y in km, float64 of shape (K, 2)."""
         return self._output_xy_km.copy()
 
@@ -302,7 +319,7 @@ class Reporter(ABC):
         budget: "Charges | None" = None,
         place_km: float | None = None,
         entropy_for_tests: Words | None = None,
-    ) -> NDArray[np.float64]:
+    ) -> Array:
         """Return `n` independent reported places for one true place, float64 of shape (n, 2).
 
         They are lon and lat in degrees; of a planar mechanism, x and y in km. Each is a release of its own:
@@ -329,32 +346,31 @@ class Reporter(ABC):
         Raises
         ------
         SpecError
-            If `n` is not a positive whole number, the place is not given in one way, or arguments exclude
-            each other.
+            If `n` is not a whole number from 1 to 10^9, the place is not given in one way, or arguments
+            exclude each other.
         BudgetExceeded
             If the user has too few releases left.
         StoreError
             If the row cannot be read, or the ledger cannot be written.
         """
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise SpecError(f"n: must be a whole number of at least 1, got {n!r}")
+        n = whole_number("n", n)
         if sticky is not None and n > 1:
             raise SpecError("n: a sticky answer is always the same one")
         users = _named(None if user is None else [user], 1, sticky, budget)
         i, j = self.places.record(self.places.one(lon, lat, x_km, y_km), place_km)
         cumulative = self._cumulative(i, j)
         record = np.array([i * self.places.grid.shape[1] + j])
-        self._charge(users * int(n), record.repeat(n), sticky, budget)
+        self._charge(users * n, record.repeat(n), sticky, budget)
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
-            below = sticky_below(sticky, self.content_sha256, users, record, cumulative[-1:])
+            below = sticky_below(sticky, self.mechanism_sha256, users, record, cumulative[-1:])
             drawn = pick(cumulative, below)
         return np.asarray(self._reported[self._remap[drawn]])
 
     def sample_points(
         self,
-        coordinates: NDArray[np.float64],
+        coordinates: Array,
         *,
         planar: bool = False,
         outside: OutsideRule = "nearest",
@@ -421,7 +437,7 @@ class Reporter(ABC):
             if sticky is None:
                 return uniform_below(totals, entropy_for_tests=entropy_for_tests)
             some = [names[k] for k in part.tolist()]
-            return sticky_below(sticky, self.content_sha256, some, records[part], totals)
+            return sticky_below(sticky, self.mechanism_sha256, some, records[part], totals)
 
         outputs = np.full(len(xy), -1, dtype=np.intp)
         outputs[wanted] = self._remap[self._draw_many(records, numbers)]
@@ -431,7 +447,7 @@ class Reporter(ABC):
         self, users: list[str], records: NDArray[np.int64], sticky: StickyKey | None, budget: "Charges | None"
     ) -> None:
         if budget is not None and len(records):
-            tags = None if sticky is None else release_tags(sticky, self.content_sha256, users, records)
+            tags = None if sticky is None else release_tags(sticky, self.mechanism_sha256, users, records)
             budget.charge_many(users, self.epsilon_per_km, tags)
 
     def _summary(self) -> str:
@@ -463,13 +479,3 @@ def _named(
     names = list(users)
     encoded_users(names)
     return names
-
-
-def _number(value: Any) -> float:
-    """Return a number, or NaN for everything else, also for texts with numbers in them."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

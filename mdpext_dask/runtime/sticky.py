@@ -43,16 +43,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, SpecError, shown
 from mdpext_dask.runtime.integer_sampling import acceptance
 from mdpext_dask.runtime.key_files import read_key_file, write_key_file
 from mdpext_dask.runtime.random_bits import words_of
 
 KEY_BYTES = 32
 FIRST_EPOCH = "1"
-_FORMAT = "mdpext sticky key, version 1"
+_FORMAT = "mdpext sticky key, version 2"
+# Answers with such keys went by the certified bytes alone.
+_BY_BYTES = "mdpext sticky key, version 1"
 _FIELDS = "format", "epoch", "key", "check"
 _LONGEST_EPOCH, _LONGEST_USER = 100, 1000
+# Largest limit, and most releases at once; far below SQLite's largest integer.
+_MOST_RELEASES = 10**9
 _ID_DIGITS, _TAG_BYTES = 16, 16
 # What keys are derived for; fixed for ever, answers depend on it.
 _FOR_DRAWS, _FOR_TAGS, _FOR_ID = (
@@ -87,7 +91,7 @@ class StickyKey:
         text = isinstance(self.epoch, str) and self.epoch.isprintable()
         if not (text and 0 < len(self.epoch) <= _LONGEST_EPOCH):
             raise SpecError(
-                f"sticky key: an epoch is a text of 1 to {_LONGEST_EPOCH} characters, got {self.epoch!r}"
+                f"sticky key: an epoch is a text of 1 to {_LONGEST_EPOCH} characters, got {shown(self.epoch)}"
             )
 
     @classmethod
@@ -102,17 +106,24 @@ class StickyKey:
         Raises
         ------
         DataError
-            If it cannot be read, is damaged, or may be read by others than its owner.
+            If it cannot be read, is damaged, may be read by others than its owner, or is of a version that
+            gave other answers.
         """
         found = read_key_file(path, "sticky key", _FIELDS, secret=True)
-        sound = False
+        form, sound = "", False
         if found:
             form, epoch, digits, check = found
             with contextlib.suppress(ValueError):
                 key = cls(bytes.fromhex(digits), epoch)
-                sound = form == _FORMAT and check == key._checksum()
+                sound = form in (_FORMAT, _BY_BYTES) and check == key._checksum()
         if not sound:
             raise DataError(f"{path}: is damaged, or no sticky key; mdpext sticky-key makes one")
+        if form == _BY_BYTES:
+            raise DataError(
+                f"{path}: is a sticky key of version 1, whose answers went by the stored bytes alone; here "
+                "all of them would be drawn anew, one more release of each place: make a new key with mdpext "
+                "sticky-key, or go on with the version of mdpext-dask that it is in use with"
+            )
         return key
 
     def write(self, path: str | Path) -> None:
@@ -183,7 +194,7 @@ def sticky_below(
     key
         The key.
     mechanism
-        Digest of the certified bytes.
+        Its identity: ``mechanism_sha256``.
     users
         n names.
     records
@@ -240,22 +251,48 @@ def encoded_user(user: str) -> bytes:
         If it is no text, or empty (as where a table has none), or longer than 1000 bytes.
     """
     if not isinstance(user, str) or not user:
-        raise SpecError(f"user: must be a text that is not empty, got {user!r}")
+        raise SpecError(f"user: must be a text that is not empty, got {shown(user)}")
     try:
         name = user.encode()
     except UnicodeEncodeError:
-        raise SpecError(f"user: is no valid text: {user!r}") from None
+        raise SpecError(f"user: is no valid text: {shown(user)}") from None
     if len(name) > _LONGEST_USER:
         raise SpecError(f"user: must have at most {_LONGEST_USER} bytes, got {len(name)}")
     return name
 
 
 def encoded_users(users: Sequence[str]) -> dict[str, bytes]:
-    """Return the names of all users that occur, each once, as :func:`encoded_user` does."""
+    """Return the names of all users that occur, each once, as :func:`encoded_user` does.
+
+    Raises
+    ------
+    SpecError
+        If one of them is refused, or they are no sequence, such as one text, or names that can be read once.
+    """
+    if isinstance(users, str | bytes) or not (hasattr(users, "__len__") and hasattr(users, "__getitem__")):
+        raise SpecError(f"users: must be a list of texts, got {shown(users)}")
     for user in users:
         if not isinstance(user, str):
             encoded_user(user)  # says what is wrong; and what is no text need not be hashable
     return {user: encoded_user(user) for user in set(users)}
+
+
+def whole_number(name: str, number: object) -> int:
+    """Return how many releases there are to be, or may be.
+
+    Raises
+    ------
+    SpecError
+        If it is no whole number from 1 to 10^9.
+    """
+    # True is an int to Python.
+    if (
+        not isinstance(number, int | np.integer)
+        or isinstance(number, bool)
+        or not 1 <= number <= _MOST_RELEASES
+    ):
+        raise SpecError(f"{name}: must be a whole number from 1 to {_MOST_RELEASES}, got {shown(number)}")
+    return int(number)
 
 
 def _place_bytes(records: NDArray[np.int64]) -> list[bytes]:

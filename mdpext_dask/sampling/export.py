@@ -24,7 +24,7 @@ from mdpext_dask.files import whole_file
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
 from mdpext_dask.runtime.signatures import Trusted
-from mdpext_dask.sampling.mechanism import check_finished, require_same
+from mdpext_dask.sampling.mechanism import Mechanism, check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
@@ -79,9 +79,8 @@ def export_city(
     if not objects.is_remote(url) and objects.local_path(url).resolve() in output.resolve().parents:
         raise SpecError(f"{output}: lies inside the store")
     store = MechanismStore.open(url)
-    check_finished(store)
+    check_finished(store, verify=True)
     signed_by = None if trusted_key is None else require_signed(store, trusted_key)
-    integrity.verify(store)
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
@@ -120,7 +119,10 @@ def export_city(
         "outputs": store.outputs,
         "remap": header["remap"] is not None,
         "signed_by": signed_by,
-        **{key: header[key] for key in ("epsilon_per_km", "epsilon_certified", "fingerprint")},
+        **{
+            key: header[key]
+            for key in ("epsilon_per_km", "epsilon_certified", "fingerprint", "mechanism_sha256")
+        },
         "seconds": time.perf_counter() - started,
     }
 
@@ -138,6 +140,7 @@ def _header(store: MechanismStore) -> dict[str, Any]:
         "projection": None if store.projection is None else attributes["projection"],
         "plane_fit": _fitted(store),
         "content_sha256": content_of(store),
+        "mechanism_sha256": Mechanism(store).mechanism_sha256,
         "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
         "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
         # JSON has no NaN, which is what degrees are where there is no projection.

@@ -82,6 +82,7 @@ def sample_file(
     place_km: float | None = None,
     trusted_key: Trusted | None = None,
     chunk_points: int = CHUNK_POINTS,
+    verify: bool = False,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
 
@@ -113,6 +114,9 @@ def sample_file(
         Public key that must have signed the store; see :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     chunk_points
         Points that are in memory together.
+    verify
+        Whether to compare all shards with their receipts before the first draw; see
+        :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
 
     Raises
     ------
@@ -122,12 +126,14 @@ def sample_file(
         If a user would have more releases than the ledger allows; then nothing is written or charged.
     StoreError
         If the store or the ledger cannot be used.
+    GuaranteeViolation
+        If the store is refused, or is not what was certified.
     """
     started = time.perf_counter()
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
     _check_target(output, store, (points, users.sticky_key, users.ledger))
-    mechanism = open_mechanism(store, remap=remap, trusted_key=trusted_key)
+    mechanism = open_mechanism(store, verify=verify, remap=remap, trusted_key=trusted_key)
     check_report_file(output, planar=mechanism.planar)
     quantisation_km = mechanism.quantisation_km(place_km)
     sticky = None if users.sticky_key is None else StickyKey.read(users.sticky_key)
@@ -183,6 +189,7 @@ def sample_file(
         "remap": remap,
         # Names that begin like a formula; in CSV an apostrophe stands before them.
         **({"users_marked": seen.marked} if users.keep else {}),
+        "verified": verify or trusted_key is not None,
         "max_quantisation_km": quantisation_km,
         "signed_by": None if trusted_key is None else public_key_of(trusted_key),
         "key_id": None if sticky is None else sticky.key_id,

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
@@ -28,7 +28,7 @@ _CACHE_BYTES, _LEAST_CHUNKS = 64 * 2**20, 4
 # Weights that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
 # Attributes that change when a store is replaced or is no longer finished.
-_IDENTITY = ("state", "fingerprint", "chunk_hashes")
+_IDENTITY = ("state", "fingerprint", "chunk_hashes", "mechanism_sha256")
 _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
@@ -59,27 +59,30 @@ def open_mechanism(
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate failed, the cells of the region have changed, `verify` finds a change, or the
-        trusted key has not signed the store.
+        If the certificate failed; if it, receipts or attributes are gone or do not belong together; if the
+        region, the grid, the plane, the outputs or the promise have changed; if `verify` finds a change; or
+        if the trusted key has not signed the store.
     """
     store = MechanismStore.open(str(url))
-    check_finished(store)
+    check_finished(store, verify=verify or trusted_key is not None)
     if trusted_key is not None:
         require_signed(store, trusted_key)
-    if verify or trusted_key is not None:
-        integrity.verify(store)
     return Mechanism(store, read_remap(store).table if remap else None)
 
 
-def check_finished(store: MechanismStore) -> None:
+def check_finished(store: MechanismStore, *, verify: bool = False) -> None:
     """Refuse a store that must not be sampled.
+
+    Certificate, receipts, description of the rows and attributes must belong together; with `verify`, all of
+    the store, every shard included.
 
     Raises
     ------
     IncompleteStoreError
         If blocks or the certificate are missing.
     GuaranteeViolation
-        If the certificate or the boundary check failed.
+        If the certificate or the boundary check failed, or receipts or the certificate are gone or belong to
+        something else.
     """
     if store.state == REFUSED:
         raise GuaranteeViolation(
@@ -93,6 +96,10 @@ def check_finished(store: MechanismStore) -> None:
             "missing; run the job again",
             missing=missing,
         )
+    if verify:
+        integrity.verify(store)
+    else:
+        integrity.require_evidence(store)
 
 
 class Mechanism(Reporter):
@@ -122,7 +129,7 @@ class Mechanism(Reporter):
         super().__init__(
             Places(store.url, store.grid, store.kept, store.projection, store.metric_p),
             store.attributes,
-            np.stack([store.read("output_lon"), store.read("output_lat")], axis=-1),
+            store.output_lonlat(),
             store.output_xy_km(),
             remap,
         )
@@ -134,7 +141,7 @@ class Mechanism(Reporter):
 
     @cached_property
     def content_sha256(self) -> str:
-        """Digest of the certified bytes: for sticky answers, the identity of the mechanism.
+        """Digest of the certified bytes.
 
         Raises
         ------
@@ -236,6 +243,8 @@ class Mechanism(Reporter):
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the promise, the proof, the size; prior and outputs on a map."""
+        if doubt := self._doubt():
+            return card("Location mechanism that must not be sampled", [("refused", doubt)])
         store, attributes, grid = self._store, self._attributes, self.places.grid
         where = "in the plane of its file" if self.planar else "on the ground"
         loss, inside = attributes.get("loss_km"), attributes.get("records_inside", grid.records)
@@ -256,7 +265,15 @@ class Mechanism(Reporter):
         return card("Location mechanism", rows, picture)
 
     def __repr__(self) -> str:
-        return f"<Mechanism {self._store.url}: {self._summary()}>"
+        return f"<Mechanism {self._store.url}: {self._doubt() or self._summary()}>"
+
+    def _doubt(self) -> str:
+        """Return why the store, as it is by now, must not be sampled; empty if it may be."""
+        try:
+            check_finished(MechanismStore.open(self._store.url))
+        except MdpextError as error:
+            return str(error)
+        return ""
 
 
 def require_same(store: MechanismStore) -> None:

@@ -8,7 +8,7 @@ from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.city import CityFile, is_city
 from mdpext_dask.runtime.signatures import CITY, SigningKey, statement_of_city
 from mdpext_dask.sampling.mechanism import check_finished, require_same
-from mdpext_dask.store import integrity, objects
+from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.signature import write_signature
 
@@ -52,7 +52,6 @@ def sign(subject: str | Path, key: str | Path) -> dict[str, Any]:
                 file.write(city.section(part))
         return {"signed": name, "kind": CITY, "public_key": signature["public_key"]}
     store = MechanismStore.open(name, mode="r+")
-    check_finished(store)
-    integrity.verify(store)
+    check_finished(store, verify=True)
     require_same(store)
     return {"signed": name, "kind": "store", "public_key": write_signature(store, secret)}

@@ -196,9 +196,8 @@ class _DenseBlocks(NamedTuple):
                 target[:, :, line, low, other, high] = here
                 if not blocks_on:
                     target[:, :, other, high, line, low] = here
-        return _DenseBlocks(
-            within.reshape(outputs, blocks, size, size), between.reshape(outputs, blocks - 1, size, size)
-        )
+        shapes = (outputs, blocks, size, size), (outputs, blocks - 1, size, size)
+        return _DenseBlocks(within.reshape(shapes[0]), between.reshape(shapes[1]))
 
     def off_diagonal(self, block: int) -> Array:
         """Return one block for all outputs without its diagonal, shape (K, m, m)."""

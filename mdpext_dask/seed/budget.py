@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 
 # s(δ_t, δ_o): what normalising may multiply a score's slope along an axis with, at most.
 Steepening = Callable[[float, float], float]
@@ -163,8 +162,9 @@ def normaliser_excess(delta_axis: float, delta_other: float) -> float:
         return 0.0 if delta_other == 0 else 1.0
     # (cosh δ − 1)/sinh δ = tanh(δ/2); written so, nothing cancels or overflows.
     tilt = math.tanh(delta_axis / 2)
-    across = 1 - _sech(delta_other / 2)
-    return min(1.0, tilt + across * _csch(delta_axis))
+    sech = 2 * math.exp(-delta_other / 2) / (1 + math.exp(-delta_other))
+    csch = 2 * math.exp(-delta_axis) / -math.expm1(-2 * delta_axis)
+    return min(1.0, tilt + (1 - sech) * csch)
 
 
 def half_budgets(split: tuple[float, float]) -> AxisBudgets:
@@ -209,9 +209,7 @@ def bound_budgets(
     return AxisBudgets(split=split, beta=(beta[0] * scale, beta[1] * scale))
 
 
-def axis_budgets(
-    grid: Grid, beta: tuple[float, float], outputs: int = 1
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def axis_budgets(grid: Grid, beta: tuple[float, float], outputs: int = 1) -> tuple[Array, Array]:
     """Return budgets β h_0 of every edge that are the same along an axis.
 
     Parameters
@@ -229,15 +227,11 @@ def axis_budgets(
         As :class:`mdpext_dask.seed.model.SeedProblem` takes them.
     """
     seeds_x, seeds_y = grid.seeds_shape
-    return (
-        np.full((2, seeds_x - 1, seeds_y, outputs), beta[0] * grid.cell_km),
-        np.full((2, seeds_x, seeds_y - 1, outputs), beta[1] * grid.cell_km),
-    )
+    shapes = (2, seeds_x - 1, seeds_y, outputs), (2, seeds_x, seeds_y - 1, outputs)
+    return np.full(shapes[0], beta[0] * grid.cell_km), np.full(shapes[1], beta[1] * grid.cell_km)
 
 
-def direction_budgets(
-    grid: Grid, output_xy_km: NDArray[np.float64], epsilon: float, p: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def direction_budgets(grid: Grid, output_xy_km: Array, epsilon: float, p: float) -> tuple[Array, Array]:
     """Return budgets β h_0 that follow the direction from each output to each edge.
 
     A mechanism that decays radially from an output needs all of ε along the radius and none across it: the
@@ -281,9 +275,7 @@ def many_seeds(seeds: int) -> bool:
     return seeds > _MANY_SEEDS
 
 
-def tighten(
-    budgets: tuple[NDArray[np.float64], NDArray[np.float64]], norms: NDArray[np.float64], limit: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def tighten(budgets: tuple[Array, Array], norms: Array, limit: float) -> tuple[Array, Array]:
     """Return budgets lowered on the four edges of every source cell whose certificate exceeds the limit.
 
     An edge takes the smaller factor of the cells on its two sides, an eighth where that is less: an infinite
@@ -303,12 +295,9 @@ def tighten(
     if factor.min() >= 1:
         return budgets[0] * factor.min(), budgets[1] * factor.min()
     factor = np.clip(factor, _LEAST_FACTOR, 1.0)
-    padded_x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
-    padded_y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
-    return (
-        budgets[0] * np.minimum(padded_x[:, :-1], padded_x[:, 1:]),
-        budgets[1] * np.minimum(padded_y[:-1], padded_y[1:]),
-    )
+    x = np.pad(factor, ((0, 0), (1, 1), (0, 0)), constant_values=1.0)
+    y = np.pad(factor, ((1, 1), (0, 0), (0, 0)), constant_values=1.0)
+    return budgets[0] * np.minimum(x[:, :-1], x[:, 1:]), budgets[1] * np.minimum(y[:-1], y[1:])
 
 
 def _slope_bound(beta: float, beta_other: float, cell_km: float, steepening: Steepening) -> float:
@@ -326,11 +315,3 @@ def _largest_budget(epsilon_axis: float, beta_other: float, cell_km: float, stee
     if excess(epsilon_axis) <= 0:
         return epsilon_axis
     return float(brentq(excess, 0.0, epsilon_axis, xtol=1e-15 * epsilon_axis))
-
-
-def _sech(x: float) -> float:
-    return 2 * math.exp(-x) / (1 + math.exp(-2 * x))
-
-
-def _csch(x: float) -> float:
-    return 2 * math.exp(-x) / -math.expm1(-2 * x)

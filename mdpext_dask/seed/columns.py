@@ -5,7 +5,7 @@ threads; what has to be added up over outputs is returned, and the multipliers Î
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +55,9 @@ class GridProgram:
         def cut(bound: Array) -> Array:
             return bound[outputs] if bound.ndim == 3 and len(bound) > 1 else bound
 
-        return replace(
-            self,
-            cost=self.cost[outputs],
-            rows=self.rows.part(outputs),
-            lower=cut(self.lower),
-            upper=cut(self.upper),
-            start=self.start[outputs],
-        )
+        rows, lower, upper = self.rows.part(outputs), cut(self.lower), cut(self.upper)
+        cost, start = self.cost[outputs], self.start[outputs]
+        return GridProgram(cost, rows, lower, upper, self.capped, start, self.total)
 
 
 class Measures(NamedTuple):
@@ -121,10 +116,6 @@ class Columns:
         rows = program.rows.forward(z)
         left = tuple(np.subtract(r, b, out=r) for r, b in zip(rows, program.rows.limits, strict=True))
         return (*left, z - program.lower, *((program.upper - z,) if program.capped else ()))
-
-    def _change_of(self, z: Array) -> Groups:
-        """Return by how much a change of z changes that."""
-        return (*self._program.rows.forward(z), z, *((-z,) if self._program.capped else ()))
 
     def _transposed(self, v: Groups) -> Array:
         count = len(self._program.rows.limits)
@@ -255,7 +246,9 @@ class Columns:
 
     def finish(self) -> Lengths:
         """Complete a step; return how far slacks and multipliers may go along it (1 for any distance)."""
-        moved = self._change_of(self._step)
+        # By how much the step changes what the constraints leave.
+        z, program = self._step, self._program
+        moved: Groups = (*program.rows.forward(z), z, *((-z,) if program.capped else ()))
         if self._with_residuals:
             moved = tuple(a + b for a, b in zip(moved, self._primal_residual, strict=True))
         parts = zip(self._complementarity, self._multiplier, moved, self._slack, strict=True)

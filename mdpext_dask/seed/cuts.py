@@ -8,6 +8,7 @@ normaliser, a little on all outputs; that part is left out, and the next lineari
 here carries the guarantee: the certificate of whatever comes out decides.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -115,23 +116,12 @@ def improve(
     flip = seeds_y > seeds_x
     start = by_output(rows, flip) * outputs
     lower = np.maximum(start * math.exp(-reach), min_probability * outputs)
-    program = GridProgram(
-        cost=by_output(cost, flip),
-        rows=_cuts(rows, vectors, limit, reach, flip=flip),
-        lower=np.minimum(lower, start * (1 - _GIVE)),
-        upper=start * math.exp(reach),
-        capped=True,
-        start=start,
-        total=float(outputs),
-    )
-    solution = solve_program(
-        program,
-        gap=min(max(_GAP_OF_REACH * reach, _LEAST_GAP), _LARGEST_GAP),
-        threads=threads,
-        inverse_sums=inverse_sums,
-        least_slack=_LEAST_SLACK,
-        iterations=_ITERATIONS,
-    )
+    lower, upper = np.minimum(lower, start * (1 - _GIVE)), start * math.exp(reach)
+    cuts, costs = _cuts(rows, vectors, limit, reach, flip=flip), by_output(cost, flip)
+    program = GridProgram(costs, cuts, lower, upper, capped=True, start=start, total=float(outputs))
+    gap = min(max(_GAP_OF_REACH * reach, _LEAST_GAP), _LARGEST_GAP)
+    solve = functools.partial(solve_program, least_slack=_LEAST_SLACK, iterations=_ITERATIONS)
+    solution = solve(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
     improved = np.maximum(by_seed(solution.z, flip), np.finfo(float).tiny)
     improved /= np.add.reduce(improved, axis=-1, keepdims=True)
     return raised_to_floor(improved, min_probability)
@@ -163,12 +153,8 @@ def _cuts(rows: Array, vectors: CertificateVectors, limit: Limit, reach: float, 
         block, position, blocks, size = i, j, seeds_x, seeds_y
     cell = np.repeat((output * (blocks - 1) + block) * (size - 1) + position, count)
     order = np.argsort(cell, kind="stable")
-    return CellRows(
-        shape=(outputs, blocks, size),
-        cell=cell[order],
-        coefficient=np.stack([c.ravel() for c in corners], axis=-1)[order],
-        limit=slack.ravel()[order],
-    )
+    coefficient = np.stack([c.ravel() for c in corners], axis=-1)[order]
+    return CellRows((outputs, blocks, size), cell[order], coefficient, slack.ravel()[order])
 
 
 def fan(vector: Array, turn: float, q: float) -> Array:

@@ -179,12 +179,8 @@ class CellRows:
         first, last, _ = outputs.indices(self.shape[0])
         per_output = (n - 1) * (m - 1)
         rows = slice(*np.searchsorted(self.cell, [first * per_output, last * per_output]))
-        return CellRows(
-            shape=(last - first, n, m),
-            cell=self.cell[rows] - first * per_output,
-            coefficient=self.coefficient[rows],
-            limit=self.limit[rows],
-        )
+        cell = self.cell[rows] - first * per_output
+        return CellRows((last - first, n, m), cell, self.coefficient[rows], self.limit[rows])
 
     @cached_property
     def _matrix(self) -> sparse.csr_array:
@@ -200,14 +196,7 @@ class CellRows:
 
     @cached_property
     def _absolute(self) -> sparse.csr_array:
-        matrix = self._matrix
-        return sparse.csr_array((np.abs(matrix.data), matrix.indices, matrix.indptr), shape=matrix.shape)
-
-    @cached_property
-    def _occupied(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Where the rows of each cell that has any begin, and which cells these are."""
-        starts = np.flatnonzero(np.diff(self.cell, prepend=-1))
-        return starts, self.cell[starts]
+        return abs(self._matrix)
 
     def forward(self, z: Array) -> Groups:
         """Return A z, of shape (R,)."""
@@ -224,7 +213,9 @@ class CellRows:
     def normal(self, theta: Groups) -> LatticeMatrix:
         """Return Σ_r θ_r a_r a_rᵀ."""
         outputs, n, m = self.shape
-        starts, cells = self._occupied
+        # Where the rows of each cell that has any begin, and which cells these are.
+        starts = np.flatnonzero(np.diff(self.cell, prepend=-1))
+        cells = self.cell[starts]
 
         def of_pair(first: int, second: int) -> Array:
             total = np.zeros((outputs, n - 1, m - 1))

@@ -22,13 +22,8 @@ _OPTIONS: _Options = {
     # Smaller coefficients are dropped, with a warning for a status: rows near the floor have them.
     "small_matrix_value": 1e-12,
 }
-_INTERIOR: _Options = {
-    "solver": "ipm",
-    "run_crossover": "off",
-    "primal_feasibility_tolerance": 1e-9,
-    "dual_feasibility_tolerance": 1e-9,
-    "ipm_optimality_tolerance": 1e-9,
-}
+_TOLERANCES = "primal_feasibility_tolerance", "dual_feasibility_tolerance", "ipm_optimality_tolerance"
+_INTERIOR: _Options = {"solver": "ipm", "run_crossover": "off", **dict.fromkeys(_TOLERANCES, 1e-9)}
 # The least that HiGHS accepts, so that a floor of 1e-6 is kept to a part in 10,000.
 _SIMPLEX: _Options = {"solver": "simplex", "primal_feasibility_tolerance": 1e-10}
 # HiGHS may find that a program has no solution before it knows whether it is bounded; ours are.
@@ -174,8 +169,7 @@ def _dual_bound(matrix: sparse.csr_array, problem: SeedProblem, scale: float, mu
     y = multipliers.copy()
     y[:-seeds] = np.minimum(y[:-seeds], 0)
     cost = problem.cost.ravel() / scale
-    reduced = cost - matrix.T @ y
-    sizes = np.abs(cost) + abs(matrix).T @ np.abs(y)
+    reduced, sizes = cost - matrix.T @ y, np.abs(cost) + abs(matrix).T @ np.abs(y)
     r, size = (values.reshape(problem.cost.shape).T for values in (reduced, sizes))
     part = dual_part(r, size, np.array(problem.min_probability), np.array(1.0))
     return dual_bound_of([part], y[-seeds:], 1.0)

@@ -131,17 +131,6 @@ def by_seed(values: Array, flip: bool) -> Array:
     return np.ascontiguousarray(np.moveaxis(values.swapaxes(-1, -2) if flip else values, 0, -1))
 
 
-def sum_of_inverses(matrices: NormalMatrix) -> Array:
-    """Return the upper triangle of Σ_k H_k^{-1}: what a worker elsewhere does for some outputs.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a matrix is not positive definite even when shifted.
-    """
-    return matrices.factorised().inverse_sum()
-
-
 def sum_pairwise(sums: Iterable[Array]) -> Array:
     """Add arrays up as a binary tree, as they come, so that subtrees may be added elsewhere.
 

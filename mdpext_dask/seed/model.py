@@ -59,11 +59,10 @@ class SeedProblem:
         index = np.arange(self.seeds_shape[0] * self.seeds_shape[1]).reshape(self.seeds_shape)
         budgets = [b.reshape(2, -1, b.shape[-1]) for b in (self.budget_x, self.budget_y)]
         outputs = max(b.shape[-1] for b in budgets)
-        return (
-            np.concatenate([index[:-1].ravel(), index[:, :-1].ravel()]),
-            np.concatenate([index[1:].ravel(), index[:, 1:].ravel()]),
-            np.concatenate([np.broadcast_to(b, (*b.shape[:2], outputs)) for b in budgets], axis=1),
-        )
+        first = np.concatenate([index[:-1].ravel(), index[:, :-1].ravel()])
+        second = np.concatenate([index[1:].ravel(), index[:, 1:].ravel()])
+        wide = [np.broadcast_to(b, (*b.shape[:2], outputs)) for b in budgets]
+        return first, second, np.concatenate(wide, axis=1)
 
     def objective(self, rows: Array) -> float:
         """Return Σ C_jk z_jk in km."""
@@ -107,11 +106,8 @@ class SeedProblem:
             mixed /= mixed.sum(axis=1, keepdims=True)
             if self.worst_ratio(mixed) <= 1 and mixed.min() >= self.min_probability:
                 return mixed
-            over = max(
-                float(((rows[j] - growth[0] * rows[i]) / (growth[0] - 1)).max()),
-                float(((rows[i] - growth[1] * rows[j]) / (growth[1] - 1)).max()),
-                0.0,
-            )
+            ways = zip(growth, (i, j), (j, i), strict=True)
+            over = max(0.0, *(float(((rows[b] - g * rows[a]) / (g - 1)).max()) for g, a, b in ways))
             under = max(self.min_probability - float(mixed.min()), 0.0)
             share = max(2 * share, outputs * (over + under + self.min_probability * _MARGIN))
         raise SolverError(

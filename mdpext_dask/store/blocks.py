@@ -65,12 +65,12 @@ class Block:
     @property
     def owned_shape(self) -> tuple[int, int]:
         """Rows to the east and to the north that the task writes."""
-        return _length(self.owned_x), _length(self.owned_y)
+        return _shape(self.owned_x, self.owned_y)
 
     @property
     def closed_shape(self) -> tuple[int, int]:
         """Rows to the east and to the north that the task computes."""
-        return _length(self.closed_x), _length(self.closed_y)
+        return _shape(self.closed_x, self.closed_y)
 
     def records(self, side: str) -> list[tuple[int, int]]:
         """Return the records on one side of the closed block, corners included, in lattice order."""
@@ -142,11 +142,8 @@ class Plan:
         """
         if block_cells is None:
             block_cells = _choose_block_cells(grid, outputs)
-        plan = cls(
-            grid=grid,
-            outputs=outputs,
-            block_cells=(min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)),
-        )
+        sides = min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)
+        plan = cls(grid, outputs, sides)
         if kept is None or kept.all():
             return plan
         stored = np.zeros(plan.blocks_shape, dtype=bool)
@@ -162,6 +159,15 @@ class Plan:
         owners = {i * self.blocks_shape[1] + j for i in across for j in along}
         return [self[index] for index in sorted(owners & self.skipped)]
 
+    def blocks_of(self, i: NDArray[np.intp], j: NDArray[np.intp]) -> set[int]:
+        """Return the blocks that own records (i, j), each of shape (n,)."""
+        ends = self.grid.cells_x - 1, self.grid.cells_y - 1
+        across, along = (
+            np.minimum(records // self.grid.factor, end) // side
+            for records, end, side in zip((i, j), ends, self.block_cells, strict=True)
+        )
+        return set(np.unique(across * self.blocks_shape[1] + along).tolist())
+
     def _owners(self, part: slice, axis: int) -> range:
         """Return the positions, along an axis, of the blocks that own a range of fine rows."""
         last = (self.grid.cells_x, self.grid.cells_y)[axis] - 1
@@ -172,10 +178,8 @@ class Plan:
     @property
     def blocks_shape(self) -> tuple[int, int]:
         """Blocks to the east and to the north."""
-        return (
-            math.ceil(self.grid.cells_x / self.block_cells[0]),
-            math.ceil(self.grid.cells_y / self.block_cells[1]),
-        )
+        across, along = self.block_cells
+        return math.ceil(self.grid.cells_x / across), math.ceil(self.grid.cells_y / along)
 
     @property
     def blocks(self) -> int:
@@ -248,24 +252,19 @@ class Plan:
         if not 0 <= index < self.blocks:
             raise IndexError(f"block {index} is not in 0..{self.blocks - 1}")
         across, along = divmod(index, self.blocks_shape[1])
-        cells_x = _range(across, self.block_cells[0], self.grid.cells_x)
-        cells_y = _range(along, self.block_cells[1], self.grid.cells_y)
+        cells, owned, closed = [], [], []
+        factor, ends = self.grid.factor, (self.grid.cells_x, self.grid.cells_y)
+        for position, size, end in zip((across, along), self.block_cells, ends, strict=True):
+            first, last = position * size, min((position + 1) * size, end)
+            cells.append(slice(first, last))
+            owned.append(slice(first * factor, last * factor + int(last == end)))
+            closed.append(slice(first * factor, last * factor + 1))
         neighbours = {}
         if across + 1 < self.blocks_shape[0]:
             neighbours["east"] = index + self.blocks_shape[1]
         if along + 1 < self.blocks_shape[1]:
             neighbours["north"] = index + 1
-        factor = self.grid.factor
-        return Block(
-            index=index,
-            cells_x=cells_x,
-            cells_y=cells_y,
-            owned_x=_owned(cells_x, factor, self.grid.cells_x),
-            owned_y=_owned(cells_y, factor, self.grid.cells_y),
-            closed_x=slice(cells_x.start * factor, cells_x.stop * factor + 1),
-            closed_y=slice(cells_y.start * factor, cells_y.stop * factor + 1),
-            neighbours=neighbours,
-        )
+        return Block(index, cells[0], cells[1], owned[0], owned[1], closed[0], closed[1], neighbours)
 
 
 def common(one: slice, other: slice) -> slice:
@@ -278,16 +277,8 @@ def relative(part: slice, start: int) -> slice:
     return slice(part.start - start, part.stop - start)
 
 
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
-
-
-def _range(position: int, size: int, end: int) -> slice:
-    return slice(position * size, min((position + 1) * size, end))
-
-
-def _owned(cells: slice, factor: int, end: int) -> slice:
-    return slice(cells.start * factor, cells.stop * factor + int(cells.stop == end))
+def _shape(x: slice, y: slice) -> tuple[int, int]:
+    return int(x.stop - x.start), int(y.stop - y.start)
 
 
 def _next_divisor(side: int, below: int) -> int:

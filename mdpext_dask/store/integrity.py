@@ -46,6 +46,62 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     certified
         What a finished store's certificate has just been found to be; default: what its last audit says.
     """
+    found = store.read_receipts()
+    wrong = _at_odds(store, found, certified)
+    if not np.array_equal(store.read("inside"), store.grid.vertices_of(store.kept)):
+        wrong.append("inside")
+    if store.state not in FINISHED:
+        return wrong
+    if not store.has_seed():
+        wrong.append("seed")
+    elif not _seed_rows_fit_scores(store):
+        wrong.append("seed/probability")
+    return wrong + _described_otherwise(store)
+
+
+def require_evidence(store: MechanismStore) -> None:
+    """Refuse a finished store unless certificate, receipts, description of the rows and attributes fit.
+
+    No shard is read: that the rows are those of the receipts is what :func:`verify` looks at.
+
+    Raises
+    ------
+    GuaranteeViolation
+        If receipts or the certificate are gone, as in a store that was copied in part or written anew by
+        other software, or if they belong to something else. `worst` has the `blocks` without a receipt and
+        the `attributes` that do not fit.
+    StoreError
+        If something cannot be read.
+    """
+    found = store.read_receipts()
+    _require_whole(store, found)
+    if wrong := _at_odds(store, found, None):
+        raise GuaranteeViolation(
+            f"{store.url}: {_changed(wrong)}; run mdpext audit {store.url}",
+            worst={"blocks": [], "attributes": wrong},
+        )
+
+
+def _require_whole(store: MechanismStore, found: Mapping[int, Receipt]) -> None:
+    blocks = [index for index in range(store.plan.blocks) if index not in found]
+    lost = [f"the receipts of {len(blocks)} of {store.plan.blocks} blocks"] if blocks else []
+    if not objects.exists(store.objects, CERTIFICATE):
+        lost.append("its certificate")
+    if lost:
+        raise GuaranteeViolation(
+            f"{store.url}: says that it is {store.state}, but has lost {' and '.join(lost)}: nothing shows "
+            "that its rows are those that were certified; copy the whole store, with receipts/ and audit/, "
+            f"or prove what its rows keep with mdpext audit {store.url}",
+            worst={"blocks": blocks, "attributes": []},
+        )
+
+
+def _changed(wrong: Sequence[str]) -> str:
+    return f"{', '.join(wrong)} has changed since the store was certified"
+
+
+def _at_odds(store: MechanismStore, found: Mapping[int, Receipt], certified: float | None) -> list[str]:
+    """Return what does not belong to the rest, of all that takes little to read; see `inconsistencies`."""
     attributes, grid = store.attributes, store.grid
     identity = attributes["identity"]
     axes = {"x": grid.x_km(), "y": grid.y_km(), "output": np.arange(store.outputs)}
@@ -57,25 +113,34 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
         "job": is_job_of(identity, attributes["job"]),
         **_figures_fit(store, certified),
         "units": attributes.get("units", schema.UNITS) == schema.UNITS,
-        "inside": np.array_equal(store.read("inside"), grid.vertices_of(store.kept)),
         **{name: np.array_equal(store.read(name), values) for name, values in axes.items()},
     }
-    wrong = [name for name, fits in belongs.items() if not fits]
-    if attributes["state"] not in FINISHED:
-        return wrong
-    if not store.has_seed():
-        wrong.append("seed")
-    elif not _seed_rows_fit_scores(store):
-        wrong.append("seed/probability")
-    hashes = attributes.get("chunk_hashes")
-    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
-    found = store.read_receipts()
-    known = {store.content_digest(found)}
-    if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
-        known.add(receipts.digest_of(found, b""))
-    if digest not in known:
-        wrong.append("chunk_hashes")
-    return wrong + _described_otherwise(store)
+    if store.state in FINISHED:
+        content = store.content_digest(found)
+        hashes = attributes.get("chunk_hashes")
+        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+        known = {content}
+        if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
+            known.add(receipts.digest_of(found, b""))
+        belongs["chunk_hashes"] = digest in known
+        if certified is None:
+            belongs[CERTIFICATE] = _is_certificate_of(store, content)
+    return [name for name, fits in belongs.items() if not fits]
+
+
+def _is_certificate_of(store: MechanismStore, content: str) -> bool:
+    """Whether the certificate, where there is one, was made for this job and these receipts."""
+    report = objects.get_json(store.objects, CERTIFICATE)
+    expected = {
+        "fingerprint": store.fingerprint,
+        "content_sha256": content,
+        "records": store.grid.records,
+        "outputs": store.outputs,
+    }
+    # Older ones do not say all of it.
+    return not isinstance(report, Mapping) or all(
+        report.get(key, value) == value for key, value in expected.items()
+    )
 
 
 def _described_otherwise(store: MechanismStore) -> list[str]:
@@ -174,8 +239,7 @@ def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
     """
     done = store.read_receipts()
     blocks = store.plan.blocks
-    missing = [index for index in range(blocks) if index not in done]
-    if missing:
+    if missing := [index for index in range(blocks) if index not in done]:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise IncompleteStoreError(
             f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
@@ -198,10 +262,12 @@ def verify(store: MechanismStore) -> None:
     StoreError
         If something cannot be read at all.
     """
+    found, blocks, parts = store.read_receipts(), [], []
+    if not found:
+        _require_whole(store, found)
     wrong = inconsistencies(store)
     if not is_problem_of(store):
         wrong.append("problem_sha256")
-    found, blocks, parts = store.read_receipts(), [], []
     for block in store.plan:
         damage = damage_against(store, block, found.get(block.index))
         if damage or block.index not in found:
@@ -210,16 +276,12 @@ def verify(store: MechanismStore) -> None:
     damage = ShardDamage.joined([*parts, ShardDamage(extra=extra_shards(store))])
     said = _said_of_blocks(blocks)
     unproved = [str(block.index) for block in blocks if block.index not in found]
-    for what, names in (
-        ("no receipt of blocks", unproved),
-        ("changed shards", damage.changed),
-        ("missing shards", damage.missing),
-        ("extra shards", damage.extra),
-    ):
+    kinds = {f"{kind} shards": names for kind, names in asdict(damage).items()}
+    for what, names in {"no receipt of blocks": unproved, **kinds}.items():
         if names:
             said.append(f"{what}: {_some(names)}")
     if wrong:
-        said.append(f"{', '.join(wrong)} has changed since the store was certified; run the audit")
+        said.append(f"{_changed(wrong)}; run the audit")
     if said:
         raise GuaranteeViolation(
             f"{store.url}: {'; '.join(said)}",
@@ -234,10 +296,8 @@ def _said_of_blocks(blocks: Sequence[Block]) -> list[str]:
     x, y = first.owned_x, first.owned_y
     plural = "s" if len(others) > 1 else ""
     more = f" and block{plural} {_some([str(block.index) for block in others])}" if others else ""
-    return [
-        f"block {first.index} (records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}){more} "
-        f"{'have' if others else 'has'} changed since it was certified"
-    ]
+    where, have = f"records {x.start}..{x.stop - 1} x {y.start}..{y.stop - 1}", "have" if others else "has"
+    return [f"block {first.index} ({where}){more} {have} changed since it was certified"]
 
 
 def _some(names: Sequence[str]) -> str:

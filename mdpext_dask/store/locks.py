@@ -152,7 +152,11 @@ def hold(url: str, told: Callable[[str], None] = lambda _: None) -> Iterator[Loc
     StoreError
         If the store cannot be written.
     """
-    store, made = objects.open_objects(url), _folders_to_make(url)
+    store, made = objects.open_objects(url), []
+    if not objects.is_remote(url):
+        path = Path(objects.absolute(url))
+        # Folders that writing here makes, innermost first.
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         lock = Lock(store, url, _take(store, url, told))
         try:
@@ -188,12 +192,11 @@ def _take(store: Store, url: str, told: Callable[[str], None]) -> Holder:
         return own
     found = _read(store)
     if found is not None and not found.is_dead():
-        if not found.is_here:
-            told(f"waiting {PATIENCE_SECONDS:.0f} s to see whether {found} is still at work on this store")
-            if not _stands_still(store, found):
-                raise _refusal(url, _read(store) or found)
-        else:
+        if found.is_here:
             raise _refusal(url, found)
+        told(f"waiting {PATIENCE_SECONDS:.0f} s to see whether {found} is still at work on this store")
+        if not _stands_still(store, found):
+            raise _refusal(url, _read(store) or found)
     # Of several runs that find a dead run's lock at once, the last to write has it.
     _write(store, own)
     time.sleep(_SETTLE_SECONDS)
@@ -219,14 +222,6 @@ def _refusal(url: str, holder: Holder) -> StoreError:
     return IncompleteStoreError(
         f"{url}: another run is at work on this store ({holder}); wait for it, or stop it"
     )
-
-
-def _folders_to_make(url: str) -> list[Path]:
-    """Return the folders that writing into a local store would make, innermost first."""
-    if objects.is_remote(url):
-        return []
-    path = Path(objects.absolute(url))
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def _read(store: Store) -> Holder | None:

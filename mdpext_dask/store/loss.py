@@ -70,12 +70,8 @@ def read_loss(store: MechanismStore) -> Loss:
         return TableLoss(store.grid, StoredTable(store))
     if kind == "euclidean":
         return EuclideanLoss(store.output_xy_km())
-    return TravelLoss(
-        node_xy_km=store.read("problem/node_xy"),
-        task_distance_km=store.read("problem/task_distance"),
-        task_weight=store.read("problem/task_weight"),
-        output_node=store.read("problem/output_node"),
-    )
+    tables = "node_xy", "task_distance", "task_weight", "output_node"
+    return TravelLoss(*(store.read(f"problem/{name}") for name in tables))
 
 
 def is_problem_of(store: MechanismStore) -> bool:

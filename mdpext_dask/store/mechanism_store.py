@@ -167,7 +167,9 @@ class MechanismStore:
         if objects.is_empty(store):
             return None
         content = objects.get_json(store, ROOT_KEY)
-        if content is None and objects.holds_leftovers_only(store):
+        # Nothing but a lock and partial files, as before a run's first whole write.
+        keys = objects.list_keys(store, "") if content is None else [ROOT_KEY]
+        if all(key.endswith(objects.LEFTOVER) or key == objects.LOCK for key in keys):
             return None
         attributes = content.get("attributes", {}) if isinstance(content, Mapping) else {}
         if "fingerprint" not in attributes:
@@ -284,6 +286,10 @@ class MechanismStore:
     def output_xy_km(self) -> NDArray[np.float64]:
         """Return where the outputs lie in the plane, float64 of shape (K, 2), in km."""
         return np.stack([self.read("output_x"), self.read("output_y")], axis=-1)
+
+    def output_lonlat(self) -> NDArray[np.float64]:
+        """Return lon and lat of the outputs, float64 of shape (K, 2); NaN where the plane is not on Earth."""
+        return np.stack([self.read("output_lon"), self.read("output_lat")], axis=-1)
 
     @property
     def problem_attributes(self) -> dict[str, Any]:
@@ -434,19 +440,11 @@ class MechanismStore:
         self.write_extension(extension)
         names = [*extension, *([records] if records else ())]
         digest = schema.seed_sha256(self._seed_digest(names), attributes.get(schema.RECORD_SCORES))
-        solved = {
-            "primal_km": seed.primal,
-            "dual_km": seed.dual,
-            "gap": seed.gap,
-            "solver": seed.solver,
-            "iterations": seed.iterations,
-            "sha256": digest,
-            "extension": names,
-            **attributes,
-        }
+        facts = {"primal_km": seed.primal, "dual_km": seed.dual, "gap": seed.gap, "solver": seed.solver}
+        facts |= {"iterations": seed.iterations, "sha256": digest, "extension": names}
         try:
             # The attributes come last: they mark the seed as written.
-            self._seed_group().attrs.update(solved)
+            self.note_seed({**facts, **attributes})
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 

@@ -166,8 +166,7 @@ def get_bytes(store: Store, key: str) -> bytes | None:
     StoreError
         If it exists but cannot be read.
     """
-    (value,) = _get_many(store, [key], key)
-    return value
+    return _get_many(store, [key], key)[0]
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
@@ -262,11 +261,6 @@ def is_empty(store: Store) -> bool:
     """Whether the store holds nothing at all."""
     with _refused(store, "the store", "listed"):
         return bool(sync(store.is_empty("")))
-
-
-def holds_leftovers_only(store: Store) -> bool:
-    """Whether there is nothing but a lock and partial files, as before a run's first whole write."""
-    return all(key.endswith(LEFTOVER) or key == LOCK for key in list_keys(store, ""))
 
 
 def delete_keys(store: Store, keys: list[str]) -> None:
@@ -414,6 +408,4 @@ def _parsed(value: bytes | None, kind: type | None) -> Any:
     return None
 
 
-@functools.lru_cache
-def _reader(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_reader = functools.lru_cache(TypeAdapter)

@@ -19,15 +19,7 @@ from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
 from mdpext_dask.errors import StoreAccessError
-from mdpext_dask.store.remote_drivers import (
-    close_in_the_end,
-    codes_of,
-    is_plain_http,
-    is_transient,
-    open_driver,
-    said_by,
-    status_of,
-)  # fmt: skip
+from mdpext_dask.store import remote_drivers as drivers
 
 T = TypeVar("T")
 # Within the class, ``list`` is a method of it.
@@ -99,13 +91,8 @@ def open_remote(url: str, *, read_only: bool = False, policy: RetryPolicy | None
         As for :func:`mdpext_dask.store.remote_drivers.open_driver`.
     """
     policy = policy or POLICY
-    store = open_driver(
-        url,
-        read_only=read_only,
-        connect_seconds=policy.connect_seconds,
-        silence_seconds=policy.silence_seconds,
-    )
-    return RetryingStore(store, url, policy)
+    limits = {"connect_seconds": policy.connect_seconds, "silence_seconds": policy.silence_seconds}
+    return RetryingStore(drivers.open_driver(url, read_only=read_only, **limits), url, policy)
 
 
 class RetryingStore(WrapperStore[FsspecStore]):
@@ -142,7 +129,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
     @property
     def supports_listing(self) -> bool:
         """Whether its keys can be listed; not over plain HTTP."""
-        return not is_plain_http(self.url)
+        return not drivers.is_plain_http(self.url)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -157,7 +144,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             try:
                 found = await self._store.get(key, prototype, asked)
             except Exception as error:
-                if status_of(error) != 416:
+                if drivers.status_of(error) != 416:
                     raise
                 found = None  # the object ends before the range begins
             return prototype.buffer.from_bytes(b"") if found is None else found
@@ -254,7 +241,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
             try:
                 await self._store.fs._pipe_file(f"{self._store.path}/{key}", value, mode="create")
             except Exception as error:
-                if isinstance(error, ValueError) or status_of(error) == 501:
+                if isinstance(error, ValueError) or drivers.status_of(error) == 501:
                     raise NotImplementedError from error
                 raise
 
@@ -312,7 +299,7 @@ class RetryingStore(WrapperStore[FsspecStore]):
         try:
             return await self._until_answered(done, key, request, size)
         finally:
-            close_in_the_end(self._store.fs)
+            drivers.close_in_the_end(self._store.fs)
 
     async def _until_answered(self, done: str, key: str, request: Callable[[], Awaitable[T]], size: int) -> T:
         """Repeat a request until it is answered.
@@ -332,20 +319,23 @@ class RetryingStore(WrapperStore[FsspecStore]):
                 async with asyncio.timeout(limit):
                     return await request()
             except (*_ABSENT, FileExistsError, NotImplementedError, TypeError) as error:
-                if "NoSuchBucket" in codes_of(error):
+                if "NoSuchBucket" in drivers.codes_of(error):
                     self._refuse(done, key, error)
                 raise
             except Exception as error:
-                if status_of(error) == 412:
+                if drivers.status_of(error) == 412:
                     raise FileExistsError(key) from None
-                if not is_transient(error):
+                if not drivers.is_transient(error):
                     self._refuse(done, key, error)
-                said = said_by(error) or f"no answer within {limit:.3g} s"
+                said = drivers.said_by(error) or f"no answer within {limit:.3g} s"
             delay = policy.delay(attempt)
             if attempt == policy.attempts or time.monotonic() + delay >= deadline:
                 break
-            if attempt >= _MENTIONED_AFTER:
-                _mention(f"{self.url}: {key or 'the store'} cannot be {done}: {said}; trying again")
+            if attempt >= _MENTIONED_AFTER and time.monotonic() >= _MENTIONED_NEXT[0]:
+                _MENTIONED_NEXT[0] = time.monotonic() + _MENTIONED_EVERY
+                _LOG.warning(
+                    "%s: %s cannot be %s: %s; trying again", self.url, key or "the store", done, said
+                )
             await asyncio.sleep(delay)
         raise StoreAccessError(
             f"{self.url}: {key or 'the store'} cannot be {done}: {said}; tried {attempt} times in "
@@ -354,8 +344,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
         )
 
     def _refuse(self, done: str, key: str, error: BaseException) -> NoReturn:
-        said, hint = said_by(error) or type(error).__name__, ""
-        if status_of(error) == 403 and done == "read":
+        said, hint = drivers.said_by(error) or type(error).__name__, ""
+        if drivers.status_of(error) == 403 and done == "read":
             hint = " (S3 says so of objects that are not there, too, to those who may not list the bucket)"
         raise StoreAccessError(f"{self.url}: {key or 'the store'} cannot be {done}: {said}{hint}") from None
 
@@ -370,11 +360,3 @@ def _cut(found: Buffer, byte_range: ByteRequest | None) -> Buffer:
     if isinstance(byte_range, SuffixByteRequest) and len(found) > byte_range.suffix:
         return found[len(found) - byte_range.suffix :]
     return found[byte_range.offset :] if isinstance(byte_range, OffsetByteRequest) else found
-
-
-def _mention(text: str) -> None:
-    """Log, not too often, why nothing happens."""
-    now = time.monotonic()
-    if now >= _MENTIONED_NEXT[0]:
-        _MENTIONED_NEXT[0] = now + _MENTIONED_EVERY
-        _LOG.warning("%s", text)

@@ -142,11 +142,12 @@ def close_in_the_end(fs: Any) -> None:
         return
     creator, session = getattr(fs, "_s3creator", None), getattr(fs, "_session", None)
     if creator is not None:  # of s3fs
-        vars(fs)[_CLOSING] = weakref.finalize(
-            fs, _close, asyncio.get_running_loop(), functools.partial(creator.__aexit__, None, None, None)
-        )
+        close = functools.partial(creator.__aexit__, None, None, None)
     elif session is not None:  # of fsspec's own HTTP
-        vars(fs)[_CLOSING] = weakref.finalize(fs, _close, asyncio.get_running_loop(), session.close)
+        close = session.close
+    else:
+        return
+    vars(fs)[_CLOSING] = weakref.finalize(fs, _close, asyncio.get_running_loop(), close)
 
 
 def _close(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:

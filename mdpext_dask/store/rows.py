@@ -16,17 +16,9 @@ from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.sections import ExtensionSection
 from mdpext_dask.job.spec import fingerprint_of, is_job_of
-from mdpext_dask.store import receipts
+from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import (
-    EXPONENT,
-    EXTENSION_X,
-    EXTENSION_Y,
-    PROBABILITY,
-    RECORD_SCORES,
-    EdgeBudgets,
-)  # fmt: skip
 
 # Prefixes of the names of a store's seed, and of one that is only tried.
 SEED, TRIAL = "", "trial_"
@@ -66,15 +58,16 @@ def _read_corners(store: MechanismStore, block: Block, operator: Operator, prefi
         If what is stored is damaged.
     """
     across, along = block.cells_x, block.cells_y
-    scores = store.read(f"seed/{prefix}score", _closed(across), _closed(along))
+    closed_x, closed_y = (slice(part.start, part.stop + 1) for part in (across, along))
+    scores = store.read(f"seed/{prefix}score", closed_x, closed_y)
     east, north = across.stop - across.start, along.stop - along.start
     budget_x = np.full((2, east, north + 1, 1), np.inf)
     budget_y = np.full((2, east + 1, north, 1), np.inf)
     if operator.uses_budgets:
         every = slice(None)
-        budget_x = store.read(f"seed/{prefix}{EXTENSION_X}", every, across, _closed(along))
-        budget_y = store.read(f"seed/{prefix}{EXTENSION_Y}", every, _closed(across), along)
-    exponent = np.ones(1) if operator.linear else store.read(f"seed/{prefix}{EXPONENT}")
+        budget_x = store.read(f"seed/{prefix}{schema.EXTENSION_X}", every, across, closed_y)
+        budget_y = store.read(f"seed/{prefix}{schema.EXTENSION_Y}", every, closed_x, along)
+    exponent = np.ones(1) if operator.linear else store.read(f"seed/{prefix}{schema.EXPONENT}")
     fits = (
         (scores.shape, exponent.shape) == ((east + 1, north + 1, store.outputs), (1,))
         and (budget_x.shape[:-1], budget_y.shape[:-1]) == ((2, east, north + 1), (2, east + 1, north))
@@ -89,7 +82,7 @@ def _read_corners(store: MechanismStore, block: Block, operator: Operator, prefi
 
 
 def extension_arrays(
-    operator: Operator, budgets: EdgeBudgets | None, exponent: float
+    operator: Operator, budgets: schema.EdgeBudgets | None, exponent: float
 ) -> dict[str, NDArray[np.float64]]:
     """Return what, besides scores, an operator extends from, as arrays of the seed group by name.
 
@@ -103,8 +96,8 @@ def extension_arrays(
     arrays = {}
     if operator.uses_budgets:
         assert budgets is not None  # a solved seed LP has budgets
-        arrays = dict(zip((EXTENSION_X, EXTENSION_Y), budgets, strict=True))
-    return arrays if operator.linear else {**arrays, EXPONENT: np.array([exponent])}
+        arrays = dict(zip((schema.EXTENSION_X, schema.EXTENSION_Y), budgets, strict=True))
+    return arrays if operator.linear else {**arrays, schema.EXPONENT: np.array([exponent])}
 
 
 def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
@@ -124,8 +117,8 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
     SpecError
         If a user's own operator fails, or returns something else than rows.
     """
-    if prefix == SEED and RECORD_SCORES in store.seed_attributes:
-        return _from_records(store, block, store.seed_attributes[RECORD_SCORES])
+    if prefix == SEED and schema.RECORD_SCORES in store.seed_attributes:
+        return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
     operator = operator_of_store(store)
     corners = _read_corners(store, block, operator, prefix)
     return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
@@ -155,10 +148,6 @@ def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray
     return rows
 
 
-def _closed(part: slice) -> slice:
-    return slice(part.start, part.stop + 1)
-
-
 # --- rows, stored or not --------------------------------------------------------------------------
 
 
@@ -178,10 +167,13 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
         If stored bytes or the seed are damaged, or a skipped block has no receipt or extends to other rows
         than when it was written.
     """
-    rows: NDArray[np.float32] = store.read(PROBABILITY, x, y)
+    rows: NDArray[np.float32] = store.read(schema.PROBABILITY, x, y)
     for block in store.plan.skipped_blocks(x, y):
         part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
-        fine = _skipped_block(store, block)
+        receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
+        if receipt is None or receipt.rows_sha256 is None or receipt.seed_sha256 != store.seed_sha256():
+            raise StoreError(f"{store.url}: block {block.index} has no receipt; run the job again")
+        fine = _extended(store.url, block.index, receipt.rows_sha256)
         rows[relative(part_x, x.start), relative(part_y, y.start)] = fine[
             relative(part_x, block.owned_x.start), relative(part_y, block.owned_y.start)
         ]
@@ -226,14 +218,6 @@ def rows_at(
             continue
         rows[members] = part[i[members] - left, j[members] - lower]
     return rows
-
-
-def _skipped_block(store: MechanismStore, block: Block) -> NDArray[np.float32]:
-    """Return the closed rows of a skipped block, if they are those that its receipt was written for."""
-    receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
-    if receipt is None or receipt.rows_sha256 is None or receipt.seed_sha256 != store.seed_sha256():
-        raise StoreError(f"{store.url}: block {block.index} has no receipt; run the job again")
-    return _extended(store.url, block.index, receipt.rows_sha256)
 
 
 @lru_cache(maxsize=_BLOCKS_KEPT)

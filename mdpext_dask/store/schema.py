@@ -132,7 +132,9 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         ("output_lat", domain.output_lonlat[:, 1], "latitude of the output", "degrees_north"),
     ):
         _write(root, name, values, ("output",), long_name=title, units=units)
-    plane = _plane_chunks(grid.shape)
+    # Chunks of about a megabyte, however many blocks there are.
+    side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
+    plane = min(side, grid.shape[0]), min(side, grid.shape[1])
     title = "prior probability of the record"
     _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
     inside, title = grid.vertices_of(domain.kept), "whether the record belongs to the region"
@@ -148,7 +150,10 @@ def _write_problem(problem: zarr.Group, domain: Domain) -> None:
     """Write the tables of the loss, so that a finished store can be evaluated by itself."""
     if isinstance(domain.loss, TableLoss):
         table = _table(domain.loss)
-        _write(problem, "loss", table, ("x", "y", "output"), _loss_chunks(table), units="km")
+        # Chunks of one row of records, at most about a megabyte: a task reads the rows it needs.
+        rows = max(_PLANE_CHUNK_BYTES // (table.shape[2] * table.itemsize), 1)
+        chunks = 1, min(rows, table.shape[1]), table.shape[2]
+        _write(problem, "loss", table, ("x", "y", "output"), chunks, units="km")
         problem.attrs["loss"] = "table"
         return
     if not isinstance(domain.loss, TravelLoss):
@@ -184,18 +189,6 @@ def _write(
 def _table(loss: TableLoss) -> NDArray[Any]:
     assert isinstance(loss.table, np.ndarray)  # a problem that has just been built is all in memory
     return loss.table
-
-
-def _loss_chunks(table: NDArray[Any]) -> tuple[int, int, int]:
-    """Return chunks of one row of records, at most about a megabyte: a task reads the rows it needs."""
-    record = table.shape[2] * table.itemsize
-    return 1, min(max(_PLANE_CHUNK_BYTES // record, 1), table.shape[1]), table.shape[2]
-
-
-def _plane_chunks(shape: tuple[int, int]) -> tuple[int, int]:
-    """Return chunks of about a megabyte, however many blocks there are."""
-    side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
-    return min(side, shape[0]), min(side, shape[1])
 
 
 def cells_sha256(cells: NDArray[np.bool_]) -> str:
@@ -241,24 +234,16 @@ def _is_projection(value: Any) -> bool:
 def _is_grid(value: Any) -> bool:
     if not isinstance(value, Mapping) or {*value} != {field.name for field in fields(Grid)}:
         return False
-    counts = value["refine"]
-    if not isinstance(counts, list) or not counts:
+    if not isinstance(value["refine"], list) or not value["refine"]:
         return False
-    counts = [*counts, value["cells_x"], value["cells_y"]]
-    return (
-        all(map(_is_count, counts))
-        and all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
-        and value["cell_km"] > 0
-    )
+    counts = all(map(_is_count, (*value["refine"], value["cells_x"], value["cells_y"])))
+    lengths = all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
+    return counts and lengths and value["cell_km"] > 0
 
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether an attribute is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_pair_of_counts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
 def _is_count(value: Any) -> bool:
@@ -274,7 +259,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "job": _is_table,
     "identity": _is_table,
     "grid": _is_grid,
-    "block_cells": _is_pair_of_counts,
+    "block_cells": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)),
     "projection": _is_projection,
     "epsilon_per_km": is_number,
     "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),

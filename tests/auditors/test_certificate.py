@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.certificate import (
-    CORNERS,
-    Place,
-    certify_cells,
-    certify_source_cells,
-    steepest_slopes,
-)
+from mdpext_dask.auditors import certificate
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.seed.budget import dual_exponent, vector_norm
 from tests.support.reference import audited_epsilon, random_mechanism, softmax
@@ -30,14 +24,12 @@ EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
     roughness=st.floats(1e-3, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_it_covers_all_pairs(
-    p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int
-) -> None:
+def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int) -> None:
     """Brute force over all pairs never exceeds it, on any rectangular lattice, even an uneven one."""
     rng = np.random.default_rng(seed)
     x, y = (np.cumsum(rng.uniform(0.05, 2, size=n)) for n in shape)
     probability = random_mechanism(rng, shape, outputs, roughness)
-    epsilon, place, _, _ = certify_cells(probability, x, y, p)
+    epsilon, place, _, _ = certificate.certify_cells(probability, x, y, p)
     assert audited_epsilon(probability, x, y, p) <= epsilon
     assert 0 <= place.i < shape[0] - 1
     assert 0 <= place.j < shape[1] - 1
@@ -49,7 +41,7 @@ def test_it_is_tight_on_smooth_mechanisms(p: float) -> None:
     scores = np.log(softmax(rng.normal(size=(2, 2, 4))))
     probability = extend_log_convex(scores, 16)
     x = y = np.arange(17) / 16
-    epsilon, _, _, _ = certify_cells(probability, x, y, p)
+    epsilon, _, _, _ = certificate.certify_cells(probability, x, y, p)
     assert audited_epsilon(probability, x, y, p) <= epsilon
     # Along one axis alone the two agree; in general the certificate pays for the worst corner.
     assert epsilon <= audited_epsilon(probability, x, y, p) * 1.1
@@ -63,7 +55,7 @@ def test_a_plane_by_hand(p: float, expected: float) -> None:
     # Two outputs that differ in little but this keep the normaliser from moving: it is divided out.
     weight = np.concatenate([1e-4 * np.exp(rise), np.ones((6, 6, 1))], axis=-1)
     probability = (weight / weight.sum(axis=-1, keepdims=True)).astype(np.float32)
-    epsilon, place, _, _ = certify_cells(probability, x, y, p)
+    epsilon, place, _, _ = certificate.certify_cells(probability, x, y, p)
     assert epsilon == pytest.approx(expected, rel=2e-3)
     assert place.output == 0
 
@@ -75,7 +67,7 @@ def test_a_single_step_between_far_rows_is_found() -> None:
         for j in range(5):
             probability = np.full((5, 5, 3), 1 / 3, dtype=np.float32)
             probability[i, j, 1] *= 1.05
-            epsilon, place, violations, _ = certify_cells(probability, x, y, 2.0, limit=0.1)
+            epsilon, place, violations, _ = certificate.certify_cells(probability, x, y, 2.0, limit=0.1)
             step = math.log(1.05) / 0.1
             assert 0.6 * step < epsilon < 1.01 * step * math.sqrt(2)
             assert violations >= 1
@@ -90,8 +82,8 @@ def test_rows_need_not_sum_to_one() -> None:
     probability = random_mechanism(rng, (3, 3), 4, 0.5)
     scaled = (probability * rng.uniform(0.5, 1, size=(3, 3, 1))).astype(np.float32)
     x = y = np.arange(3.0)
-    first, _, _, _ = certify_cells(probability, x, y, 2.0)
-    second, _, _, _ = certify_cells(scaled, x, y, 2.0)
+    first, _, _, _ = certificate.certify_cells(probability, x, y, 2.0)
+    second, _, _, _ = certificate.certify_cells(scaled, x, y, 2.0)
     assert second == pytest.approx(first, rel=1e-5)
 
 
@@ -100,16 +92,16 @@ def test_what_is_no_probability_is_infinite(value: float) -> None:
     probability = np.full((4, 4, 2), 0.5, dtype=np.float32)
     probability[3, 1, 1] = value
     x = y = np.arange(4.0)
-    epsilon, place, violations, _ = certify_cells(probability, x, y, 2.0)
+    epsilon, place, violations, _ = certificate.certify_cells(probability, x, y, 2.0)
     assert epsilon == math.inf
-    assert place == Place(2, 1, 1)
+    assert place == certificate.Place(2, 1, 1)
     assert violations == 1
 
 
 def test_a_row_that_the_sampler_s_integers_cannot_add_up_is_infinite() -> None:
     """Constant rows of ones have no log ratio at all, but 20 of them overflow 64-bit weights."""
     probability = np.ones((3, 3, 20), dtype=np.float32)
-    epsilon, _, violations, _ = certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
+    epsilon, _, violations, _ = certificate.certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
     assert epsilon == math.inf
     assert violations > 0
 
@@ -118,8 +110,8 @@ def test_a_row_that_the_sampler_s_integers_cannot_add_up_is_infinite() -> None:
 def test_broken_coordinates_are_infinite(axis: list[float]) -> None:
     probability = np.full((3, 3, 2), 0.5, dtype=np.float32)
     good = np.arange(3.0)
-    assert certify_cells(probability, np.array(axis), good, 2.0)[0] == math.inf
-    assert certify_cells(probability, good, np.array(axis), 2.0)[0] == math.inf
+    assert certificate.certify_cells(probability, np.array(axis), good, 2.0)[0] == math.inf
+    assert certificate.certify_cells(probability, good, np.array(axis), 2.0)[0] == math.inf
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
@@ -127,15 +119,15 @@ def test_the_limit_counts_what_exceeds_it(p: float) -> None:
     rng = np.random.default_rng(9)
     probability = random_mechanism(rng, (5, 6), 3, 0.3)
     x, y = np.arange(5) * 0.5, np.arange(6) * 0.25
-    epsilon, _, all_of_them, _ = certify_cells(probability, x, y, p, limit=0.0)
+    epsilon, _, all_of_them, _ = certificate.certify_cells(probability, x, y, p, limit=0.0)
     assert all_of_them == 4 * 5 * 3
-    assert certify_cells(probability, x, y, p, limit=epsilon)[2] == 0
-    assert certify_cells(probability, x, y, p, limit=epsilon * (1 - 1e-9))[2] in (1, 2)
+    assert certificate.certify_cells(probability, x, y, p, limit=epsilon)[2] == 0
+    assert certificate.certify_cells(probability, x, y, p, limit=epsilon * (1 - 1e-9))[2] in (1, 2)
 
 
 def test_constant_mechanisms_reveal_nothing_but_rounding() -> None:
     probability = np.full((3, 3, 4), 0.25, dtype=np.float32)
-    epsilon, _, _, _ = certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
+    epsilon, _, _, _ = certificate.certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
     assert 0 < epsilon < 1e-11
 
 
@@ -148,8 +140,8 @@ def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
     fine = extend_log_convex(scores, factor)
     logs = np.log(fine.astype(float))
     logs -= np.log(fine.astype(float).sum(axis=-1, keepdims=True))
-    slopes = steepest_slopes(fine, side, factor, p)
-    norms = certify_source_cells(fine, side, factor, p)
+    slopes = certificate.steepest_slopes(fine, side, factor, p)
+    norms = certificate.certify_source_cells(fine, side, factor, p)
     q = dual_exponent(p)
 
     def vectors_at(i: int, j: int, output: int, cell: tuple[int, int]) -> list[tuple[float, float]]:
@@ -164,7 +156,7 @@ def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
         return found
 
     for a, b, output in itertools.product(range(3), range(2), range(6)):
-        for place, (east, north) in enumerate(CORNERS):
+        for place, (east, north) in enumerate(certificate.CORNERS):
             (expected,) = vectors_at((a + east) * factor, (b + north) * factor, output, (a, b))
             assert slopes.vector[a, b, output, place] == pytest.approx(expected, rel=1e-4, abs=1e-5)
         largest = slopes.vector[a, b, output, -1]

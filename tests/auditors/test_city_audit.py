@@ -13,7 +13,7 @@ from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.city import CityFile
 from tests.support.cities import GRID, put, rewritten, write_city
-from tests.support.problems import refusal
+from tests.support.refusals import refusal
 
 
 def steepest(path: Path) -> float:
@@ -108,5 +108,5 @@ def test_damaged_tiles_are_named(tmp_path: Path) -> None:
 def test_what_does_not_go_with_a_city(tmp_path: Path) -> None:
     path = write_city(tmp_path / "c.mdp")
     assert "knows where its records are" in refusal(lambda: audit(path, points="p.csv"), kind=SpecError)
-    assert "only mechanism stores have blocks" in refusal(lambda: audit(path, "boundary"), kind=SpecError)
+    assert "only mechanism stores" in refusal(lambda: audit(path, "boundary"), kind=SpecError)
     assert "no such file" in refusal(lambda: audit(tmp_path / "none.mdp"), kind=DataError)

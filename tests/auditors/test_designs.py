@@ -130,9 +130,7 @@ def test_the_first_stratum_of_a_lattice_holds_its_neighbours(p: float, h: float)
         *((shape, (2, 2)) for shape in [(1, 9), (9, 1), (1, 2), (2, 1)]),
     ],
 )
-def test_draws_from_a_lattice_are_uniform(
-    shape: tuple[int, int], spacing: tuple[float, float], p: float
-) -> None:
+def test_lattice_draws_are_uniform(shape: tuple[int, int], spacing: tuple[float, float], p: float) -> None:
     rng = np.random.default_rng(7)
     for design in (LatticeDesign(shape, spacing, p), LatticeDesign.stratified(shape, spacing, p)):
         for h, stratum in enumerate(design.strata):

@@ -160,18 +160,14 @@ def test_every_type_is_converted_exactly(
 
 @given(rows=hnp.arrays(np.float64, st.tuples(st.integers(2, 5), st.integers(1, 4))))
 @EXACT
-def test_text_is_read_to_the_last_bit(
-    tmp_path_factory: pytest.TempPathFactory, rows: NDArray[np.float64]
-) -> None:
+def test_text_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, rows: NDArray[np.float64]) -> None:
     folder = tmp_path_factory.mktemp("text")
     assert_same_bits(rows_of(read(save_csv(folder, rows), points_file(folder, len(rows)))), rows)
 
 
 @pytest.mark.parametrize("save", [*ARRAYS, save_parquet])
 @pytest.mark.parametrize("value", [2**53, 2**53 + 1, -(2**63), 2**63 - 1])
-def test_whole_numbers_that_would_be_rounded_are_refused(
-    tmp_path: Path, save: Callable[..., Path], value: int
-) -> None:
+def test_integers_beyond_float64_are_refused(tmp_path: Path, save: Callable[..., Path], value: int) -> None:
     path = save(tmp_path, np.array([[0, 1], [value, 0]]))
     message = refusal(path, points_file(tmp_path, 2))
     assert "cannot hold exactly" in message
@@ -369,9 +365,7 @@ def test_a_shuffled_lattice_is_found(axes: tuple[list[float], list[float]], rand
 
 @given(axes=lattices, data=st.data())
 @EXACT
-def test_a_lattice_with_one_point_wrong_is_none(
-    axes: tuple[list[float], list[float]], data: st.DataObject
-) -> None:
+def test_one_wrong_point_is_no_lattice(axes: tuple[list[float], list[float]], data: st.DataObject) -> None:
     points = np.array(list(itertools.product(*axes)))
     which = data.draw(st.integers(0, len(points) - 1))
     moved, doubled = points.copy(), points.copy()
@@ -488,9 +482,7 @@ def test_labels_of_parquet_are_no_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [(1, 0, 2), (0, 2, 1), (5, 6, 7), (0, 1, "x"), (0, 1, 1)])
-def test_records_out_of_order_are_not_laid_beside_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: tuple[Any, ...]
-) -> None:
+def test_records_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: tuple[Any, ...]) -> None:
     monkeypatch.setattr(row_files, "PIECE_BYTES", 1)
     lines = "".join(f"{record},{i},{i},1\n" for i, record in enumerate(records))
     path = write(tmp_path / "m.csv", "record,x_km,y_km,a\n" + lines)
@@ -532,9 +524,7 @@ def test_points_must_be_as_many_as_records(tmp_path: Path, save: Callable[..., P
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_array_of_rows_is_refused(
-    tmp_path: Path, save: Callable[..., Path], rows: NDArray[Any], words: str
-) -> None:
+def test_bad_arrays(tmp_path: Path, save: Callable[..., Path], rows: NDArray[Any], words: str) -> None:
     if rows.dtype.kind == "U" and "zarr" in save.__name__:
         rows = rows.astype("S1") if save is save_zarr_2 else rows
     with _quiet():
@@ -582,9 +572,7 @@ def test_only_zarr_has_a_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize("save", [save_npy, save_npz, save_parquet])
 @given(cut=st.floats(0, 1, exclude_max=True))
 @EXACT
-def test_a_file_cut_short_is_one_line(
-    tmp_path_factory: pytest.TempPathFactory, save: Callable[..., Path], cut: float
-) -> None:
+def test_cut_file(tmp_path_factory: pytest.TempPathFactory, save: Callable[..., Path], cut: float) -> None:
     folder = tmp_path_factory.mktemp("cut")
     path = save(folder, np.random.default_rng(0).random((20, 5)))
     content = path.read_bytes()
@@ -646,9 +634,7 @@ def test_broken_files_are_one_line(tmp_path: Path, name: str, content: bytes) ->
         ({"a": np.zeros((3, 2, 4)), "x_km": np.zeros(2), "y_km": np.zeros(3)}, "does not fit"),
     ],
 )  # fmt: skip
-def test_archives_that_are_not_clear_are_refused(
-    tmp_path: Path, arrays: dict[str, NDArray[Any]], words: str
-) -> None:
+def test_unclear_archives_are_refused(tmp_path: Path, arrays: dict[str, NDArray[Any]], words: str) -> None:
     np.savez(tmp_path / "m.npz", **arrays)
     assert words in refusal(tmp_path / "m.npz")
 
@@ -725,9 +711,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", FORMATS)
-def test_large_files_are_never_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., Path]
-) -> None:
+def test_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., Path]) -> None:
     monkeypatch.setattr(row_files, "PIECE_BYTES", 1 << 16)
     rows = np.random.default_rng(0).integers(0, 1000, (6000, 100)).astype(np.int32)
     path, points = tmp_path / "m.zarr", points_file(tmp_path, len(rows))

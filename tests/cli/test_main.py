@@ -39,16 +39,12 @@ kind = "inline"
 """
 
 
-def mdpext(*arguments: object, folder: Path, env: dict[str, str] | None = None) -> Any:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def mdpext(*arguments: object, folder: Path, env: dict[str, str] | None = None) -> Outcome:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", *map(str, arguments)]
+    how: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **(env or {})}, "timeout": 120}
+    done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def is_gone(group: int) -> bool:
@@ -89,18 +85,8 @@ def inside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     return call
 
 
-def answer(*arguments: object, folder: Path, code: int = 0) -> dict[str, Any]:
-    done = mdpext(*arguments, "--json", folder=folder)
-    assert done.returncode == code, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)  # one document, nothing else
-    return document
-
-
-def answered(outcome: Outcome, code: int = 0) -> dict[str, Any]:
-    """Return the one document of a command that was run in this process."""
-    assert outcome.returncode == code, outcome.stderr
-    document: dict[str, Any] = json.loads(outcome.stdout)
-    return document
+def answer(*arguments: object, folder: Path) -> dict[str, Any]:
+    return mdpext(*arguments, "--json", folder=folder).document()
 
 
 @pytest.fixture
@@ -118,7 +104,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
-    planned = answered(inside("plan", "job.toml", "--json", folder=folder))
+    planned = inside("plan", "job.toml", "--json", folder=folder).document()
     assert list(folder.iterdir()) == [folder / "job.toml"]
     finished = mdpext("run", "job.toml", "--json", "--progress", "json", folder=folder)
     summary = json.loads(finished.stdout)
@@ -130,10 +116,10 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
     assert planned["store_bytes"] == summary["records"] * summary["outputs"] * 4
     assert {"peak_bytes_per_task", "tasks", "seconds_by_workers"} <= set(planned)
     assert summary["store"] == str(folder / "tiny.zarr")
-    assert answered(inside("status", "tiny.zarr", "--json", folder=folder)) == summary
-    assert answered(inside("run", "job.toml", "--json", folder=folder)) == summary
+    assert inside("status", "tiny.zarr", "--json", folder=folder).document() == summary
+    assert inside("run", "job.toml", "--json", folder=folder).document() == summary
 
-    audited = answered(inside("audit", "tiny.zarr", "--method", "certificate", "--json", folder=folder))
+    audited = inside("audit", "tiny.zarr", "--method", "certificate", "--json", folder=folder).document()
     assert audited["holds"] is True
     assert audited["epsilon_certified"] == summary["epsilon_certified"]
     assert audited["violations"] == 0
@@ -141,7 +127,7 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
     keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
     assert keys <= set(audited)
 
-    evaluated = answered(inside("evaluate", "tiny.zarr", "--json", folder=folder))
+    evaluated = inside("evaluate", "tiny.zarr", "--json", folder=folder).document()
     assert evaluated["loss_km"] == pytest.approx(summary["loss_km"], rel=1e-12)
 
     (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n-70,40\n")
@@ -152,13 +138,13 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
 
 def test_in_pieces(folder: Path, inside: Inside) -> None:
     store = "elsewhere.zarr"
-    planned = answered(inside("init", "job.toml", "--store", store, "--json", folder=folder))
+    planned = inside("init", "job.toml", "--store", store, "--json", folder=folder).document()
     assert planned["state"] == "planned"
-    early = answered(inside("finalise", store, "--json", folder=folder), code=3)
+    early = inside("finalise", store, "--json", folder=folder).document(3)
     assert early["error"] == "IncompleteStoreError"
-    assert answered(inside("audit", store, "--json", folder=folder), code=3)["exit_code"] == 3
+    assert inside("audit", store, "--json", folder=folder).document(3)["exit_code"] == 3
     for index in range(planned["blocks"] - 1):
-        answered(inside("partition", store, index, "--json", folder=folder))
+        inside("partition", store, index, "--json", folder=folder).document()
     last = planned["blocks"]
     answer("partition", store, "--range", f"{last - 1}:{last}", folder=folder)
     assert answer("finalise", store, folder=folder)["state"] == "complete"
@@ -188,7 +174,7 @@ def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Insi
     refused = inside("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
     assert refused.returncode == 1
     assert not (folder / "o.csv").exists()
-    assert answered(inside("status", "tiny.zarr", "--json", folder=folder))["state"] == "refused"
+    assert inside("status", "tiny.zarr", "--json", folder=folder).document()["state"] == "refused"
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
@@ -255,7 +241,7 @@ def test_a_place_that_cannot_be_written(folder: Path, place: str, inside: Inside
 def test_another_job_s_store_is_left_alone(done: Path, inside: Inside) -> None:
     failed = inside("run", "job.toml", "--set", "privacy.epsilon_per_km=2", folder=done)
     assert_refused(failed, "privacy.epsilon_per_km")
-    assert answered(inside("status", "tiny.zarr", "--json", folder=done))["epsilon_per_km"] == 1.0
+    assert inside("status", "tiny.zarr", "--json", folder=done).document()["epsilon_per_km"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -344,17 +330,14 @@ def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kin
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
-def test_a_job_from_windows(folder: Path, inside: Inside) -> None:
-    (folder / "job.toml").write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
-    assert inside("plan", "job.toml", "--json", folder=folder).returncode == 0
-
-
-def test_a_job_that_cannot_fit_is_refused_before_anything_is_made(folder: Path, inside: Inside) -> None:
+def test_a_job_from_windows_and_one_that_cannot_fit(folder: Path, inside: Inside) -> None:
     for command in ("plan", "run"):
         failed = inside(command, "job.toml", "--set", "domain.refine=[100, 100, 100]", folder=folder)
         assert failed.returncode == 2
         assert "GiB" in failed.stderr
         assert list(folder.iterdir()) == [folder / "job.toml"]
+    (folder / "job.toml").write_bytes(b"\xef\xbb\xbf" + JOB.replace("\n", "\r\n").encode())
+    assert inside("plan", "job.toml", "--json", folder=folder).returncode == 0
 
 
 def test_reports_go_through_devices_and_links(done: Path, inside: Inside) -> None:
@@ -418,17 +401,12 @@ def test_what_lies_about_in_a_shared_folder_is_let_lie(tmp_path: Path) -> None:
     (tmp_path / "scratch-link.lock").symlink_to(tmp_path / "scratch-evil.lock")
     with scratch_in(tmp_path) as own:
         assert own.is_dir()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "scratch-evil.lock",
-        "scratch-link.lock",
-        "precious",
-    }
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"scratch-evil.lock", "scratch-link.lock", "precious"}
 
 
 def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
-    script = (
-        "import sys; sys.modules['typer'] = None; from mdpext_dask.cli.main import main; main(['--help'])"
-    )
+    script = "import sys; sys.modules['typer'] = None; import mdpext_dask.cli.main as m; m.main(['--help'])"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert "pip install mdpext-dask" in run.stderr

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given
@@ -32,11 +33,11 @@ from mdpext_dask.events import (
 STAGES = ("domain", "loss", "seed", "extend", "audit")
 
 
+@dataclass
 class Clock:
     """Goes when it is told to."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now: float = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -344,14 +345,10 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(
     ("style", "file", "terminal", "expected"),
-    [
-        ("auto", Terminal, "xterm", RichBar),
-        ("auto", Terminal, "dumb", PlainLines),
-        ("auto", io.StringIO, "xterm", PlainLines),
-        ("plain", Terminal, "xterm", PlainLines),
-        ("json", Terminal, "xterm", JsonLines),
-    ],
-)
+    [("auto", Terminal, "xterm", RichBar), ("auto", Terminal, "dumb", PlainLines),
+     ("auto", io.StringIO, "xterm", PlainLines), ("plain", Terminal, "xterm", PlainLines),
+     ("json", Terminal, "xterm", JsonLines)],
+)  # fmt: skip
 def test_bars_are_for_terminals_that_can_show_them(
     style: str, file: type[io.StringIO], terminal: str, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,12 +369,6 @@ def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(f"\x1b[{code}" in file.getvalue() for code in ("3", "9", "1;3", "38"))
 
 
-def test_workers_are_told_of() -> None:
-    told: list[Event] = []
-    observe_cluster(InlineExecutor(), told.append)
-    assert told == [ClusterReady(1, None)]
-
-
 def test_a_stage_that_raises_has_failed() -> None:
     told: list[Event] = []
     stages = Stages(told.append)
@@ -389,6 +380,9 @@ def test_a_stage_that_raises_has_failed() -> None:
 
 def test_tasks_within_a_stage_are_counted() -> None:
     told: list[Event] = []
+    observe_cluster(InlineExecutor(), told.append)
+    assert told == [ClusterReady(1, None)]
+    told.clear()
     stages = Stages(told.append)
     with stages.stage("square", 3, "numbers"):
         assert stages.gather(InlineExecutor(), "square", lambda n: n * n, [(1,), (2,), (3,)]) == [1, 4, 9]

@@ -34,7 +34,7 @@ from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
-from tests.support.processes import write_toml
+from tests.support.problems import write_toml
 from tests.support.submissions import notes_of, program
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -76,8 +76,7 @@ def test_shipped_settings_of_jobqueue_are_known_to_it() -> None:
     jobqueue = pytest.importorskip("dask_jobqueue")
     own = yaml.safe_load((Path(jobqueue.__file__).parent / "jobqueue.yaml").read_text())
     shipped = yaml.safe_load((SHIPPED / "jobqueue.yaml").read_text())
-    assert {*shipped} == {"jobqueue"}
-    assert {*shipped["jobqueue"]} == {"slurm"}
+    assert ({*shipped}, {*shipped["jobqueue"]}) == ({"jobqueue"}, {"slurm"})
     assert {*shipped["jobqueue"]["slurm"]} <= {*own["jobqueue"]["slurm"]}
 
 
@@ -85,12 +84,10 @@ def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path)
     fields = 'name "quoted" \\ ü.csv'
     (tmp_path / fields).write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
     job = small_job(
-        domain={"metric_p": "inf", "bbox": [-74.0, 40.7, -73.9, 40.8]},
-        prior={"kind": "file", "file": str(tmp_path / fields)},
-        seed={"refine_seconds": 1e-3},
+        domain={"metric_p": "inf", "bbox": [-74.0, 40.7, -73.9, 40.8]}, seed={"refine_seconds": 1e-3},
+        prior={"kind": "file", "file": str(tmp_path / fields)}, cluster={"workers": 7},
         compare={"methods": ["em"], "cases": {"a b": ["outputs.count=4"]}},
-        cluster={"workers": 7},
-    )
+    )  # fmt: skip
     spec = parse_job(job)
     path = tmp_path / "written.toml"
     path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
@@ -125,10 +122,8 @@ def test_what_a_job_asks_of_slurm(small_job: Job) -> None:
     assert {"count=12", "limit=1.5GiB"} < {*run.splitlines()}
     given = [line for line in run.splitlines() if line.startswith(("python=", "store="))]
     echo = "\n".join([*given, 'printf "%s\\n" "$python" "$store"'])
-    assert (
-        subprocess.check_output(["bash", "-c", echo], text=True)
-        == "/with space/python\ns3://bucket/it's.zarr\n"
-    )
+    echoed = subprocess.check_output(["bash", "-c", echo], text=True)
+    assert echoed == "/with space/python\ns3://bucket/it's.zarr\n"
     scripts = array_scripts(*setting, 1000, 1001)
     assert list(scripts) == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert all({*common} < {*directives(script)} for script in scripts.values())
@@ -231,9 +226,8 @@ def test_another_job_s_store_is_not_submitted_to(submit: Submit, tmp_path: Path,
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Return a function that sets what ``scontrol show job N`` says."""
     said = f'cat "{tmp_path}/said-$3" 2>/dev/null && exit 0'
-    program(
-        tmp_path, "scontrol", f'{said}\necho "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
-    )
+    unknown = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
+    program(tmp_path, "scontrol", f"{said}\n{unknown}")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return lambda job, text: (tmp_path / f"said-{job}").write_text(text) and None
 
@@ -249,15 +243,14 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
 @pytest.mark.parametrize(
     ("answers", "state", "message"),
     [
-        ({"1": part("1", "PENDING", "Priority")}, "pending", "Priority"),
-        ({"1": part("1", "CONFIGURING")}, "running", ""),
-        ({"1": part("1", "COMPLETED")}, "done", ""),
         ({}, "gone", "Slurm does not know it any more"),
-        ({"1": part("1", "FAILED", "NonZeroExitCode", "3:0")}, "failed", "exit code 3"),
-        ({"1": part("1", "FAILED", "RaisedSignal:9", "0:9")}, "failed", "killed by signal 9"),
-        ({"1": part("1", "CANCELLED", code="0:15")}, "failed", "cancelled"),
-        ({"1": part("1", "TIMEOUT")}, "failed", "its time was up (cluster.walltime_hours)"),
-        ({"1": part("1", "OUT_OF_MEMORY")}, "failed", "its memory was not enough (cluster.memory_gib)"),
+        *(({"1": part("1", *said)}, state, message) for said, state, message in (
+            (("PENDING", "Priority"), "pending", "Priority"), (("CONFIGURING",), "running", ""),
+            (("COMPLETED",), "done", ""), (("CANCELLED", "None", "0:15"), "failed", "cancelled"),
+            (("FAILED", "NonZeroExitCode", "3:0"), "failed", "exit code 3"),
+            (("FAILED", "RaisedSignal:9", "0:9"), "failed", "killed by signal 9"),
+            (("TIMEOUT",), "failed", "its time was up (cluster.walltime_hours)"),
+            (("OUT_OF_MEMORY",), "failed", "its memory was not enough (cluster.memory_gib)"))),
         # A chain of three.
         ({"1": part("1", "COMPLETED"), "2": part("2", "PENDING", "Resources", array="2_3-7%2"),
           "3": part("3", "PENDING", "Dependency")}, "running", "Resources"),
@@ -308,7 +301,7 @@ def followed(url: str, *steps: JobState | Exception | Callable[[], JobState]) ->
     return events
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(follow, "_LONGEST_WAIT", 0.002)
@@ -318,7 +311,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 PENDING, RUNNING, DONE = JobState("pending", "Priority"), JobState("running"), JobState("done")
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) -> None:
     spec, url = parse_job(small_job(store={"block_cells": [2, 2]})), str(tmp_path / "small.zarr")
 
@@ -337,19 +329,16 @@ def test_a_job_is_followed_through_its_stages(tmp_path: Path, small_job: Job) ->
     assert notes_of(events) == ["Test job 7 waits: Priority", "no answer"]
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("final", "error"),
     [
+        *((JobState("failed", f"exit code {code}", code), error) for code, error in (
+            (1, GuaranteeViolation), (2, SpecError), (3, IncompleteStoreError), (4, SolverError),
+            (70, IncompleteStoreError))),
         (JobState("failed", "cancelled"), IncompleteStoreError),
-        (JobState("failed", "exit code 3", 3), IncompleteStoreError),
-        (JobState("failed", "exit code 1", 1), GuaranteeViolation),
-        (JobState("failed", "exit code 2", 2), SpecError),
-        (JobState("failed", "exit code 4", 4), SolverError),
-        (JobState("failed", "exit code 70", 70), IncompleteStoreError),
         (JobState("gone", "not known"), IncompleteStoreError),
     ],
-)
+)  # fmt: skip
 def test_an_end_that_is_none(final: JobState, error: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(error, match=f"Test job 7 (has failed|is gone): {final.message}") as raised:
         followed(str(tmp_path / "none.zarr"), RUNNING, final)
@@ -363,20 +352,14 @@ def complete(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> str:
     return url
 
 
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("final", [DONE, JobState("gone"), JobState("failed", "cancelled")])
-def test_a_complete_store_is_the_end_whatever_is_said(final: JobState, complete: str) -> None:
-    followed(complete, final)
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_complete_store_of_another_job_is_no_success(complete: str) -> None:
+def test_a_complete_store_is_the_end_unless_it_is_of_another_job(complete: str) -> None:
+    for said in (DONE, JobState("gone"), JobState("failed", "cancelled")):
+        followed(complete, said)
     final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
     with pytest.raises(SpecError, match="belongs to another job"):
         followed(complete, RUNNING, final)
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_store_that_is_refused(tmp_path: Path, small_job: Job) -> None:
     url = str(tmp_path / "small.zarr")
     init(parse_job(small_job()), url)
@@ -388,13 +371,11 @@ def test_a_store_that_is_refused(tmp_path: Path, small_job: Job) -> None:
         followed(url, JobState("failed", "cancelled"))
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:
     (note,) = notes_of(followed(str(tmp_path / "elsewhere.zarr"), DONE))
     assert "has ended well, but its store cannot be read from here" in note
 
 
-@pytest.mark.usefixtures("quick")
 def test_an_interrupt_ends_following(tmp_path: Path) -> None:
     def interrupt() -> JobState:
         raise KeyboardInterrupt

@@ -19,6 +19,7 @@ from mdpext_dask.cli.submit.kubernetes import _overlap
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError
 from mdpext_dask.job.spec import JobSpec, parse_job
 from tests.support.inside import run_inside
+from tests.support.refusals import refusal
 from tests.support.submissions import program, to_kubernetes
 
 STUB = Path(__file__).parents[1] / "support" / "stub_kubectl.py"
@@ -62,25 +63,15 @@ def spec(small_job: Callable[..., dict[str, dict[str, Any]]]) -> JobSpec:
     return parse_job(small_job(cluster={"kind": "kubernetes", "image": "registry/image"}))
 
 
-def hand_over(
-    spec: JobSpec, folder: Path, store: str = STORE, **options: bool
-) -> tuple[dict[str, Any], list[str]]:
-    return to_kubernetes(spec, folder, store, **options)
-
-
 def test_a_dry_run_needs_no_kubectl(tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    document, _ = hand_over(spec, tmp_path / "a folder", dry_run=True)
+    document, _ = to_kubernetes(spec, tmp_path / "a folder", STORE, dry_run=True)
     file = tmp_path / "a folder" / "job.yaml"
+    commands = [shlex.join(["kubectl", "apply", "--filename", str(file)])]
     assert document == {
-        "to": "kubernetes",
-        "store": STORE,
-        "folder": str(tmp_path / "a folder"),
-        "files": [str(file)],
-        "commands": [shlex.join(["kubectl", "apply", "--filename", str(file)])],
-        "jobs": ["daskjob/mdpext-small"],
-        "state": "written",
-    }
+        "to": "kubernetes", "store": STORE, "folder": str(file.parent), "files": [str(file)],
+        "commands": commands, "jobs": ["daskjob/mdpext-small"], "state": "written",
+    }  # fmt: skip
     assert [one["kind"] for one in yaml.safe_load_all(file.read_text())][-1] == "DaskJob"
     json.dumps(document)
 
@@ -105,11 +96,9 @@ def test_without_kubectl_the_file_stays_and_the_error_is_one_line(
     tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SpecError, match="no kubectl") as caught:
-        hand_over(spec, tmp_path / "job")
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path / "job" / "job.yaml") in str(caught.value)
-    assert (tmp_path / "job" / "job.yaml").exists()
+    file = tmp_path / "job" / "job.yaml"
+    refusal(lambda: to_kubernetes(spec, file.parent, STORE), "no kubectl", str(file), kind=SpecError)
+    assert file.exists()
 
 
 @pytest.mark.parametrize(
@@ -121,30 +110,22 @@ def test_without_kubectl_the_file_stays_and_the_error_is_one_line(
         ("Error from server (Forbidden): daskjobs is forbidden", "Forbidden"),
     ],
 )
-def test_a_cluster_that_refuses(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, said: str, shown: str
-) -> None:
+def test_cluster_that_refuses(tmp_path: Path, spec: JobSpec, cluster: Cluster, said: str, shown: str) -> None:
     cluster.set(status=[None], refuse=said)
-    with pytest.raises(SpecError, match=shown) as caught:
-        hand_over(spec, tmp_path / "job")
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
+    refusal(lambda: to_kubernetes(spec, tmp_path / "job", STORE), shown, kind=SpecError)
     assert (tmp_path / "job" / "job.yaml").exists()
 
 
 def test_array_jobs_are_for_others(tmp_path: Path, spec: JobSpec) -> None:
     with pytest.raises(SpecError, match="--array"):
-        hand_over(spec, tmp_path / "job", array=True)
+        to_kubernetes(spec, tmp_path / "job", STORE, array=True)
 
 
 def test_a_job_is_followed_to_its_end(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
     log = ["domain: 0.21 s", "seed: 3.00 s", "extend: 7.10 s"]
-    cluster.set(
-        status=[None, "JobCreated", "ClusterCreated", "Running", "Running", "Successful"],
-        exit_code=0,
-        log=log,
-    )
-    document, notes = hand_over(spec, tmp_path / "job")
+    states = [None, "JobCreated", "ClusterCreated", "Running", "Running", "Successful"]
+    cluster.set(status=states, exit_code=0, log=log)
+    document, notes = to_kubernetes(spec, tmp_path / "job", STORE)
     assert document["state"] == "done"
     # Each line once, although it is asked for again and again.
     assert [note for note in notes if note in log] == log
@@ -155,12 +136,9 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, spec: JobSpec, cluster: Cl
 
 
 def test_what_keeps_pods_from_starting_is_said_once(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
-    cluster.set(
-        status=["ClusterCreated", "ClusterCreated", "Running", "Successful"],
-        waiting="ImagePullBackOff",
-        exit_code=0,
-    )
-    _, notes = hand_over(spec, tmp_path / "job")
+    states = ["ClusterCreated", "ClusterCreated", "Running", "Successful"]
+    cluster.set(status=states, waiting="ImagePullBackOff", exit_code=0)
+    _, notes = to_kubernetes(spec, tmp_path / "job", STORE)
     assert [note for note in notes if "ImagePullBackOff" in note] == [
         "Kubernetes job mdpext-small waits: worker: ImagePullBackOff (registry/image)"
     ]
@@ -175,9 +153,7 @@ def test_a_job_that_fails(
 ) -> None:
     log = ["seed: 1.00 s", "error: what was wrong"]
     cluster.set(status=["Running", "Failed"], log=log, exit_code=code)
-    with pytest.raises(error, match="what was wrong") as caught:
-        hand_over(spec, tmp_path / "job")
-    assert "\n" not in str(caught.value)
+    refusal(lambda: to_kubernetes(spec, tmp_path / "job", STORE), "what was wrong", kind=error)
 
 
 def test_a_job_whose_pod_is_gone_with_its_machine(
@@ -185,11 +161,11 @@ def test_a_job_whose_pod_is_gone_with_its_machine(
 ) -> None:
     cluster.set(status=["Running", "Failed"])
     with pytest.raises(IncompleteStoreError, match="submit again"):
-        hand_over(spec, tmp_path / "job")
+        to_kubernetes(spec, tmp_path / "job", STORE)
     # A complete store counts, whatever has become of the job.
     cluster.set(status=["Running", "Failed"])
     monkeypatch.setattr(following, "_state_of", lambda _: ("complete", ""))
-    assert hand_over(spec, tmp_path / "job")[0]["state"] == "done"
+    assert to_kubernetes(spec, tmp_path / "job", STORE)[0]["state"] == "done"
 
 
 def test_a_job_that_somebody_takes_away(
@@ -203,7 +179,7 @@ def test_a_job_that_somebody_takes_away(
 
     monkeypatch.setattr(following, "_stage_of", take_away)
     with pytest.raises(IncompleteStoreError, match="gone"):
-        hand_over(spec, tmp_path / "job")
+        to_kubernetes(spec, tmp_path / "job", STORE)
 
 
 def test_an_interrupt_leaves_the_job_alone(
@@ -216,16 +192,16 @@ def test_an_interrupt_leaves_the_job_alone(
 
     monkeypatch.setattr(following, "_stage_of", interrupt)
     with pytest.raises(IncompleteStoreError, match="goes on"):
-        hand_over(spec, tmp_path / "job")
+        to_kubernetes(spec, tmp_path / "job", STORE)
     assert not cluster.calls("delete")
 
 
 def test_the_client_may_leave_and_come_back(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
     cluster.set(status=["Running"])
-    document, _ = hand_over(spec, tmp_path / "job", detach=True)
+    document, _ = to_kubernetes(spec, tmp_path / "job", STORE, detach=True)
     assert document["state"] == "submitted"
     cluster.update(status=["Running", "Running", "Successful"], exit_code=0)
-    document, notes = hand_over(spec, tmp_path / "job")
+    document, notes = to_kubernetes(spec, tmp_path / "job", STORE)
     assert document["state"] == "done"
     assert len(cluster.calls("apply")) == 1
     assert any("there already" in note for note in notes)
@@ -233,22 +209,20 @@ def test_the_client_may_leave_and_come_back(tmp_path: Path, spec: JobSpec, clust
 
 def test_another_job_of_the_name_is_not_touched(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
     cluster.set(status=["Running"])
-    hand_over(spec, tmp_path / "job", detach=True)
+    to_kubernetes(spec, tmp_path / "job", STORE, detach=True)
     with pytest.raises(SpecError, match="another store"):
-        hand_over(spec, tmp_path / "job", store="s3://bucket/other.zarr")
+        to_kubernetes(spec, tmp_path / "job", "s3://bucket/other.zarr")
     assert len(cluster.calls("apply")) == 1
     assert not cluster.calls("delete")
 
 
 @pytest.mark.parametrize("ended", ["Failed", "Successful"])
-def test_after_an_end_the_job_is_submitted_anew(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str
-) -> None:
+def test_after_end_job_is_submitted_anew(tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str) -> None:
     """Applied again as it is, a job that has ended would not start; and its pods must be gone before."""
     cluster.set(status=["Running"])
-    hand_over(spec, tmp_path / "job", detach=True)
+    to_kubernetes(spec, tmp_path / "job", STORE, detach=True)
     cluster.update(status=[ended], next=["Running", "Successful"], exit_code=0)
-    document, _ = hand_over(spec, tmp_path / "job")
+    document, _ = to_kubernetes(spec, tmp_path / "job", STORE)
     assert document["state"] == "done"
     assert len(cluster.calls("apply")) == 2
     (deleted,) = cluster.calls("delete")
@@ -266,7 +240,7 @@ def test_no_answer_while_following_is_waited_out(
         return "seed", 0, 0
 
     monkeypatch.setattr(following, "_stage_of", cut_off)
-    document, notes = hand_over(spec, tmp_path / "job")
+    document, notes = to_kubernetes(spec, tmp_path / "job", STORE)
     assert document["state"] == "done"
     assert sum("connection refused" in note for note in notes) == 1
 

@@ -88,15 +88,14 @@ def test_a_job_runs_ends_and_may_be_submitted_again(
     assert any(note.startswith("extend: ") for note in notes)
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
     # The operator has taken the cluster down; what the job has said is kept.
-    wait_until(
-        lambda: names(cluster, "deployments", "daskclusters", "services") == [], "the operator to tidy up", 30
-    )
+    gone = ("deployments", "daskclusters", "services")
+    wait_until(lambda: names(cluster, *gone) == [], "the operator to tidy up", 30)
     assert names(cluster, "daskjobs", "pods") == ["mdpext-small-runner", "mdpext-small"]
-    (before,) = [job["metadata"]["uid"] for job in cluster.objects.all("kubernetes.dask.org/v1", "daskjobs")]
-    document, _ = hand_over(spec, tmp_path)
-    assert document["state"] == "done"
-    (after,) = [job["metadata"]["uid"] for job in cluster.objects.all("kubernetes.dask.org/v1", "daskjobs")]
-    assert before != after
+    daskjobs = "kubernetes.dask.org/v1", "daskjobs"
+    (before,) = cluster.objects.all(*daskjobs)
+    assert hand_over(spec, tmp_path)[0]["state"] == "done"
+    (after,) = cluster.objects.all(*daskjobs)
+    assert before["metadata"]["uid"] != after["metadata"]["uid"]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -151,23 +150,11 @@ def test_a_run_here_has_its_workers_there(tmp_path: Path, cluster: ToyKubernetes
     job = tmp_path / "job.toml"
     job.write_text(job_text(spec, spec.cluster))
     # In a process of its own: the libraries beneath leave connections to be closed by its end.
-    command = [
-        sys.executable,
-        "-m",
-        "mdpext_dask.cli",
-        "run",
-        job,
-        "--json",
-        "--store",
-        tmp_path / "direct.zarr",
-    ]
+    command = [sys.executable, "-m", "mdpext_dask.cli", "run", job, "--json"]
     command += ["--store", tmp_path / "direct.zarr"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["state"] == "complete"
     assert rows_of(tmp_path / "direct.zarr") == expected(spec, tmp_path)
-    wait_until(
-        lambda: names(cluster, "deployments", "daskclusters", "services", "pods") == [],
-        "the operator to tidy up",
-        30,
-    )
+    gone = ("deployments", "daskclusters", "services", "pods")
+    wait_until(lambda: names(cluster, *gone) == [], "the operator to tidy up", 30)

@@ -21,7 +21,8 @@ from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support import slurm_cluster
 from tests.support.inside import Capture, Outcome, run_inside
-from tests.support.processes import wait_until, write_toml
+from tests.support.problems import write_toml
+from tests.support.processes import wait_until
 from tests.support.slurm_cluster import Slurm
 from tests.support.slurm_operators import FREE, HELD_BY, OPEN, setting
 
@@ -83,9 +84,8 @@ def receipts(store: Path) -> dict[str, bytes]:
 def submission(*arguments: object) -> "subprocess.Popen[str]":
     """Start a submit as a process of its own."""
     command = [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", "submit", "job.toml", "--to", "slurm"]
-    return subprocess.Popen(
-        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command += map(str, arguments)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def held(store: Path, *arguments: object) -> "subprocess.Popen[str]":
@@ -170,9 +170,7 @@ def test_nothing_is_left_queued_where_part_of_a_chain_is_refused(
 
 def test_a_job_is_submitted_once(folder: Path, slurm: Slurm, capfd: pytest.CaptureFixture[str]) -> None:
     held = ("--detach", "--set", 'cluster.options=["--hold"]', "--json")
-    code, out, _ = inside(capfd, *held)
-    assert code == 0
-    document = json.loads(out)
+    document = inside(capfd, *held).document()
     assert document["state"] == "submitted"
     (job,) = document["jobs"]
     assert json.loads((folder / "small-slurm" / "submitted.json").read_text())["jobs"] == [job]
@@ -180,9 +178,7 @@ def test_a_job_is_submitted_once(folder: Path, slurm: Slurm, capfd: pytest.Captu
     assert code == EXIT_BAD_INPUT
     assert f"Slurm job {job} of an earlier submit is still pending" in err
     slurm.call("scancel", job)
-    code, out, _ = inside(capfd, *held)
-    assert code == 0
-    assert json.loads(out)["jobs"] != [job]
+    assert inside(capfd, *held).document()["jobs"] != [job]
 
 
 def test_state_of_jobs_that_slurm_does_not_know(folder: Path) -> None:
@@ -282,14 +278,9 @@ def test_workers_that_a_run_asks_for(folder: Path, slurm: Slurm, undisturbed: di
     """With ``kind = "slurm"`` the run is here, and each worker is a job."""
     sets = ["cluster.kind=slurm", "cluster.memory_gib=1"]
     command = [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", "run", "job.toml"]
-    done = subprocess.run(
-        [*command, *(word for one in sets for word in ("--set", one))],
-        env={**os.environ, "DASK_JOBQUEUE__SLURM__INTERFACE": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    command += [word for one in sets for word in ("--set", one)]
+    how: dict[str, Any] = {"env": {**os.environ, "DASK_JOBQUEUE__SLURM__INTERFACE": "lo"}, "timeout": 200}
+    done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert shards(folder / "small.zarr") == undisturbed
     wait_until(lambda: not {"RUNNING", "PENDING"} & {*slurm.jobs().values()}, "the workers to end")

@@ -23,6 +23,12 @@ def double(number: int) -> int:
     return 2 * number
 
 
+def opened(**section: Any) -> None:
+    """Open and close the executor of a section."""
+    with open_executor(ClusterSection(**section)):
+        pass
+
+
 def _settles(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
@@ -122,11 +128,8 @@ def test_a_scheduler_file_that_is_none_is_one_error(tmp_path: Path, content: str
     file = tmp_path / "scheduler.json"
     if content is not None:
         file.write_text(content)
-    with (
-        pytest.raises(ClusterError, match=r"cluster\.address: .*scheduler\.json"),
-        open_executor(ClusterSection(kind="address", address=str(file))),
-    ):
-        pass
+    with pytest.raises(ClusterError, match=r"cluster\.address: .*scheduler\.json"):
+        opened(kind="address", address=str(file))
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
@@ -139,11 +142,8 @@ def test_an_address_where_nobody_says_anything_is_one_error(
         if hangs_up:
             threading.Thread(target=lambda: server.accept()[0].close()).start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with (
-            pytest.raises(ClusterError, match=f"no scheduler with workers answers at {address}: .+"),
-            open_executor(ClusterSection(kind="address", address=address)),
-        ):
-            pass
+        with pytest.raises(ClusterError, match=f"no scheduler with workers answers at {address}: .+"):
+            opened(kind="address", address=address)
 
 
 def test_what_the_machine_s_own_settings_say_is_left_alone() -> None:
@@ -192,11 +192,8 @@ def test_where_there_is_no_such_cluster_it_is_one_error(
 
 
 def test_workers_from_slurm_need_to_be_told_their_memory() -> None:
-    with (
-        pytest.raises(SpecError, match=r"cluster\.memory_gib: how much"),
-        open_executor(ClusterSection(kind="slurm")),
-    ):
-        pass
+    with pytest.raises(SpecError, match=r"cluster\.memory_gib: how much"):
+        opened(kind="slurm")
 
 
 def test_an_error_in_a_worker_is_the_same_error_here(scheduler_address: str) -> None:

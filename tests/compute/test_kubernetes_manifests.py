@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from mdpext_dask.cli.submit.kubernetes import manifest_text
 from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from mdpext_dask.compute.kubernetes import cluster_manifest, environment, resource_name, yaml_text
 from mdpext_dask.errors import SpecError, StoreError
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec, files_of, parse_job
 from tests.support.commands import parse
 from tests.support.manifest_checks import complaints
+from tests.support.refusals import refusal
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 Documents = list[dict[str, Any]]
@@ -138,9 +139,7 @@ WORKER = ("spec", "cluster", "spec", "worker", "spec")
         (0, ("data",), "datum"),
     ],
 )
-def test_a_misspelt_key_is_found(
-    documents: Documents, document: int, path: tuple[Any, ...], name: str
-) -> None:
+def test_misspelt_key_is_found(documents: Documents, document: int, path: tuple[Any, ...], name: str) -> None:
     manifest = copy.deepcopy(documents[document])
     _misspell(manifest, path, name)
     assert any(name in said for said in complaints(manifest))
@@ -179,9 +178,7 @@ def test_the_runner_gets_the_same_job(demo: JobSpec, documents: Documents) -> No
     assert job.cluster.kind == "address"
 
 
-def test_the_runner_goes_where_the_operator_puts_the_scheduler(
-    documents: Documents, made: Made, pods: Made
-) -> None:
+def test_runner_goes_where_operator_puts_the_scheduler(documents: Documents, made: Made, pods: Made) -> None:
     address = parse_job(tomllib.loads(documents[0]["data"]["job.toml"])).cluster.address
     for name in ("runner", "worker"):
         (container,) = pods[name]["spec"]["containers"]
@@ -258,14 +255,9 @@ def test_dask_reads_its_settings_from_the_environment() -> None:
         "print(json.dumps([found, {**os.environ, **nanny}]))\n"
     )
     ours = {item["name"]: item["value"] for item in environment()}
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(list(DASK_CONFIG))],
-        env={"PATH": os.environ["PATH"], **ours, "HOME": "/nowhere", "DASK_CONFIG": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found, worker = json.loads(done.stdout)
+    env = {"PATH": os.environ["PATH"], **ours, "HOME": "/nowhere", "DASK_CONFIG": "/nowhere"}
+    command = [sys.executable, "-c", code, json.dumps(list(DASK_CONFIG))]
+    found, worker = json.loads(subprocess.check_output(command, env=env))
     before = "distributed.nanny.pre-spawn-environ."
     assert found == {key: value for key, value in DASK_CONFIG.items() if not key.startswith(before)}
     assert len(found) > 5
@@ -314,47 +306,33 @@ def test_long_names_that_differ_at_the_end_stay_apart() -> None:
     assert resource_name("a" * 100) != resource_name("a" * 101)
 
 
-def _refusal(spec: JobSpec, store: str = STORE) -> str:
-    with pytest.raises(SpecError) as caught:
-        manifest_text(spec, store)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def test_an_image_is_needed(small_job: Job) -> None:
     spec = parse_job(small_job(cluster={"kind": "kubernetes"}))
-    assert "cluster.image" in _refusal(spec, "s3://bucket/small.zarr")
-    with pytest.raises(SpecError, match=r"cluster\.image"):
-        cluster_manifest(ClusterSection(kind="kubernetes"), "name")
+    refusal(lambda: manifest_text(spec, "s3://bucket/small.zarr"), "cluster.image", kind=SpecError)
+    refusal(lambda: cluster_manifest(spec.cluster, "name"), "cluster.image", kind=SpecError)
 
 
+@pytest.mark.parametrize("claim", ["disk", None])
 @pytest.mark.parametrize(
-    ("store", "claim", "fine"),
-    [
-        ("/data/a.zarr", "disk", True),
-        ("/data/deep/a.zarr", "disk", True),
-        ("s3://bucket/a.zarr", "disk", True),
-        ("s3://bucket/a.zarr", None, True),
-        ("/data/a.zarr", None, False),
-        ("/home/me/a.zarr", "disk", False),
-        ("/database/a.zarr", "disk", False),
-        ("/data/../a.zarr", "disk", False),
-        ("/data", "disk", False),
-        ("a.zarr", "disk", False),
-        ("file:///home/me/a.zarr", "disk", False),
-        ("memory://a.zarr", "disk", False),
-    ],
+    ("store", "needs_claim"),
+    [("/data/a.zarr", True), ("/data/deep/a.zarr", True), ("s3://bucket/a.zarr", False)],
 )
-def test_a_store_must_be_where_pods_see_it(small_job: Job, store: str, claim: str | None, fine: bool) -> None:
-    cluster = {"kind": "kubernetes", "image": IMAGE, **({"volume_claim": claim} if claim else {})}
-    spec = parse_job(small_job(cluster=cluster))
-    if fine:
-        assert [complaints(one) for one in yaml.safe_load_all(manifest_text(spec, store))] == [[], [], []]
+def test_a_store_that_pods_see(small_job: Job, store: str, needs_claim: bool, claim: str | None) -> None:
+    spec = parse_job(small_job(cluster={"kind": "kubernetes", "image": IMAGE, "volume_claim": claim}))
+    if needs_claim and claim is None:
+        assert "cluster.volume_claim" in refusal(lambda: manifest_text(spec, store), store, kind=SpecError)
     else:
-        message = _refusal(spec, store)
-        assert store in message
-        assert ("cluster.volume_claim" in message) == (claim is None)
+        assert [complaints(one) for one in yaml.safe_load_all(manifest_text(spec, store))] == [[], [], []]
+
+
+def test_a_store_that_pods_do_not_see(small_job: Job) -> None:
+    spec = parse_job(small_job(cluster={"kind": "kubernetes", "image": IMAGE, "volume_claim": "disk"}))
+    for store in (
+        "/home/me/a.zarr", "/database/a.zarr", "/data/../a.zarr", "/data", "a.zarr",
+        "file:///home/me/a.zarr", "memory://a.zarr",
+    ):  # fmt: skip
+        said = refusal(partial(manifest_text, spec, store), store, kind=SpecError)
+        assert "cluster.volume_claim" not in said
 
 
 def test_a_manifest_has_no_password(demo: JobSpec) -> None:
@@ -368,11 +346,12 @@ def test_files_of_the_job_must_be_where_pods_see_them(small_job: Job) -> None:
     assert files_of(there) == {"domain.roads": "/data/rome"}
     assert "/data/rome" in manifest_text(there, STORE)
     here = {"domain": {"roads": "/home/me/rome"}, "loss": {"tasks_file": "/home/me/tasks.csv"}}
-    message = _refusal(parse_job(small_job(cluster=cluster, **here)))
-    assert "domain.roads (/home/me/rome), loss.tasks_file (/home/me/tasks.csv)" in message
+    spec = parse_job(small_job(cluster=cluster, **here))
+    said = "domain.roads (/home/me/rome), loss.tasks_file (/home/me/tasks.csv)"
+    refusal(lambda: manifest_text(spec, STORE), said, kind=SpecError)
     del cluster["volume_claim"]
-    message = _refusal(parse_job(small_job(cluster=cluster, domain={"roads": "/data/rome"})), "s3://b/a.zarr")
-    assert "cluster.volume_claim" in message
+    unclaimed = parse_job(small_job(cluster=cluster, domain={"roads": "/data/rome"}))
+    refusal(lambda: manifest_text(unclaimed, "s3://b/a.zarr"), "cluster.volume_claim", kind=SpecError)
 
 
 def test_without_a_memory_limit_there_is_none(small_job: Job) -> None:

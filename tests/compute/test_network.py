@@ -22,15 +22,8 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.hosts import Network, network
-from tests.support.processes import (
-    Command,
-    Host,
-    Processes,
-    free_ports,
-    processes_in,
-    wait_until,
-    write_toml,
-)  # fmt: skip
+from tests.support.problems import write_toml
+from tests.support.processes import Command, Host, Processes, free_ports, processes_in, wait_until
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 SlowJob = Callable[[str], dict[str, dict[str, Any]]]
@@ -41,6 +34,7 @@ import os
 import time
 
 from mdpext_dask.extend.log_convex import LogConvex
+from tests.support.problems import write_toml
 
 
 class Slow(LogConvex):
@@ -103,6 +97,11 @@ def same_shards(path: Path, reference: Path) -> bool:
     return all((path / f).read_bytes() == (reference / f).read_bytes() for f in files)
 
 
+def assert_sound(path: Path, reference: Path) -> None:
+    assert same_shards(path, reference)
+    assert audit(str(path)).holds
+
+
 def blocks_done(path: Path) -> int:
     return len(list(path.glob("receipts/*.json")))
 
@@ -131,6 +130,12 @@ def nothing(number: int) -> int:
 
 def failing(error: BaseException) -> None:
     raise error
+
+
+def executor_at(address: str) -> None:
+    """Open and close the executor of a scheduler."""
+    with open_executor(ClusterSection(kind="address", address=address)):
+        pass
 
 
 # --- one machine ----------------------------------------------------------------------------------
@@ -168,13 +173,9 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Command, 
 def test_a_scheduler_without_workers_is_one_error(
     lonely: tuple[Command, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = lonely[1]
     monkeypatch.setattr("mdpext_dask.compute.workers.CONNECT_SECONDS", 0.5)
-    with (
-        pytest.raises(ClusterError, match=f"no scheduler with workers answers at {address}: .*0/1 workers"),
-        open_executor(ClusterSection(kind="address", address=address)),
-    ):
-        pass
+    with pytest.raises(ClusterError, match=f"scheduler with workers answers at {lonely[1]}: .*0/1 workers"):
+        executor_at(lonely[1])
 
 
 def test_nobody_at_the_address_is_one_error_and_no_more_is_said(
@@ -182,11 +183,8 @@ def test_nobody_at_the_address_is_one_error_and_no_more_is_said(
 ) -> None:
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 1)
-    with (
-        pytest.raises(ClusterError, match=f"answers at {address}"),
-        open_executor(ClusterSection(kind="address", address=address)),
-    ):
-        pass
+    with pytest.raises(ClusterError, match=f"answers at {address}"):
+        executor_at(address)
     assert capfd.readouterr() == ("", "")
 
 
@@ -388,13 +386,9 @@ class Several:
         self.place, self.hosts = place, hosts
         self.path, self.toml = folder / "s.zarr", folder / "job.toml"
         place.environment.update(CUT)
-        self.start()
-        write_toml(self.toml, job(self.address))
-
-    def start(self) -> None:
-        """Start scheduler and workers."""
-        self.scheduler, self.address = self.place.scheduler(host=self.hosts["sched"])
+        _, self.address = place.scheduler(host=hosts["sched"])
         self.workers = {name: self.work(name) for name in ("one", "two")}
+        write_toml(self.toml, job(self.address))
 
     def work(self, name: str) -> Command:
         return self.place.worker(self.address, host=self.hosts[name])
@@ -403,9 +397,12 @@ class Several:
         command = ("run", self.toml, "--store", self.path, "--json", "--progress", "none")
         return self.place.mdpext(*command, host=self.hosts["client"])
 
-    def reaches(self, blocks: int, client: Command) -> None:
+    def running(self, blocks: int) -> Command:
+        """Start a run and return it once so many blocks are done."""
+        client = self.run()
         wait_until(lambda: blocks_done(self.path) >= blocks or client.ended(), client)
         assert not client.ended(), client.stderr
+        return client
 
 
 @pytest.fixture
@@ -419,11 +416,8 @@ def test_hosts_of_their_own_lose_one_for_a_moment(
 ) -> None:
     """A cable that is out for a second or two is no matter: nothing is lost, nobody is given up."""
     several = Several(here, hosts, job, tmp_path)
-    client = several.run()
-    several.reaches(4, client)
-    hosts.cut("one")
-    time.sleep(1.5)
-    hosts.mend("one")
+    client = several.running(4)
+    hosts.cut_for(1.5, "one")
     assert client.document()["state"] == "complete"
     assert not any(worker.ended() for worker in several.workers.values())
     assert len(workers_of(several.path)) == 2
@@ -434,8 +428,7 @@ def test_hosts_of_their_own_lose_one_for_a_moment(
 def test_a_worker_that_is_cut_off_is_done_without_and_comes_back(
     several: Several, hosts: Network, undisturbed: Path
 ) -> None:
-    client = several.run()
-    several.reaches(4, client)
+    client = several.running(4)
     hosts.cut("one")
     started = time.monotonic()
     # It ends when it notices, and whoever started it may start it again.
@@ -446,22 +439,19 @@ def test_a_worker_that_is_cut_off_is_done_without_and_comes_back(
     assert client.document()["state"] == "complete"
     assert time.monotonic() - started < 60
     assert len(workers_of(several.path)) == 3
-    assert same_shards(several.path, undisturbed)
-    assert audit(str(several.path)).holds
+    assert_sound(several.path, undisturbed)
 
 
 @pytest.mark.slow
 def test_at_the_end_of_a_stage_a_worker_that_is_cut_off_holds_it_up_for_a_bounded_time(
     several: Several, hosts: Network, undisturbed: Path
 ) -> None:
-    client = several.run()
-    several.reaches(16, client)
+    client = several.running(16)
     hosts.cut("one")
     started = time.monotonic()
     assert client.document()["state"] == "complete"
     assert time.monotonic() - started < 5 * TCP_SECONDS
-    assert same_shards(several.path, undisturbed)
-    assert audit(str(several.path)).holds
+    assert_sound(several.path, undisturbed)
 
 
 @pytest.mark.slow
@@ -469,8 +459,7 @@ def test_at_the_end_of_a_stage_a_worker_that_is_cut_off_holds_it_up_for_a_bounde
 def test_when_client_and_scheduler_lose_each_other_it_ends_and_can_be_run_again(
     several: Several, hosts: Network, undisturbed: Path, lost: str
 ) -> None:
-    client = several.run()
-    several.reaches(4, client)
+    client = several.running(4)
     hosts.cut(lost)
     started = time.monotonic()
     code, message = client.refusal()
@@ -483,20 +472,16 @@ def test_when_client_and_scheduler_lose_each_other_it_ends_and_can_be_run_again(
             worker.code()  # they have no one to work for
             several.work(name)
     assert several.run().document()["state"] == "complete"
-    assert same_shards(several.path, undisturbed)
-    assert audit(str(several.path)).holds
+    assert_sound(several.path, undisturbed)
 
 
 @pytest.mark.slow
 def test_a_short_cut_between_client_and_scheduler_is_no_matter(
     several: Several, hosts: Network, undisturbed: Path
 ) -> None:
-    client = several.run()
-    several.reaches(4, client)
+    client = several.running(4)
     for name in ("sched", "client"):
-        hosts.cut(name)
-        time.sleep(4)
-        hosts.mend(name)
+        hosts.cut_for(4, name)
         time.sleep(1)
     assert client.document()["state"] == "complete"
     assert same_shards(several.path, undisturbed)

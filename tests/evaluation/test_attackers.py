@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from mdpext_dask.cli.main import main
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError
@@ -35,13 +34,6 @@ from mdpext_dask.evaluation.attackers.leakage import (
     sorted_ranks,
 )
 from mdpext_dask.evaluation.attackers.passes import Passes
-from mdpext_dask.evaluation.attackers.repeated_releases import (
-    Posteriors,
-    draw_groups,
-    draw_reports,
-    lengths_up_to,
-    observe_blocks,
-)
 from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of
 from mdpext_dask.evaluation.attackers.tallies import Column, Tally, TallyPlan, add_column
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
@@ -51,6 +43,8 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition, records_km
+from tests.support.inside import call, mdpext
+from tests.support.refusals import refused
 from tests.support.regions import PLANE
 
 Array = NDArray[np.float64]
@@ -185,9 +179,7 @@ def test_a_mechanism_that_tells_the_truth_hides_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "side"), [("travel", 1), ("planar", 1), ("region", 1), ("travel", 2), ("planar", 2)]
 )
-def test_every_number_is_its_definition(
-    stores: Stores, kind: str, side: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_by_definition(stores: Stores, kind: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stores(kind)
     store = MechanismStore.open(str(path))
     if side > 1:
@@ -352,14 +344,11 @@ def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> Non
         (None, "no such file"),
     ],
 )
-def test_beliefs_that_cannot_be_used(
-    stores: Stores, tmp_path: Path, text: str | None, complaint: str
-) -> None:
+def test_unusable_beliefs(stores: Stores, tmp_path: Path, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / "p.csv").write_text(text)
-    with pytest.raises(MdpextError, match=f"^--attacker-prior: .*{complaint}") as caught:
-        attacked(stores("planar"), AttackRequest(attacker_prior=tmp_path / "p.csv"))
-    assert len(str(caught.value).splitlines()) == 1
+    request = AttackRequest(attacker_prior=tmp_path / "p.csv")
+    refused(MdpextError, f"^--attacker-prior: .*{complaint}", attacked, stores("planar"), request)
 
 
 # --- many releases --------------------------------------------------------------------------------
@@ -426,11 +415,11 @@ def test_posteriors_are_those_of_all_records(stores: Stores, kind: str) -> None:
     store = MechanismStore.open(str(path))
     prior, rows, _, _ = by_definition(path)
     reports = np.random.default_rng(0).integers(0, store.outputs, (7, 40)).astype(np.int32)
-    lengths = lengths_up_to(40)
+    lengths = curves.lengths_up_to(40)
     assert lengths == (1, 2, 3, 5, 10, 20, 30, 40)
-    total = Posteriors.nothing(7, len(lengths))
+    total = curves.Posteriors.nothing(7, len(lengths))
     for block in store.plan:
-        total.add(observe_blocks(store.url, (block.index,), reports, lengths))
+        total.add(curves.observe_blocks(store.url, (block.index,), reports, lengths))
     records = records_km(path) - (store.grid.west_km, store.grid.south_km)
     for v, c in itertools.product(range(7), range(len(lengths))):
         logs = np.log(prior) + np.log(rows)[:, reports[v, : lengths[c]]].sum(axis=1)
@@ -448,7 +437,7 @@ def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) ->
     store = MechanismStore.open(str(stores("planar")))
     masses = np.array([float(store.read("prior", b.owned_x, b.owned_y).sum()) for b in store.plan])
     people = 4000
-    drawn = draw_groups(masses, people, 0)
+    drawn = curves.draw_groups(masses, people, 0)
     counts = np.array([len(block) for block in drawn])
     assert counts.sum() == people
     expected = masses * people
@@ -457,7 +446,7 @@ def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) ->
     for block, mass in zip(drawn, masses, strict=True):
         assert all(0 <= at <= mass * (1 + 1e-9) for _, at in block)
     index, releases = int(masses.argmax()), 100
-    reports = draw_reports(store.url, (index,), drawn[index], releases, 0)
+    reports = curves.draw_reports(store.url, (index,), drawn[index], releases, 0)
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y).ravel()
     rows = store.read("probability", block.owned_x, block.owned_y).reshape(len(prior), -1).astype(np.float64)
@@ -592,14 +581,11 @@ def polygon(*ring: tuple[float, float]) -> str:
         ("a.shp", "no shapes", "not recognized"),
     ],
 )
-def test_districts_that_cannot_be_read(
-    stores: Stores, tmp_path: Path, name: str, text: str | None, complaint: str
-) -> None:
+def test_bad_districts(stores: Stores, tmp_path: Path, name: str, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=f"^--districts: .*{complaint}") as caught:
-        read_districts(MechanismStore.open(str(stores("region"))), tmp_path / name)
-    assert len(str(caught.value).splitlines()) == 1
+    store = MechanismStore.open(str(stores("region")))
+    refused(DataError, f"^--districts: .*{complaint}", read_districts, store, tmp_path / name)
 
 
 def test_polygons_say_nothing_about_a_plane_without_a_place(stores: Stores) -> None:
@@ -621,9 +607,7 @@ def test_a_district_without_people_is_told() -> None:
 # --- everywhere the same, within limits, and told ---------------------------------------------------
 
 
-def test_what_would_take_too_much_is_null_with_the_reason(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_too_much_is_null_with_reason(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(stores("planar"))
     whole = attacked(path, FEW)
     monkeypatch.setattr(evaluate, "MOST_SORTED", 0)
@@ -661,9 +645,7 @@ def test_damage_is_one_error(stores: Stores, tmp_path: Path) -> None:
     # Where nobody is, so that nothing but this looks at it.
     i, j = np.argwhere(store.read("prior") == 0)[0].tolist()
     store.array("probability")[i, j] = np.nan
-    with pytest.raises(StoreError, match="rows are damaged") as caught:
-        attacked(path)
-    assert len(str(caught.value).splitlines()) == 1
+    refused(StoreError, "rows are damaged", attacked, path)
 
 
 def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -674,9 +656,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     points.write_text(f"x_km,y_km\n{box.west_km!r},{box.south_km!r}\n")
     options = ["--progress", "none", "--bound-seconds", "0", "--releases", "2", "--random-seed", "3"]
     options += ["--districts", str(path), "--attacker-prior", str(points)]
-    with pytest.raises(SystemExit):
-        main(["evaluate", store, "--json", *options])
-    answer = json.loads(capfd.readouterr().out)
+    answer = call(capfd, "evaluate", store, *options)
     request = AttackRequest(districts=path, attacker_prior=points, releases=2, random_seed=3)
     assert answer["adversary"] == attacked(store, request)
     told = dict(table(answer))
@@ -684,9 +664,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     for label in ("in the west", "in elsewhere", "2 releases", "believes file", "worst record", "leakage"):
         assert label in told
     for wrong in (["--no-attacks", "--districts", str(path)], ["--releases", "-1"]):
-        with pytest.raises(SystemExit) as caught:
-            main(["evaluate", store, *wrong])
-        assert caught.value.code == 2
+        assert mdpext("evaluate", store, *wrong) == 2
 
 
 @pytest.mark.parametrize(
@@ -698,5 +676,4 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     ],
 )
 def test_requests_that_cannot_be(stores: Stores, request_: AttackRequest, named: str) -> None:
-    with pytest.raises(SpecError, match=f"^{named}"):
-        attacked(stores("planar"), request_)
+    refused(SpecError, f"^{named}", attacked, stores("planar"), request_)

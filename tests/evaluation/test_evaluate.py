@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.cli.main import main
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.attackers import passes
@@ -31,6 +30,8 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition
+from tests.support.inside import call, mdpext
+from tests.support.refusals import refused
 
 Stores = Callable[[str], Path]
 # What this is about needs no bound and no attackers; other tests are about those.
@@ -47,7 +48,7 @@ def finished(request: pytest.FixtureRequest, stores: Stores) -> Path:
 # --- what is computed -----------------------------------------------------------------------------
 
 
-def test_every_number_is_its_definition(finished: Path, tmp_path: Path) -> None:
+def test_numbers_by_definition(finished: Path, tmp_path: Path) -> None:
     prior, rows, losses, apart = by_definition(finished)
     joint = prior[:, None] * rows
     found = evaluate(str(finished), records=tmp_path / "R.NPZ")
@@ -120,9 +121,7 @@ def test_all_executors_find_the_same_bits(
     assert json.dumps(found) == json.dumps(expected)
 
 
-def test_more_records_than_can_be_sorted(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_many_records_to_sort(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     exact = evaluate(str(finished))
     monkeypatch.setattr(evaluation, "MOST_SORTED", 0)
     found = evaluate(str(finished))
@@ -168,9 +167,7 @@ def test_sums_are_exact(numbers: list[float]) -> None:
     SHARE,
     st.integers(0, 40),
 )
-def test_tallies_are_right_to_their_resolution(
-    pairs: list[tuple[float, float]], share: str, cut: int
-) -> None:
+def test_tallies_are_right_to_resolution(pairs: list[tuple[float, float]], share: str, cut: int) -> None:
     values, weights = np.array(pairs).T
     total = Tally()
     for part in (slice(0, cut), slice(cut, None)):
@@ -238,17 +235,13 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_read(
 ) -> None:
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as caught:
-        main(["evaluate", str(tmp_path / "nothing.zarr"), option, str(tmp_path / name)])
-    assert caught.value.code == 2
+    assert mdpext("evaluate", tmp_path / "nothing.zarr", option, tmp_path / name) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {option}: ")
     assert len(error.splitlines()) == 1
 
 
-def test_what_cannot_be_written_in_the_end_is_one_error(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_files_are_errors(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -264,16 +257,12 @@ def test_what_cannot_be_written_in_the_end_is_one_error(
 def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = str(stores("travel"))
     command = ["evaluate", store, "--progress", "none", "--bound-seconds", "0", "--no-attacks"]
-    with pytest.raises(SystemExit):
-        main([*command, "--json", "--map", str(tmp_path / "m.png"), "--records", str(tmp_path / "r.npz")])
-    answer = json.loads(capfd.readouterr().out)
+    answer = call(capfd, *command, "--map", tmp_path / "m.png", "--records", tmp_path / "r.npz")
     assert answer == evaluate(store)
     assert {"lower_bound_km", "gap", "offsets_used", "offsets_total", "adversary"} <= set(answer)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.png", "r.npz"]
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit) as caught:
-        main(command)
-    assert caught.value.code == 0
+    assert mdpext(*command) == 0
     text = capfd.readouterr().out
     assert f"{answer['loss_km']:.6g} km" in text
     assert "of reports, which lose" in text
@@ -298,8 +287,7 @@ def test_what_cannot_be_asked_for_is_refused(stores: Stores) -> None:
         ({"records": store / "r.npz"}, inside),
         ({"picture": store / "m.png"}, inside),
     ):
-        with pytest.raises(SpecError, match=why):
-            evaluate(str(store), **what)
+        refused(SpecError, why, evaluate, str(store), **what)
 
 
 @pytest.mark.parametrize("what", ["prior", "rows", "chunk"])
@@ -315,14 +303,11 @@ def test_damage_is_one_error(stores: Stores, tmp_path: Path, what: str) -> None:
     else:
         shard = path / store.shard_keys(store.plan[0])[0]
         shard.write_bytes(shard.read_bytes()[:-40])
-    with pytest.raises(StoreError) as caught:
-        evaluate(str(path))
-    assert len(str(caught.value).splitlines()) == 1
+    refused(StoreError, "", evaluate, str(path))
 
 
 def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no such store"):
-        evaluate(str(tmp_path / "nothing.zarr"))
+    refused(StoreError, "no such store", evaluate, str(tmp_path / "nothing.zarr"))
 
 
 def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Path) -> None:

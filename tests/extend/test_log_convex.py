@@ -22,11 +22,10 @@ def refine_once(scores: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
     """Interpolate log scores of a lattice to the next finer one."""
     nx, ny = scores.shape[0] - 1, scores.shape[1] - 1
     fine = np.empty((nx * parts + 1, ny * parts + 1, scores.shape[2]))
-    for i in range(nx * parts + 1):
-        for j in range(ny * parts + 1):
-            a, b = min(i // parts, nx - 1), min(j // parts, ny - 1)
-            corners = scores[a : a + 2, b : b + 2]
-            fine[i, j] = interpolate(corners, (i - a * parts) / parts, (j - b * parts) / parts)
+    for i, j in np.ndindex(fine.shape[:2]):
+        a, b = min(i // parts, nx - 1), min(j // parts, ny - 1)
+        corners = scores[a : a + 2, b : b + 2]
+        fine[i, j] = interpolate(corners, (i - a * parts) / parts, (j - b * parts) / parts)
     return fine
 
 

@@ -31,9 +31,7 @@ EXPONENTS = (1.0, 1.5, 2.0, 4.0, math.inf)
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
-def test_certified_stores_hold_for_all_pairs_and_waste_nothing(
-    tmp_path: Path, small_job: Job, p: float
-) -> None:
+def test_certified_stores_hold_and_waste_nothing(tmp_path: Path, small_job: Job, p: float) -> None:
     domain = {"refine": [3], "metric_p": "inf" if math.isinf(p) else p}
 
     def made(budget: str) -> dict[str, Any]:
@@ -99,9 +97,7 @@ def test_every_executor_finds_the_same_bytes(
         assert shard.read_bytes() == (tmp_path / "s.zarr" / shard.relative_to(searched)).read_bytes()
 
 
-def test_a_solver_that_fails_in_the_middle_leaves_the_closed_form(
-    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solver_failure_falls_back(tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = tasks.solve_seed_problem, []
 
     def fail_later(*arguments: Any, **options: Any) -> Any:
@@ -123,9 +119,7 @@ def test_few_outputs_are_no_obstacle(path: Path, small_job: Job, outputs: int) -
     assert build(parse_job(job), str(path))["state"] == "complete"
 
 
-def test_a_search_that_was_killed_begins_again(
-    tmp_path: Path, searched_job: dict[str, dict[str, Any]], searched: Path
-) -> None:
+def test_search_restarts(tmp_path: Path, searched_job: dict[str, dict[str, Any]], searched: Path) -> None:
     """Whatever a killed search leaves behind: half a trial, half a cost, no digest."""
     job, path = parse_job(searched_job), tmp_path / "s.zarr"
 
@@ -164,9 +158,7 @@ def test_refining_gains_and_can_be_left_out(tmp_path: Path, small_job: Job) -> N
 
 
 @pytest.mark.parametrize("p", [1.0, pytest.param(2.0, marks=pytest.mark.slow), "inf"])
-def test_more_refining_is_never_less_than_other_budgets(
-    tmp_path: Path, small_job: Job, p: float | str
-) -> None:
+def test_more_refining_is_never_below_other_budgets(tmp_path: Path, small_job: Job, p: float | str) -> None:
     """On dense seeds, where every record is one; with few rounds, many, and none."""
 
     def loss_km(name: str, budget: str, rounds: int) -> float:

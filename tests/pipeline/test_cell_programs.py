@@ -80,9 +80,7 @@ def test_small_systems_are_those_of_numpy(size: int, band: int) -> None:
 
 @settings(max_examples=25)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 3)), outputs=st.integers(1, 7), seed=SEEDS)
-def test_solutions_are_feasible_and_as_good_as_those_of_highs(
-    shape: tuple[int, int], outputs: int, seed: int
-) -> None:
+def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs: int, seed: int) -> None:
     patches = random_patches(np.random.default_rng(seed), shape, outputs, count=4)
     ours, theirs = solve_patches(patches), solve_with_highs(patches)
     assert not ours.failed.any()
@@ -217,9 +215,7 @@ def test_records_between_neighbours_that_keep_their_budgets_are_within_epsilon()
     offset=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     side=st.integers(1, 3),
 )
-def test_every_point_has_one_place_in_a_sweep(
-    last: tuple[int, int], patch: int, offset: tuple[int, int], side: int
-) -> None:
+def test_sweep_has_every_point(last: tuple[int, int], patch: int, offset: tuple[int, int], side: int) -> None:
     """Crossings, points on lines, and points inside cells part the lattice, however it is cut into boxes."""
     lines = tuple(Lines(n, patch, o % patch) for n, o in zip(last, offset, strict=True))
     seen = np.zeros((last[0] + 1, last[1] + 1), dtype=int)
@@ -268,9 +264,7 @@ def swept_twice(window: Window, lines: tuple[Lines, Lines]) -> NDArray[np.float6
     offset=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     seed=SEEDS,
 )
-def test_a_sweep_keeps_every_budget_and_lowers_the_cost(
-    shape: tuple[int, int], outputs: int, offset: tuple[int, int], seed: int
-) -> None:
+def test_sweep_invariants(shape: tuple[int, int], outputs: int, offset: tuple[int, int], seed: int) -> None:
     window = window_of(np.random.default_rng(seed), shape, outputs, allowed=0.5)
     lines = Lines(shape[0] - 1, 4, offset[0]), Lines(shape[1] - 1, 4, offset[1])
     result = swept_twice(window, lines)

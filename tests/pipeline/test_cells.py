@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
-from tests.support.processes import write_toml
+from tests.support.problems import write_toml
 from tests.support.reference import audited_epsilon
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -49,7 +49,9 @@ def cell_job(small_job: Job) -> Job:
 
 
 def make(job: dict[str, Any], path: Path, **arguments: Any) -> dict[str, Any]:
-    return build(parse_job(job), str(path), **arguments)
+    summary = build(parse_job(job), str(path), **arguments)
+    assert summary["state"] == "complete"
+    return summary
 
 
 def bytes_of(path: Path) -> np.ndarray:
@@ -85,9 +87,7 @@ _EVERY_TIME = {(1, "bound"), ("inf", "bound"), (1.5, "certified"), (2, "certifie
         for budget in ("half", "bound", "certified")
     ],
 )
-def test_the_store_is_private_for_all_pairs_and_better_than_interpolation(
-    tmp_path: Path, cell_job: Job, p: float | str, budget: str
-) -> None:
+def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | str, budget: str) -> None:
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
     sections = {
         "domain": {"refine": [4], "metric_p": p},
@@ -95,7 +95,6 @@ def test_the_store_is_private_for_all_pairs_and_better_than_interpolation(
         "seed": {"refine_rounds": 0},
     }
     summary = make(cell_job(**sections), tmp_path / "s.zarr")
-    assert summary["state"] == "complete"
     assert summary["fallbacks"] == 0
     assert summary["boundary_mismatches"] == 0
     dataset = xr.open_zarr(tmp_path / "s.zarr")
@@ -113,7 +112,6 @@ def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]
     """Odd numbers of steps, levels that refine nothing, no level at all: every record a seed."""
     job = cell_job(domain={"refine": refine})
     summary = make(job, tmp_path / "s.zarr")
-    assert summary["state"] == "complete"
     assert summary["fallbacks"] == 0
     levels = {sweep["level"] for sweep in facts_of(tmp_path / "s.zarr")["cells"]["sweeps"]}
     assert levels == set(range(1, max(sum(n > 1 for n in refine), 1) + 1))
@@ -123,8 +121,7 @@ def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]
 
 
 def test_one_output_leaves_nothing_to_choose(path: Path, cell_job: Job) -> None:
-    summary = make(cell_job(outputs={"count": 1}), path)
-    assert summary["state"] == "complete"
+    make(cell_job(outputs={"count": 1}), path)
     assert (bytes_of(path) == 1).all()
 
 
@@ -143,8 +140,7 @@ def test_the_store_has_the_least_loss_of_all_sweeps_and_says_what_was_done(built
 def test_the_least_floor_there_is(path: Path, cell_job: Job, epsilon: float) -> None:
     """Programs want to go to the floor; nothing falls below what the sampler can represent."""
     privacy = {"min_probability": 2.0**-36, "epsilon_per_km": epsilon}
-    summary = make(cell_job(privacy=privacy, extension={"sweeps": 3}), path)
-    assert summary["state"] == "complete"
+    make(cell_job(privacy=privacy, extension={"sweeps": 3}), path)
     least = bytes_of(path).min()
     assert least >= 2.0**-36
     assert least < 2.0**-35 or epsilon < 8
@@ -172,28 +168,21 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
     assert summary["loss_km"] < 0.99 * without["loss_km"]
 
 
-def test_every_way_to_run_gives_the_same_bytes(
-    path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path
-) -> None:
+def test_same_bytes_every_way(path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path) -> None:
     job = cell_job(cluster=any_cluster.model_dump(exclude_none=True))
-    summary = make(job, path)
-    assert summary["state"] == "complete"
+    make(job, path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
 @pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [9, 9]])
-def test_the_shape_of_blocks_does_not_matter(
-    path: Path, cell_job: Job, built: Path, block_cells: list[int]
-) -> None:
+def test_block_shape_does_not_matter(path: Path, cell_job: Job, built: Path, block_cells: list[int]) -> None:
     summary = make(cell_job(store={"block_cells": block_cells}), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
     assert summary["boundary_mismatches"] == 0
     assert (summary["boundary_rows_checked"] > 0) == (block_cells != [9, 9])
 
 
-def test_boxes_and_batches_do_not_matter_either(
-    tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_box_and_batch_do_not_matter(tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut lattices into many boxes, programs into batches of one: sides and insides are the same (A2)."""
     job = cell_job(domain={"refine": [3, 2]}, outputs={"count": 5})
     make(job, tmp_path / "one.zarr")
@@ -272,7 +261,7 @@ def test_a_state_that_is_not_what_it_was_is_not_gone_on_from(
     else:
         progress[harm] = 7
     group.attrs["cells_progress"] = progress
-    assert make(cell_job(), path)["state"] == "complete"
+    make(cell_job(), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
@@ -290,7 +279,7 @@ def test_killed_for_real_while_it_sweeps_it_goes_on(tmp_path: Path, cell_job: Jo
             time.sleep(0.002)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert make(cell_job(), path)["state"] == "complete"
+    make(cell_job(), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
@@ -342,7 +331,6 @@ def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
     monkeypatch.setattr(sweeping, "solve_patches", fails)
     monkeypatch.setattr(sweeping, "solve_with_highs", fails)
     summary = make(cell_job(), tmp_path / "s.zarr")
-    assert summary["state"] == "complete"
     listed = [f for s in facts_of(tmp_path / "s.zarr")["cells"]["sweeps"] for f in s["fallbacks"]]
     assert summary["fallbacks"] == sum(east * north for *_, east, north in listed) > 0
     # What is left is what the programs would have begun from.
@@ -352,9 +340,7 @@ def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
     assert summary["loss_km"] == pytest.approx(without["loss_km"], rel=1e-6)
 
 
-def test_programs_that_ask_for_too_much_do_not_break_the_guarantee(
-    path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infeasible_programs_stay_private(path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that ignores its constraints: cells above ε are found, and stay as they were."""
     original = programs.usable
 
@@ -366,7 +352,6 @@ def test_programs_that_ask_for_too_much_do_not_break_the_guarantee(
 
     monkeypatch.setattr(programs, "usable", greedy)
     summary = make(cell_job(), path)
-    assert summary["state"] == "complete"
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
     assert any(sweep["frozen_share"] > 0 for sweep in facts_of(path)["cells"]["sweeps"])
 

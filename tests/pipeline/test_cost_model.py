@@ -116,9 +116,7 @@ def test_what_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize("region", [False, True])
-def test_a_client_holds_no_more_arrays_over_records_than_planned(
-    region: bool, tmp_path: Path, small_job: Job
-) -> None:
+def test_a_client_holds_no_more_arrays_than_planned(region: bool, tmp_path: Path, small_job: Job) -> None:
     domain: dict[str, Any] = {"cell_km": 1.0, "refine": [60]}
     if region:
         ring = [[-74.0, 40.7], [-73.95, 40.7], [-73.95, 40.8], [-74.0, 40.8], [-74.0, 40.7]]
@@ -134,9 +132,7 @@ def test_a_client_holds_no_more_arrays_over_records_than_planned(
     assert peak <= _CLIENT_ARRAYS * 8 * geometry.grid.records + 12 * 2**20
 
 
-def test_workers_that_cannot_hold_a_task_are_refused(
-    tmp_path: Path, small_job: Job, any_cluster: ClusterSection
-) -> None:
+def test_too_small_workers_are_refused(tmp_path: Path, small_job: Job, any_cluster: ClusterSection) -> None:
     """Also those that somebody else has started, whose limits only their scheduler knows."""
     store = tmp_path / "small.zarr"
     if any_cluster.kind == "inline":

@@ -18,7 +18,8 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.problem.projection import Projection
-from tests.support.problems import JobMaker, point_file, refusal, road_folder, road_geometry
+from tests.support.problems import JobMaker, point_file, road_folder, road_geometry
+from tests.support.refusals import refusal
 
 Build = Callable[..., Domain]
 # Six nodes: a square of about 8 km, with one node in its middle and an island of one.
@@ -77,9 +78,7 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
 
 
 @pytest.mark.parametrize("rotation", [0.0, 30.0])
-def test_box_in_degrees_is_covered_and_decides_which_nodes_count(
-    small_job: JobMaker, rotation: float
-) -> None:
+def test_box_in_degrees_is_covered_and_says_which_nodes_count(small_job: JobMaker, rotation: float) -> None:
     west, south, east, north = _BBOX
     domain = {"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}
     found = road_geometry(small_job(domain=domain))
@@ -125,9 +124,6 @@ def test_part_that_streets_lead_back_to_is_kept_if_directed(build: Build, tmp_pa
     assert any("5 of 6" in note for note in free.notes)
     assert any("4 of 6" in note for note in bound.notes)
     assert np.isfinite(_travel(bound).task_distance_km).all()
-
-
-def test_network_that_falls_apart_is_refused(build: Build, tmp_path: Path) -> None:
     roads = road_folder(tmp_path / "broken", _NODES, [(1, 2, 8300, 0), (3, 4, 8300, 0)])
     job = partial(build, domain={"roads": roads}, outputs={"count": 1})
     refusal(job, "2 of 6 nodes", roads, kind=DataError)
@@ -146,9 +142,8 @@ def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: l
     assert domain.grid.box.contains(domain.output_xy_km).all()
     allowed = {tuple(place) for place in geometry.node_xy_km[geometry.nodes_inside]}
     assert all(tuple(place) in allowed for place in domain.output_xy_km)
-    np.testing.assert_array_equal(
-        _travel(domain).node_xy_km[_travel(domain).output_node], domain.output_xy_km
-    )
+    loss = _travel(domain)
+    np.testing.assert_array_equal(loss.node_xy_km[loss.output_node], domain.output_xy_km)
     nodes = {tuple(place) for place in np.round(geometry.network.lonlat, 9)}
     assert all(tuple(place) in nodes for place in np.round(domain.output_lonlat, 9))
 
@@ -177,29 +172,21 @@ def test_outputs_of_a_file_are_kept_as_they_are(build: Build, tmp_path: Path) ->
     loss = _travel(domain)
     for place, node in zip(domain.output_xy_km, loss.output_node, strict=True):
         assert node == np.argmin(np.linalg.norm(loss.node_xy_km - place, axis=1))
-
-
-def test_outputs_of_a_file_may_be_in_kilometres(build: Build, tmp_path: Path) -> None:
-    places = [(0.0, 0.0), (-2.5, 3.25)]
+    places = [(0.0, 0.0), (-2.5, 3.25)]  # or in kilometres
     domain = build(outputs=_file(point_file(tmp_path / "outputs.csv", "x_km,y_km", places)))
     np.testing.assert_array_equal(domain.output_xy_km, places)
     np.testing.assert_allclose(domain.projection.to_plane(domain.output_lonlat), places, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("columns", "outside"), [("lon,lat", (-73.5, 40.78)), ("lon,lat", (12.5, 41.9)), ("x_km,y_km", (400, 0))]
-)
-def test_output_outside_the_grid_is_refused(
-    build: Build, tmp_path: Path, columns: str, outside: tuple[float, float]
-) -> None:
-    inside = (-73.97, 40.78) if columns == "lon,lat" else (0.0, 0.0)
-    file = point_file(tmp_path / "outputs.csv", columns, [inside, outside])
-    parts = "outputs.file", file, "1 of 2", "row 2", "outside the grid"
-    refusal(lambda: build(outputs=_file(file)), *parts, kind=DataError)
-
-
-def test_same_output_twice_is_refused(build: Build, tmp_path: Path) -> None:
-    file = point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
+def test_output_outside_the_grid_or_twice_is_refused(build: Build, tmp_path: Path) -> None:
+    for columns, places in (
+        ("lon,lat", [(-73.97, 40.78), (-73.5, 40.78)]), ("lon,lat", [(-73.97, 40.78), (12.5, 41.9)]),
+        ("x_km,y_km", [(0, 0), (400, 0)]),
+    ):  # fmt: skip
+        file = point_file(tmp_path / "outputs.csv", columns, places)
+        parts = "outputs.file", file, "1 of 2", "row 2", "outside the grid"
+        refusal(partial(build, outputs=_file(file)), *parts, kind=DataError)
+    point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
     refusal(lambda: build(outputs=_file(file)), "outputs.file", "same place", kind=DataError)
 
 
@@ -222,11 +209,6 @@ def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(build: Bui
 # --- the prior -------------------------------------------------------------------------------------
 
 
-def test_uniform_prior_is_the_same_everywhere(build: Build) -> None:
-    domain = build(prior={"kind": "uniform"})
-    np.testing.assert_array_equal(domain.prior, np.full(domain.grid.shape, 1 / domain.grid.records))
-
-
 @pytest.mark.parametrize("bbox", [None, _BBOX])
 def test_road_node_prior_counts_nodes_at_their_nearest_record(
     small_job: JobMaker, bbox: list[float] | None
@@ -247,6 +229,8 @@ def test_trips_prior_counts_trips_at_their_nearest_record(build: Build) -> None:
     np.testing.assert_allclose(domain.prior, expected, rtol=0, atol=1e-12)
     assert domain.notes == ()
     assert not np.allclose(domain.prior, build().prior)
+    uniform = build(prior={"kind": "uniform"}).prior
+    np.testing.assert_array_equal(uniform, np.full(domain.grid.shape, 1 / domain.grid.records))
 
 
 def test_weights_of_a_file_land_on_the_nearest_record(build: Build, tmp_path: Path) -> None:
@@ -272,6 +256,11 @@ def test_places_of_a_file_without_weights_count_alike(build: Build, tmp_path: Pa
     assert prior[1, 1] == pytest.approx(1 / 3)
     assert prior[5, 9] == pytest.approx(2 / 3)
     assert np.count_nonzero(prior) == 2
+    # Weights whose sum is no float.
+    places = [(-73.98, 40.75, 1e308), (-73.95, 40.80, 1e308)]
+    file = point_file(tmp_path / "prior.csv", "lon,lat,weight", places)
+    prior = build(prior={"kind": "file", "file": file}).prior
+    assert sorted(prior[prior > 0]) == pytest.approx([0.5, 0.5])
 
 
 def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: Path) -> None:
@@ -284,17 +273,12 @@ def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: 
     assert "2 prior points lie outside" in note
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.0, 1.0)])
-def test_prior_without_weight_inside_is_refused(
-    build: Build, tmp_path: Path, weights: tuple[float, float]
-) -> None:
-    places = [(400 if weights[0] else 0, 0, weights[0]), (500, 0, weights[1])]
-    file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
-    refusal(lambda: build(prior={"kind": "file", "file": file}), "prior.file", file, kind=DataError)
-
-
-def test_unknown_built_in_prior_is_refused(build: Build) -> None:
-    job = partial(build, prior={"kind": "file", "file": "builtin:rome-trips"})
+def test_prior_without_weight_inside_or_unknown_is_refused(build: Build, tmp_path: Path) -> None:
+    prior = {"kind": "file", "file": str(tmp_path / "prior.csv")}
+    for places in ([(400, 0, 1), (500, 0, 1)], [(0, 0, 0), (500, 0, 1)]):
+        file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
+        refusal(lambda: build(prior=prior), "prior.file", file, kind=DataError)
+    job = partial(build, prior={**prior, "file": "builtin:rome-trips"})
     refusal(job, "prior.file", "builtin:manhattan-trips", kind=SpecError)
 
 
@@ -397,11 +381,3 @@ def test_outputs_and_tasks_of_the_same_seed_are_different_draws(build: Build) ->
     loss = _travel(build(outputs={"count": 20, "random_seed": 4}, loss={"tasks": 20, "random_seed": 4}))
     at_outputs = loss.task_distance_km[loss.output_node] == 0
     assert at_outputs.any(axis=0).sum() < 10
-
-
-def test_huge_weights_do_not_overflow(build: Build, tmp_path: Path) -> None:
-    places = [(-73.98, 40.75, 1e308), (-73.95, 40.80, 1e308)]
-    file = point_file(tmp_path / "prior.csv", "lon,lat,weight", places)
-    prior = build(prior={"kind": "file", "file": file}).prior
-    assert prior.sum() == pytest.approx(1)
-    assert sorted(prior[prior > 0]) == pytest.approx([0.5, 0.5])

@@ -21,12 +21,8 @@ def missed(reached: str) -> pytest.MarkDecorator:
 def loss_km(
     tmp_path: Path, fixed_problem: Callable[[str], Path], refine: int, epsilon: float, *more: str
 ) -> float:
-    overrides = (
-        f"loss.file={fixed_problem('rome-20km')}",
-        f"domain.refine=[{refine}]",
-        f"privacy.epsilon_per_km={epsilon}",
-        *more,
-    )
+    file = f"loss.file={fixed_problem('rome-20km')}"
+    overrides = (file, f"domain.refine=[{refine}]", f"privacy.epsilon_per_km={epsilon}", *more)
     summary = build(load_job(JOB, overrides), str(tmp_path / "s.zarr"))
     # Not asserted: a missed aim may be expected to fail, and these never are.
     if not 0.99 * epsilon <= summary["epsilon_certified"] <= epsilon:

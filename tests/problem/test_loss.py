@@ -31,14 +31,10 @@ class _Problem:
         if kind == "euclidean":
             self.loss = EuclideanLoss(generator.uniform(low, high, (outputs, 2)))
         else:
-            nodes, tasks = 12, 7
-            weight = generator.random(tasks)
-            self.loss = TravelLoss(
-                node_xy_km=generator.uniform(low, high, (nodes, 2)),
-                task_distance_km=generator.uniform(0, 30, (nodes, tasks)).astype(np.float32),
-                task_weight=weight / weight.sum(),
-                output_node=generator.integers(0, nodes, outputs),
-            )
+            weight, node_xy_km = generator.random(7), generator.uniform(low, high, (12, 2))
+            away = generator.uniform(0, 30, (12, 7)).astype(np.float32)
+            output_node = generator.integers(0, 12, outputs)
+            self.loss = TravelLoss(node_xy_km, away, weight / weight.sum(), output_node)
 
     def records(self) -> Floats:
         return np.array([(x, y) for x in self.grid.x_km() for y in self.grid.y_km()])
@@ -60,15 +56,10 @@ def _dense_seed_cost(problem: _Problem) -> Floats:
     """Return Wᵀ diag(π) L with W from the tent function of every seed."""
     grid = problem.grid
     loss = problem.loss.rows(problem.records())
-    seeds_x, seeds_y = grid.seeds_shape
     cost = np.zeros((grid.seeds, loss.shape[1]))
-    for i in range(grid.shape[0]):
-        for j in range(grid.shape[1]):
-            record = i * grid.shape[1] + j
-            for a in range(seeds_x):
-                for b in range(seeds_y):
-                    weight = max(0.0, 1 - abs(i / grid.factor - a)) * max(0.0, 1 - abs(j / grid.factor - b))
-                    cost[a * seeds_y + b] += weight * problem.prior[i, j] * loss[record]
+    for i, j, a, b in np.ndindex(*grid.shape, *grid.seeds_shape):
+        weight = max(0.0, 1 - abs(i / grid.factor - a)) * max(0.0, 1 - abs(j / grid.factor - b))
+        cost[a * grid.seeds_shape[1] + b] += weight * problem.prior[i, j] * loss[i * grid.shape[1] + j]
     return cost
 
 
@@ -117,10 +108,9 @@ def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: 
     expected = np.zeros((places, outputs))
     for row, place in enumerate(xy):
         nearest = min(range(nodes), key=lambda n: np.hypot(*(node_xy[n] - place)))
-        for k in range(outputs):
-            for q in range(tasks):
-                gap = abs(float(distance[nearest, q]) - float(distance[output_node[k], q]))
-                expected[row, k] += weight[q] * gap
+        for k, q in np.ndindex(outputs, tasks):
+            gap = abs(float(distance[nearest, q]) - float(distance[output_node[k], q]))
+            expected[row, k] += weight[q] * gap
     loss = TravelLoss(node_xy, distance, weight, output_node)
     np.testing.assert_allclose(loss.rows(xy), expected, rtol=1e-12, atol=1e-12)
 

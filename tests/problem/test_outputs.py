@@ -26,8 +26,8 @@ from mdpext_dask.problem.outputs import centres_of, output_count
 from mdpext_dask.reports.compare.answers import Case
 from mdpext_dask.reports.compare.protocol import compare
 from mdpext_dask.sampling.mechanism import open_mechanism
-from tests.support.problems import all_records, point_file, refusal, road_folder
-from tests.support.processes import write_toml
+from tests.support.problems import all_records, point_file, road_folder, write_toml
+from tests.support.refusals import refusal
 
 # Six by five road nodes, a kilometre apart or so, and one street that is one place with another's end.
 EAST, NORTH = 12.5 + 0.012 * np.arange(6), 41.9 + 0.009 * np.arange(5)
@@ -53,12 +53,9 @@ def job(roads: str) -> Make:
     def make(**sections: dict[str, Any]) -> JobSpec:
         document: dict[str, dict[str, Any]] = {
             "domain": {"roads": roads, "cell_km": 1.5, "refine": [2]},
-            "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-            "extension": {"method": "log-convex"},
-            "outputs": {"count": 4},
-            "loss": {"tasks": 3},
-            "cluster": {"kind": "inline"},
-        }
+            "privacy": {"epsilon_per_km": 1.0, "budget": "bound"}, "extension": {"method": "log-convex"},
+            "outputs": {"count": 4}, "loss": {"tasks": 3}, "cluster": {"kind": "inline"},
+        }  # fmt: skip
         for name, keys in sections.items():
             document[name] = keys if name == "outputs" else {**document.get(name, {}), **keys}
         return parse_job(document)
@@ -88,13 +85,10 @@ def test_a_job_takes_points_from_every_format(tmp_path: Path, job: Make, name: s
         return build_domain(job(outputs=outputs, prior=prior, loss={"tasks_file": file}))
 
     expected = domain(save_places(tmp_path / "p.csv", PLACES))
-    path = tmp_path / name
+    path = Path(save_places(tmp_path / name.removesuffix(".gz"), PLACES))
     if name.endswith(".gz"):
-        plain = Path(save_places(path.with_suffix(""), PLACES))
-        path.write_bytes(gzip.compress(plain.read_bytes()))
-    else:
-        save_places(path, PLACES)
-    found = domain(str(path))
+        (tmp_path / name).write_bytes(gzip.compress(path.read_bytes()))
+    found = domain(str(tmp_path / name))
     np.testing.assert_array_equal(found.output_xy_km, expected.output_xy_km)
     np.testing.assert_array_equal(found.prior, expected.prior)
     assert isinstance(found.loss, TravelLoss)
@@ -136,9 +130,6 @@ def test_all_road_nodes_are_all_places_with_one(job: Make) -> None:
     expected = sorted((x, y) for x in EAST for y in NORTH)
     found = sorted(map(tuple, domain.output_lonlat.round(9)))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
-def test_road_nodes_of_the_box_only(job: Make) -> None:
     bbox = [EAST[1] - 1e-3, NORTH[1] - 1e-3, EAST[4] + 1e-3, NORTH[3] + 1e-3]
     spec = job(domain={"bbox": bbox, "cell_km": 1.0}, outputs={"choose": "all-road-nodes"})
     assert build_domain(spec).outputs == 12
@@ -247,10 +238,9 @@ def test_overrides_drop_what_a_choice_makes_meaningless(job: Make) -> None:
     }  # fmt: skip
     spec = with_overrides(spec, ["outputs.choose=prior", "outputs.count=3"])
     assert (spec.outputs.limit, spec.outputs.count) == (None, 3)
-    spec = with_overrides(spec, ["outputs.choose=road-nodes"])
-    assert spec.outputs.count == 3
-    spec = with_overrides(spec, ["outputs.choose=seeds"])
-    assert spec.outputs.count is None
+    for choose, count in (("road-nodes", 3), ("seeds", None)):
+        spec = with_overrides(spec, [f"outputs.choose={choose}"])
+        assert spec.outputs.count == count
     spec = with_overrides(spec, ["prior.kind=raster", "prior.file=/p.tif"])
     assert with_overrides(spec, ["prior.kind=file"]).prior.file == "/p.tif"
     assert with_overrides(spec, ["prior.kind=uniform"]).prior.file is None

@@ -21,7 +21,8 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.population_raster import read_population
 from mdpext_dask.problem.projection import Projection
-from tests.support.problems import JobMaker, refusal
+from tests.support.problems import JobMaker
+from tests.support.refusals import refusal
 
 LONLAT, UTM, MOLLWEIDE = "EPSG:4326", "EPSG:32633", "ESRI:54009"
 PLANE = Projection(12.5, 41.9)
@@ -178,11 +179,9 @@ def test_only_what_is_around_the_grid_is_read(tmp_path: Path) -> None:
         # Where it is not looked at, there may be anything.
         file.write(np.full((9, 9), -1, np.float32), 1, window=((0, 9), (0, 9)))
     tracemalloc.start()
-    try:
-        found = read_population(path, GRID, PLANE)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    found = read_population(path, GRID, PLANE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert peak < 4 * count**2 / 10
     # 4 km x 4 km of pixels of 100 m, but for the two systems' scales.
     assert found.mass.sum() == pytest.approx(1600, rel=0.01)
@@ -259,8 +258,8 @@ def test_files_that_are_no_rasters_and_pixels_that_are_too_large(tmp_path: Path)
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rasterio", None)
-    with pytest.raises(SpecError, match="needs rasterio: install it with pip install 'mdpext-dask"):
-        read_population(tmp_path / "p.tif", GRID, PLANE)
+    said = "needs rasterio: install it with pip install 'mdpext-dask"
+    refusal(lambda: read_population(tmp_path / "p.tif", GRID, PLANE), said, kind=SpecError)
 
 
 # --- as the prior of a job -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pyproj import CRS, Transformer
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.problem.grid import Box
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from tests.support.problems import WGS84, ground_km
 
 # PROJ takes a place within 1e-10 radians of the centre, 0.6 mm, for the centre itself.
@@ -21,9 +21,7 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
 
 @given(lon=st.floats(-180, 180), lat=st.floats(-75, 75), bearing=st.floats(-180, 180), km=st.floats(0, 200))
 @settings(max_examples=50, deadline=None)
-def test_distance_and_bearing_from_the_centre_are_true(
-    lon: float, lat: float, bearing: float, km: float
-) -> None:
+def test_distance_and_bearing_from_centre_are_true(lon: float, lat: float, bearing: float, km: float) -> None:
     end_lon, end_lat, _ = WGS84.fwd(lon, lat, bearing, km * 1000)
     [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
     angle = np.deg2rad(bearing)
@@ -121,7 +119,7 @@ def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
     projection = Projection(-73.97, 40.78)
     lon, lat, _ = WGS84.fwd(*one, step[0], step[1] * 1000)
     pair = np.array([one, (lon, lat)])
-    planar = projection.to_disc(pair, radius)
+    planar = folded(projection.to_plane(pair), radius, 2.0)
     assert np.hypot(*planar.T).max() <= radius * (1 + 1e-12)
     apart = float(np.linalg.norm(planar[0] - planar[1]))
     assert apart <= (1 + projection.distortion(radius)) * step[1] + _SNAP_KM
@@ -130,5 +128,31 @@ def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
 def test_places_in_the_disc_stay_and_the_antipode_is_somewhere() -> None:
     projection = Projection(12.5, 42.0)
     xy = np.random.default_rng(0).uniform(-30, 30, size=(50, 2))
-    assert np.allclose(projection.to_disc(projection.to_degrees(xy), 43.0), xy, rtol=0, atol=1e-9)
-    assert np.isfinite(projection.to_disc(np.array([[-167.5, -42.0], [-167.5, -41.999]]), 20.0)).all()
+    antipode = projection.to_plane(np.array([[-167.5, -42.0], [-167.5, -41.999]]))
+    for p in (1.0, 2.0, 3.0, np.inf):
+        assert np.array_equal(folded(xy, 43.0, p), xy)
+        for nowhere in (antipode, np.array([[np.inf, -np.inf], [np.nan, 3.0]])):
+            assert np.array_equal(folded(nowhere, 20.0, p), np.zeros((2, 2)))
+
+
+# Around the disc and the edges of the square, and far beyond any place on Earth.
+_coordinate = st.floats(-20_100, 20_100) | st.floats(-30, 30) | st.floats(-1e150, 1e150)
+_step = st.floats(-1, 1).map(lambda u: 500 * u**3)
+
+
+@settings(max_examples=300)
+@given(
+    place=st.tuples(_coordinate, _coordinate),
+    step=st.tuples(_step, _step),
+    p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]),
+    radius=st.sampled_from([5.0, 60.0, 2200.0]),
+)
+def test_folding_the_plane_brings_no_two_places_apart(
+    place: tuple[float, float], step: tuple[float, float], p: float, radius: float
+) -> None:
+    """Whatever the metric, in the plane; for p = 2 also on the ground, as above."""
+    pair = np.array([place, np.add(place, step)])
+    one, other = folded(pair, radius, p)
+    assert np.linalg.norm(one - other, p) <= np.linalg.norm(pair[0] - pair[1], p) * (1 + 1e-9) + 1e-9
+    for before, after in zip(pair, (one, other), strict=True):
+        assert np.array_equal(before, after) or np.linalg.norm(before) > radius * (1 - 1e-9)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pyproj import CRS, Transformer
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.errors import GuaranteeViolation
+from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.roads.read_network import read_roads
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -33,11 +33,11 @@ from tests.support.problems import (
     ground_km,
     point_file,
     polygon_file,
-    refusal,
     road_folder,
     road_geometry,
-)  # fmt: skip
+)
 from tests.support.reference import audited_epsilon
+from tests.support.refusals import refusal
 
 PLANE = Projection(-73.97, 40.78)
 angles = st.floats(-180, 180)
@@ -82,7 +82,7 @@ def test_turning_changes_no_distance_and_degrees_come_back(
     assert at(angle).distortion(25.0) == PLANE.distortion(25.0)
 
 
-def test_it_is_turned_counter_clockwise() -> None:
+def test_it_is_turned_counter_clockwise_or_not_at_all() -> None:
     """The first axis of a plane turned by 90° points to the north."""
     north = np.array([(-73.97, 40.9)])
     [[x, y]] = at(90.0).to_plane(north)
@@ -90,9 +90,7 @@ def test_it_is_turned_counter_clockwise() -> None:
     assert y == pytest.approx(0, abs=1e-9)
     [[x, y]] = at(30.0).to_plane(north)
     assert math.degrees(math.atan2(y, x)) == pytest.approx(60)
-
-
-def test_not_turned_is_the_same_to_the_bit() -> None:
+    # Not turned, it is the same to the bit.
     lonlat = np.random.default_rng(0).uniform((-74.2, 40.5), (-73.7, 41), (50, 2))
     x, y = PLANE._proj(*lonlat.T)
     assert np.array_equal(Projection(-73.97, 40.78, 0.0).to_plane(lonlat), np.stack([x, y], axis=-1))
@@ -106,10 +104,11 @@ def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> No
     lon, lat, _ = WGS84.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
     other = np.stack([lon, lat], axis=-1)
     ground, radius = ground_km(one, other), 40.0
-    planar = np.linalg.norm(turned.to_disc(one, radius) - turned.to_disc(other, radius), axis=1)
+    here, there = (folded(turned.to_plane(places), radius, 2.0) for places in (one, other))
+    planar = np.linalg.norm(here - there, axis=1)
     assert (planar <= ground * (1 + turned.distortion(radius)) + 1e-6).all()
-    flat = PLANE.to_disc(one, radius)
-    np.testing.assert_allclose(np.hypot(*turned.to_disc(one, radius).T), np.hypot(*flat.T), atol=1e-9)
+    flat = folded(PLANE.to_plane(one), radius, 2.0)
+    np.testing.assert_allclose(np.hypot(*here.T), np.hypot(*flat.T), atol=1e-9)
 
 
 @pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])
@@ -150,11 +149,9 @@ def test_a_rectangle_is_its_own_least_rectangle(degrees: float, sides: tuple[flo
     assert least_rectangle_deg(xy) == pytest.approx(degrees, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "xy", [[(0, 0), (1, 1), (2, 2)], [(0, 0), (0, 0), (0, 0)], [(1, 2), (3, 4)], [(1, 2)]]
-)
-def test_points_without_a_rectangle(xy: list[tuple[float, float]]) -> None:
-    assert least_rectangle_deg(np.array(xy, dtype=float)) == 0.0
+def test_points_without_a_rectangle() -> None:
+    for xy in ([(0, 0), (1, 1), (2, 2)], [(0, 0), (0, 0), (0, 0)], [(1, 2), (3, 4)], [(1, 2)]):
+        assert least_rectangle_deg(np.array(xy, dtype=float)) == 0.0
 
 
 # --- the grid -------------------------------------------------------------------------------------
@@ -207,12 +204,9 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("turned") / "m.zarr"
     job = {
         "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2], "rotation_deg": "auto"},
-        "privacy": {"epsilon_per_km": 1.0},
-        "outputs": {"count": 6},
-        "loss": {"kind": "euclidean"},
-        "seed": {"refine_rounds": 1},
-        "cluster": {"kind": "inline"},
-    }
+        "privacy": {"epsilon_per_km": 1.0}, "outputs": {"count": 6}, "loss": {"kind": "euclidean"},
+        "seed": {"refine_rounds": 1}, "cluster": {"kind": "inline"},
+    }  # fmt: skip
     assert build(parse_job(job), str(path))["state"] == "complete"
     return path
 
@@ -289,11 +283,8 @@ def test_a_turned_region(tmp_path: Path, small_job: JobMaker, slanted: str) -> N
     """Half of the slanted island in the grid that fits it, and blocks that are skipped."""
     a, b, c, d, _ = json.loads(Path(slanted).read_text())["coordinates"][0]
     polygon_file(Path(slanted), [a, b, c, a])
-    job = small_job(
-        domain={"region": slanted, "rotation_deg": "auto", "cell_km": 0.5, "refine": [2]},
-        loss={"kind": "euclidean"},
-        store={"block_cells": [2, 2]},
-    )
+    domain = {"region": slanted, "rotation_deg": "auto", "cell_km": 0.5, "refine": [2]}
+    job = small_job(domain=domain, loss={"kind": "euclidean"}, store={"block_cells": [2, 2]})
     summary = build(parse_job(job), str(tmp_path / "s.zarr"))
     assert summary["state"] == "complete"
     assert 0 < summary["blocks_skipped"] < summary["blocks"]
@@ -338,13 +329,6 @@ def test_turning_to_a_loss_file_drops_region_and_rotation(tmp_path: Path) -> Non
     assert load_job(job, ["domain.rotation_deg=15"]).domain.rotation_deg == 15.0
 
 
-def test_roads_on_one_line_are_refused(small_job: JobMaker, tmp_path: Path) -> None:
-    nodes = [(n, -73.9, 40 + n / 10) for n in range(4)]
-    roads = road_folder(tmp_path / "line", nodes, [(n, n + 1, 11100, 0) for n in range(3)])
-    job = small_job(domain={"roads": roads, "rotation_deg": "auto"})
-    refusal(lambda: road_geometry(job), "larger than the box")
-
-
 def test_planar_outputs_are_in_the_turned_plane(small_job: JobMaker, tmp_path: Path) -> None:
     """x_km and y_km are those of the grid, so they turn with it."""
     points = point_file(tmp_path / "o.csv", "x_km,y_km", [(2, 0), (0, 3)])
@@ -355,3 +339,10 @@ def test_planar_outputs_are_in_the_turned_plane(small_job: JobMaker, tmp_path: P
     flat = dataclasses.replace(domain.projection, rotation_deg=0.0).to_plane(domain.output_lonlat)
     bearing = np.degrees(np.arctan2(flat[:, 1], flat[:, 0]))
     np.testing.assert_allclose(bearing, [30, 120], atol=1e-6)
+
+
+def test_roads_on_one_line_are_refused(small_job: JobMaker, tmp_path: Path) -> None:
+    nodes = [(n, -73.9, 40 + n / 10) for n in range(4)]
+    roads = road_folder(tmp_path / "line", nodes, [(n, n + 1, 11100, 0) for n in range(3)])
+    domain = {"roads": roads, "rotation_deg": "auto"}
+    refusal(lambda: road_geometry(small_job(domain=domain)), "larger than the box", kind=SpecError)

@@ -17,7 +17,7 @@ ROOMS = (
 MOST_AT_THE_TOP, MOST_IN_A_ROOM, MOST_LINES = 6, 15, 600
 # Of other rooms, what draws on a device may import these alone: NumPy is all they need.
 RUNTIME_NEEDS = {
-    "readers.longitudes", "problem.grid", "problem.projection", "extend.log_convex",
+    "readers.longitudes", "problem.grid", "problem.identity", "problem.projection", "extend.log_convex",
 }  # fmt: skip
 # Library -> the rooms or modules that may import it.
 CONFINED = {
@@ -27,12 +27,7 @@ CONFINED = {
     "dask_jobqueue": {"compute.workers"},
     "dask_kubernetes": {"compute.workers"},
     # These by name only, in functions (see `optional_libraries`).
-    "ijson": set(),
-    "osmnx": set(),
-    "osmium": set(),
-    "pyogrio": set(),
-    "platformdirs": set(),
-    "geopandas": set(),
+    **{name: set[str]() for name in ("ijson", "osmnx", "osmium", "pyogrio", "platformdirs", "geopandas")},
     "highspy": {"seed.highs"},
     "pyarrow": {"readers.tables", "readers.point_tables", "auditors.foreign", "sampling.report_files"},
     "rasterio": {"problem.population_raster"},
@@ -90,14 +85,9 @@ def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_import_one_way(room: str) -> None:
     later = set(ROOMS[ROOMS.index(room) + 1 :])
-    wrong = {
-        f"{module} imports {name}"
-        for module in imports()
-        if room_of(module) == room
-        for name in own_imports(module)
-        if room_of(name) in later
-    }
-    assert not wrong
+    for module in imports():
+        if room_of(module) == room:
+            assert not {name for name in own_imports(module) if room_of(name) in later}, module
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -110,23 +100,16 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_runtime_imports_little() -> None:
     # Python imports the room of a module that it imports, so rooms themselves must be empty.
-    found = {
-        name
-        for module in imports()
-        if room_of(module) == "runtime"
-        for name in own_imports(module)
-        if name in imports() and room_of(name) not in ("runtime", "top")
-    }
-    assert found <= RUNTIME_NEEDS
+    for module in imports():
+        if room_of(module) == "runtime":
+            others = {name for name in own_imports(module) if room_of(name) not in ("runtime", "top")}
+            assert others & set(imports()) <= RUNTIME_NEEDS, module
 
 
 @pytest.mark.parametrize(("library", "allowed"), CONFINED.items())
 def test_libraries_stay_where_they_belong(library: str, allowed: set[str]) -> None:
-    users = {
-        name
-        for name, names in imports().items()
-        if any(n == library or n.startswith(library + ".") for n in names)
-    }
+    found = imports().items()
+    users = {user for user, names in found if any(f"{name}.".startswith(f"{library}.") for name in names)}
     assert not {user for user in users if not any(f"{user}.".startswith(f"{room}.") for room in allowed)}
 
 

@@ -27,8 +27,10 @@ from dockerfile_parse import DockerfileParser
 from mdpext_dask import load_job, open_mechanism
 from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from tests.support.commands import parse
+from tests.support.inside import Outcome
 from tests.support.processes import free_ports, wait_until
 
+Services = dict[str, dict[str, Any]]
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKER = PROJECT / "deploy" / "docker"
 # So that a run takes seconds.
@@ -52,7 +54,7 @@ def read_compose(text: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
+def services() -> Services:
     read_compose(compose_text())
     found: dict[str, dict[str, Any]] = yaml.safe_load(compose_text())["services"]
     return found
@@ -89,7 +91,7 @@ def test_a_mistake_in_a_compose_file_is_found(right: str, wrong: str) -> None:
         read_compose(text.replace(right, wrong))
 
 
-def test_services_refer_to_what_is_there(services: dict[str, dict[str, Any]]) -> None:
+def test_services_refer_to_what_is_there(services: Services) -> None:
     volumes = yaml.safe_load(compose_text())["volumes"]
     for service in services.values():
         assert set(service.get("depends_on", {})) <= set(services)
@@ -105,12 +107,9 @@ def test_services_refer_to_what_is_there(services: dict[str, dict[str, Any]]) ->
     assert set(hosts) == {("scheduler", str(parse(services["scheduler"]["command"])["port"]))}
 
 
-def test_only_this_machine_reaches_the_ports(services: dict[str, dict[str, Any]]) -> None:
+def test_services_are_bounded_have_few_rights_and_are_reached_from_here_only(services: Services) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert published == ["127.0.0.1:8786:8786", "127.0.0.1:8787:8787"]
-
-
-def test_services_are_bounded_and_have_few_rights(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
         assert parse_bytes(service["mem_limit"].replace("g", "GiB")) == 2**31
         assert service["restart"] == ("on-failure:3" if name == "client" else "unless-stopped")
@@ -123,7 +122,7 @@ def test_services_are_bounded_and_have_few_rights(services: dict[str, dict[str, 
     assert parse_bytes(limit) <= 2**31
 
 
-def test_commands_are_those_of_the_programs(services: dict[str, dict[str, Any]]) -> None:
+def test_commands_are_those_of_the_programs(services: Services) -> None:
     scheduler = parse(services["scheduler"]["command"])
     assert scheduler["dashboard_address"] == ":8787"
     worker = parse(services["worker"]["command"])
@@ -132,10 +131,9 @@ def test_commands_are_those_of_the_programs(services: dict[str, dict[str, Any]])
     client = parse(services["client"]["command"])
     job = PROJECT / "workflows" / client["job"].name
     assert load_job(job, client["override"]).cluster.address == "tcp://scheduler:8786"
-    with pytest.raises(Exception, match="no-such"):
-        parse([*services["worker"]["command"], "--no-such"])
-    with pytest.raises(Exception, match="no-such"):
-        parse([*services["client"]["command"], "--no-such"])
+    for name in ("worker", "client"):
+        with pytest.raises(Exception, match="no-such"):
+            parse([*services[name]["command"], "--no-such"])
 
 
 # --- the image ------------------------------------------------------------------------------------
@@ -233,9 +231,8 @@ class Host:
     def running(self, words: Sequence[str]) -> Iterator[None]:
         command, env = self.command(words), self.environment
         with (self.folder / f"{words[1]}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=env, start_new_session=True, cwd=self.folder
-            )
+            how: dict[str, Any] = {"env": env, "cwd": self.folder, "start_new_session": True}
+            process = subprocess.Popen(command, stdout=log, stderr=log, **how)
         try:
             yield
         finally:
@@ -257,7 +254,7 @@ class Host:
 
 
 def _run_services(
-    host: Host, services: dict[str, dict[str, Any]], *, wait: Sequence[str] = (), changes: Sequence[str] = ()
+    host: Host, services: Services, *, wait: Sequence[str] = (), changes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Start what the compose file starts, in its order, and return what the client answers."""
     overrides = [word for change in changes for word in ("--set", change)]
@@ -268,18 +265,10 @@ def _run_services(
                 words = [*wait[:-1], f"tcp://127.0.0.1:{host.port}"]
                 subprocess.run(words, check=True, env=host.environment, timeout=100, capture_output=True)
             host.wait_for(host.of_worker)
-            done = subprocess.run(
-                [*host.command(services["client"]["command"]), *overrides, "--json"],
-                capture_output=True,
-                text=True,
-                env=host.environment,
-                cwd=host.folder,
-                timeout=200,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+            command = [*host.command(services["client"]["command"]), *overrides, "--json"]
+            how: dict[str, Any] = {"env": host.environment, "cwd": host.folder, "timeout": 200}
+            done = subprocess.run(command, **how, capture_output=True, text=True, check=False)
+            return Outcome(done.returncode, done.stdout, done.stderr).document()
 
 
 def _waiting() -> list[str]:
@@ -292,7 +281,7 @@ def _waiting() -> list[str]:
     return [sys.executable, *command[1:]]
 
 
-def test_the_services_do_a_job_together(tmp_path: Path, services: dict[str, dict[str, Any]]) -> None:
+def test_the_services_do_a_job_together(tmp_path: Path, services: Services) -> None:
     """With what is installed here, and on a smaller job than the demo.
 
     The way a job's pod on Kubernetes waits for workers is tried on the way.
@@ -307,7 +296,7 @@ def test_the_services_do_a_job_together(tmp_path: Path, services: dict[str, dict
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_image_s_steps_and_then_its_services(
-    tmp_path: Path, services: dict[str, dict[str, Any]], dockerfile: list[dict[str, str]]
+    tmp_path: Path, services: Services, dockerfile: list[dict[str, str]]
 ) -> None:
     """From a copy of only what the image gets, with nothing of this environment."""
     source, prefix = tmp_path / "source", tmp_path / "opt"

@@ -1,6 +1,5 @@
 """The documentation: tutorial and snippets run, links lead somewhere, references are complete."""
 
-import importlib.util
 import re
 import runpy
 import subprocess
@@ -13,6 +12,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
+from tests.support.scripts import module_at
+
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 
@@ -20,12 +21,7 @@ DOCS = PROJECT / "docs"
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
     """Return the module that makes pages."""
-    spec = importlib.util.spec_from_file_location("generated", DOCS / "generated.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(DOCS / "generated.py")
 
 
 def snippets(page: Path) -> list[str]:

@@ -77,12 +77,8 @@ def test_what_the_templates_put_into_pods_is_valid(values: dict[str, Any], part:
         "volumeMounts": mounts["volumeMounts"],
         **{key: given[key] for key in ("env", "resources", "livenessProbe", "readinessProbe")},
     }
-    pod: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": part},
-        "spec": {"containers": [container], "volumes": mounts["volumes"]},
-    }
+    pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part}}
+    pod["spec"] = {"containers": [container], "volumes": mounts["volumes"]}
     pod["spec"]["securityContext"] = given["securityContext"]
     assert complaints(pod) == []
     pod["spec"]["securityContext"] = {**given["securityContext"], "runAsNonroot": True}

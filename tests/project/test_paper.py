@@ -1,5 +1,6 @@
 """The published grids: job files that can be compared on, and one comparison of all methods, small."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,16 +41,13 @@ def test_cases_are_the_published_grids(city: tuple[str, JobSpec]) -> None:
             grid = geometry.grid
             assert case.spec.privacy.epsilon_per_km == epsilon
             assert case.spec.domain.cell_km == grid.cell_km
-            factor = 1
-            for parts in case.spec.domain.refine:
-                factor *= parts
+            factor = math.prod(case.spec.domain.refine)
             assert (cells[0] * factor + 1) * (cells[1] * factor + 1) == count
     assert (spec.compare.repeats, spec.compare.limit_seconds, spec.outputs.count) == (50, 1800, 20)
     # What is left changes how dense the seeds are, and not where the records are.
     seeds = {name: build_geometry(case.spec).grid for name, case in cases.items()}
-    assert {name: grid.seeds_shape for name, grid in seeds.items()} == {
-        f"seeds {n}x{n}": (n, n) for n in (5, 7, 9, 13, 17)
-    }
+    expected = {f"seeds {n}x{n}": (n, n) for n in (5, 7, 9, 13, 17)}
+    assert {name: grid.seeds_shape for name, grid in seeds.items()} == expected
     assert {grid.shape for grid in seeds.values()} == {(49, 49)}
     assert max(grid.spacing_km for grid in seeds.values()) < 1.001 * min(g.spacing_km for g in seeds.values())
 

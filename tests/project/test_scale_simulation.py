@@ -1,28 +1,17 @@
 """The model of a cluster is right where it can be worked out."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.scripts import module_at
+
 SCRIPT = Path(__file__).resolve().parents[2] / "workflows" / "benchmarks" / "scale_simulation.py"
 
 
-def load() -> ModuleType:
-    found = importlib.util.spec_from_file_location("scale_simulation", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["scale_simulation"] = module
-    found.loader.exec_module(module)
-    return module
-
-
-simulation = load()
+simulation = module_at(SCRIPT)
 ON = simulation.Machines(dispatch=0.01, store_bytes=1e9, worker_bytes=1e8)
 
 
@@ -44,11 +33,9 @@ def test_no_stage_is_faster_than_any_of_its_resources(
     tasks: int, each: float, moved: float, workers: int
 ) -> None:
     seconds = simulation.stage_seconds(tasks, each, moved, workers, ON)
-    used = min(workers, tasks)
-    least = max(
-        tasks * ON.dispatch, tasks * moved / ON.store_bytes, tasks * (each + moved / ON.worker_bytes) / used
-    )
-    work = tasks * (ON.dispatch + each + moved / ON.worker_bytes)
+    alone = tasks * (each + moved / ON.worker_bytes)
+    least = max(tasks * ON.dispatch, tasks * moved / ON.store_bytes, alone / min(workers, tasks))
+    work = tasks * ON.dispatch + alone
     assert least * (1 - 1e-9) <= seconds <= work * (1 + 1e-9)
 
 

@@ -63,19 +63,15 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("refine", "records"),
-    [
-        pytest.param("[2]", 483, marks=pytest.mark.slow),
-        pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
-        ("[2, 3, 4]", 63_865),
-    ],
-)
+    [pytest.param("[2]", 483, marks=pytest.mark.slow), pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
+     ("[2, 3, 4]", 63_865)],
+)  # fmt: skip
 def test_rome_on_the_published_grid(
     tmp_path: Path, city_roads: Callable[[str], Path], refine: str, records: int
 ) -> None:
     folder = city_roads("rome")
-    spec = load_job(
-        PROJECT / "workflows" / "rome.toml", [f"domain.roads={folder}", f"domain.refine={refine}"]
-    )
+    overrides = [f"domain.roads={folder}", f"domain.refine={refine}"]
+    spec = load_job(PROJECT / "workflows" / "rome.toml", overrides)
     summary = build(spec, str(tmp_path / "rome.zarr"))
     assert summary["records"] == records
     assert (summary["source_cells"], summary["seeds"]) == (110, 132)

@@ -104,9 +104,7 @@ def test_distances_are_those_of_floyd_and_warshall(directed: bool, graph: tuple[
 @pytest.mark.parametrize("directed", [False, True])
 @given(graph=_graphs())
 @settings(max_examples=50, deadline=None)
-def test_largest_part_whose_nodes_all_reach_each_other_is_kept(
-    directed: bool, graph: tuple[int, list[Edge]]
-) -> None:
+def test_largest_strongly_connected_part_is_kept(directed: bool, graph: tuple[int, list[Edge]]) -> None:
     nodes, _ = graph
     distance = _floyd_warshall(*graph, directed=directed)
     parts = [
@@ -193,9 +191,7 @@ def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path
         (_NODES, [*_EDGES, "5,30,5,0"], ["5", "not there"]),
     ],
 )
-def test_broken_folder_is_refused_in_one_line(
-    tmp_path: Path, nodes: list[str], edges: list[str], named: list[str]
-) -> None:
+def test_bad_folder_is_refused(tmp_path: Path, nodes: list[str], edges: list[str], named: list[str]) -> None:
     folder = _folder(tmp_path, nodes, edges)
     refusal(lambda: read_roads(folder, None), folder, *named)
 
@@ -237,9 +233,7 @@ def test_what_is_not_built_in_is_refused_with_what_is() -> None:
 
 
 @pytest.mark.parametrize("build", [build_geometry, build_domain])
-def test_built_in_network_has_no_directions_to_follow(
-    small_job: JobMaker, build: Callable[..., object]
-) -> None:
+def test_built_in_network_has_no_directions(small_job: JobMaker, build: Callable[..., object]) -> None:
     spec = parse_job(small_job(loss={"kind": "travel", "directed": True}))
     refusal(lambda: build(spec), "loss.directed", "builtin:manhattan", kind=SpecError)
 

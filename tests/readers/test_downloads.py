@@ -141,9 +141,7 @@ def test_provenance_says_where_it_comes_from(server: MapServer, cache: Path) -> 
     assert server.asked.count("/nominatim/search") == 1
 
 
-def test_kept_place_needs_no_network_and_no_osmnx(
-    server: MapServer, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_place_needs_no_network(server: MapServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("there is no network")
 
@@ -246,9 +244,7 @@ def _rewrite(name: str, change: Callable[[str], str]) -> Callable[[Path], object
         *((_rewrite("provenance.json", lambda _, t=t: t), "cannot be read") for t in ("{", "[]", "{}")),
     ],
 )
-def test_damaged_download_is_named_with_its_folder(
-    kept: Path, cache: Path, damage: Callable[[Path], object], named: str
-) -> None:
+def test_damage_names_folder(kept: Path, cache: Path, damage: Callable[[Path], object], named: str) -> None:
     shutil.copytree(kept, cache)
     roads_of_place(PLACE)
     folder = _entry(cache, "roads")
@@ -294,9 +290,7 @@ def test_without_the_variable_the_cache_is_the_users(monkeypatch: pytest.MonkeyP
 # --- regions and jobs ------------------------------------------------------------------------------
 
 
-def test_region_is_the_outline_of_the_jobs_place_or_of_another(
-    server: MapServer, small_job: JobMaker, tmp_path: Path
-) -> None:
+def test_region_is_the_outline_of_a_place(server: MapServer, small_job: JobMaker, tmp_path: Path) -> None:
     own = parse_job(_job(small_job, region="place"))
     assert files_of(own) == {}
     assert own.identity()["domain"]["region"] == "place"

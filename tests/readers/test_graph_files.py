@@ -139,9 +139,7 @@ def test_file_that_is_none_is_refused(tmp_path: Path, name: str, content: bytes)
         ({}, {"length": [5.0]}, "as osmnx makes it"),
     ],
 )  # fmt: skip
-def test_graph_that_is_no_street_network_is_refused(
-    graph: Any, node: dict[str, Any], edge: dict[str, Any], named: str
-) -> None:
+def test_bad_graph_is_refused(graph: Any, node: dict[str, Any], edge: dict[str, Any], named: str) -> None:
     graph.nodes[next(iter(graph.nodes))].update(node)
     graph.edges[next(iter(graph.edges(keys=True)))].update(edge)
     refusal(lambda: network_of(graph, "Rome, Italy"), "Rome, Italy: ", named)

@@ -108,9 +108,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(rows=st.lists(st.tuples(LONS, LATS, WEIGHTS), min_size=1, max_size=8), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_every_format_gives_the_same_bits(
-    tmp_path_factory: pytest.TempPathFactory, rows: Rows, data: st.DataObject
-) -> None:
+def test_formats_agree(tmp_path_factory: pytest.TempPathFactory, rows: Rows, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(list(FORMATS)))
     path = tmp_path_factory.getbasetemp() / name
     FORMATS[name](path, rows)
@@ -262,9 +260,7 @@ def test_cell_that_is_no_finite_number_is_named(tmp_path: Path, column: str, tex
 
 
 @given(values=st.lists(st.integers(-(10**18) + 1, 10**18 - 1), min_size=1, max_size=20))
-def test_whole_numbers_of_eighteen_digits_stay_exact(
-    tmp_path_factory: pytest.TempPathFactory, values: list[int]
-) -> None:
+def test_large_integers_stay_exact(tmp_path_factory: pytest.TempPathFactory, values: list[int]) -> None:
     path = tmp_path_factory.getbasetemp() / "ids.csv"
     path.write_text("id\n" + "".join(f"{value}\n" for value in values))
     assert tables.read_csv(path, ("id",)).integers("id").tolist() == values
@@ -461,9 +457,7 @@ def outcome(path: Path) -> Any:
 
 @given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS), max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_the_fast_way_reads_what_the_careful_way_reads(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
-) -> None:
+def test_fast_equals_careful(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
     path = tmp_path_factory.getbasetemp() / "both.csv"
     path.write_text("lon,lat,n,weight\n" + "".join(",".join(row) + "\n" for row in rows))
     fast = outcome(path)
@@ -512,9 +506,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.geojson", "p.geojsonl"])
-def test_memory_holds_no_more_of_a_longer_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_memory_is_independent_of_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in (point_tables, point_geojson):
         monkeypatch.setattr(module, "PIECE_ROWS", 1000)
 

@@ -21,6 +21,7 @@ from mdpext_dask.pipeline.run import build
 from mdpext_dask.reports import plots
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 PLACE = {"lon": -73.98, "lat": 40.75}
@@ -141,8 +142,7 @@ def test_columns_are_what_is_sampled(mechanism: Mechanism, store: MechanismStore
     here = mechanism.column(2).sel(x=float(row.x), y=float(row.y))
     assert float(here) == pytest.approx(float(row[2]), rel=1e-6)
     for bad in (-1, store.outputs, 1.0, True):
-        with pytest.raises(SpecError, match="output: "):
-            mechanism.column(bad)  # type: ignore[arg-type]
+        refused(SpecError, "output: ", mechanism.column, bad)
     copy = shutil.copytree(store.url, tmp_path / "m.zarr")
     remap_store(str(copy))
     remapped = open_mechanism(copy, remap=True)
@@ -203,13 +203,9 @@ def test_what_cannot_be_drawn_is_refused(store: MechanismStore, ax: Axes, tmp_pa
     rows, points = np.full((3, 2), 0.5), np.arange(6.0).reshape(3, 2)
     foreign: AuditReport = audit(rows, points=points, epsilon_per_km=1)
     for draw in (plots.plot_certificate, plots.plot_ratios):
-        with pytest.raises(SpecError, match="array in memory: is no mechanism store"):
-            draw(foreign, ax)
+        refused(SpecError, "array in memory: is no mechanism store", draw, foreign, ax)
     copy = shutil.copytree(store.url, tmp_path / "m.zarr")
     (copy / "audit" / "certificate.json").unlink()
-    with pytest.raises(SpecError, match="has no certificate yet"):
-        plots.plot_certificate(copy, ax)
-    with pytest.raises(SpecError, match="output: 8 is not one of 0 to 7"):
-        plots.plot_output(store.url, 8, ax)
-    with pytest.raises(SpecError, match="a place is given"):
-        plots.plot_row(store.url, ax=ax)
+    refused(SpecError, "has no certificate yet", plots.plot_certificate, copy, ax)
+    refused(SpecError, "output: 8 is not one of 0 to 7", plots.plot_output, store.url, 8, ax)
+    refused(SpecError, "a place is given", plots.plot_row, store.url, ax=ax)

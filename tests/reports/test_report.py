@@ -368,9 +368,7 @@ def test_there_is_no_report_on_what_is_not_finished(small_job: Job, tmp_path: Pa
         (["--evaluation", "none.json"], "--evaluation: none.json: cannot be read"),
     ],
 )
-def test_bad_input_is_one_line(
-    store: Path, tmp_path: Path, command: Command, arguments: list[str], message: str
-) -> None:
+def test_bad_input(store: Path, tmp_path: Path, command: Command, arguments: list[str], message: str) -> None:
     code, out, err = command(store.name, *arguments, "--progress", "none")
     assert (code, out) == (2, "")
     assert message in err
@@ -413,9 +411,7 @@ def test_an_earlier_evaluation_is_taken_if_it_is_about_these_bytes(store: Path, 
 # --- few enough to be looked at -------------------------------------------------------------------
 
 
-def test_a_large_store_is_thinned_and_says_so(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_store_is_thinned(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = MechanismStore.open(str(built))
     monkeypatch.setattr(thinned, "MOST_NUMBERS", opened.grid.records * opened.outputs // 8)
     _, found = made(built, tmp_path / "r.html")

@@ -168,9 +168,7 @@ def test_a_record_that_is_clicked_is_shown(store: str, show: Callable[..., Any])
     assert_shows(page, store, a, b)
 
 
-def test_a_record_is_moved_by_the_keyboard_and_found_by_its_place(
-    store: str, show: Callable[..., Any]
-) -> None:
+def test_a_record_is_moved_by_keys_and_found_by_its_place(store: str, show: Callable[..., Any]) -> None:
     page = show()
     a, b = Page(page.content()).data["typical"]
     page.focus("#from-map")

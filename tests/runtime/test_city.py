@@ -23,19 +23,22 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreErr
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.runtime import City, city_header, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
+from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
-from tests.support.answers import call, same_number
+from tests.support.answers import same_number
 from tests.support.cities import Change, put, rewritten
+from tests.support.inside import call
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
-from tests.support.problems import all_rows, refusal
+from tests.support.problems import all_rows
+from tests.support.refusals import refusal
 from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.
@@ -112,9 +115,7 @@ def test_every_row_is_that_of_the_store_to_the_last_bit(name: str, stores: Store
     assert np.array_equal(city._cumulative(i, j), np.cumsum(rows[i, j].astype(float) * 2.0**60).astype("u8"))
 
 
-def test_how_it_is_packed(
-    stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing(stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packings = {name: open_city(path).facts["packing"] for name, path in cities.items()}
     assert packings == {"plain": "seed", "rows": "rows", "region": "rows", "planar": "rows"}
     assert cities["plain"].stat().st_size < cities["rows"].stat().st_size
@@ -168,7 +169,14 @@ def test_places_get_the_same_rows_and_draws_as_from_the_store(
 @pytest.mark.parametrize("name", ["plain", "planar"])
 def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
-    for key in ("epsilon_per_km", "epsilon_certified", "metric_p", "planar", "content_sha256"):
+    for key in (
+        "epsilon_per_km",
+        "epsilon_certified",
+        "metric_p",
+        "planar",
+        "content_sha256",
+        "mechanism_sha256",
+    ):
         assert getattr(city, key) == getattr(mechanism, key)
     extra = 0.0 if city.planar else PROJECTION_ERROR_KM
     assert city.max_quantisation_km == mechanism.max_quantisation_km + extra
@@ -181,6 +189,70 @@ def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> Non
     assert "epsilon 1/km" in repr(city)
     if name == "plain":
         assert "OpenStreetMap" in city.facts["attribution"]
+
+
+def move_an_output(header: dict[str, Any]) -> None:
+    header["outputs"]["lon"][-1] += 1e-6
+
+
+def turn(header: dict[str, Any]) -> None:
+    header["projection"]["rotation_deg"] += 1
+
+
+OTHER_MEANINGS: list[Callable[[dict[str, Any]], object]] = [
+    lambda header: header.update(epsilon_per_km=0.5),
+    lambda header: header.update(epsilon_certified=0.25),
+    lambda header: header.update(metric_p=1.0),
+    lambda header: header["grid"].update(south_km=header["grid"]["south_km"] + 300),
+    lambda header: header["projection"].update(centre_lat=-33.9),
+    turn,
+    move_an_output,
+]
+
+
+@pytest.mark.parametrize("change", OTHER_MEANINGS)
+def test_equal_bytes_with_another_meaning_are_another_mechanism(
+    change: Callable[[dict[str, Any]], object], cities: Cities, tmp_path: Path
+) -> None:
+    """A city with other terms is refused; one without a recorded identity has one of its own."""
+    key, ledger = StickyKey(bytes(32)), ReleaseBudget(tmp_path / "ledger", 9)
+    for copy, forget in ((tmp_path / "changed.mdp", False), (tmp_path / "older.mdp", True)):
+
+        def other(header: dict[str, Any], _: list[bytes], *, forget: bool = forget) -> None:
+            change(header)
+            if forget:
+                del header["mechanism_sha256"]
+
+        rewritten(cities["rows"], copy, other)
+    message = refusal(lambda: open_city(tmp_path / "changed.mdp"), kind=GuaranteeViolation)
+    assert "are not those that it was finished with" in message
+    one, another = open_city(cities["rows"]), open_city(tmp_path / "older.mdp")
+    assert one.content_sha256 == another.content_sha256
+    asked = {"user": "anna", "sticky": key, "budget": ledger}
+    for city in (one, another, one):
+        grid = city.places.grid
+        for i in range(3):
+            city.sample(x_km=grid.x_km()[i], y_km=grid.y_km()[4], **asked)
+    assert ledger.spent("anna") == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stores_and_cities_of_before_have_the_identity_they_would_have_been_given(
+    name: str, stores: Stores, cities: Cities, tmp_path: Path
+) -> None:
+    rewritten(cities[name], tmp_path / "older.mdp", lambda header, _: header.pop("mechanism_sha256"))
+    url = shutil.copytree(mechanism_of(name, stores).url, tmp_path / "older.zarr")
+    root = json.loads((url / "zarr.json").read_text())
+    recorded = root["attributes"].pop("mechanism_sha256")
+    (url / "zarr.json").write_text(json.dumps(root))
+    for older in (open_city(tmp_path / "older.mdp"), open_mechanism(url)):
+        assert older.mechanism_sha256 == recorded == open_city(cities[name]).facts["mechanism_sha256"]
+    for change in ({"mechanism_sha256": "0" * 64}, {"mechanism_sha256": recorded, "epsilon_per_km": 0.5}):
+        document = {**root, "attributes": {**root["attributes"], **change}}
+        (url / "zarr.json").write_text(json.dumps(document))
+        message = refusal(lambda: open_mechanism(url), kind=GuaranteeViolation)
+        assert "not those that it was finished with" in message
+        refusal(lambda: export_city(str(url), tmp_path / "new.mdp"), kind=GuaranteeViolation)
 
 
 def test_draws_follow_the_row(cities: Cities) -> None:
@@ -301,11 +373,12 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
     """Hold both projections against each other."""
     theirs = Projection(*centre, rotation_deg)
     ours = PlainProjection(*centre, rotation_deg)
-    there = theirs.to_disc(places, _RADIUS_KM)
-    here = ours.to_disc(places, _RADIUS_KM)
-    assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
-    with np.errstate(invalid="ignore"):
-        xy, found = theirs.to_plane(places), ours.to_plane(places)
+    xy, found = theirs.to_plane(places), ours.to_plane(places)
+    for p in (1.0, 2.0, np.inf):
+        there, here = (
+            np.clip(folded(plane, _RADIUS_KM, p), -_RADIUS_KM, _RADIUS_KM) for plane in (xy, found)
+        )
+        assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
     away = np.hypot(*xy.T)
     solved = np.isfinite(found).all(axis=1)
     assert (away[~solved] > 19_900).all()
@@ -321,17 +394,13 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
 @example((12.5, 41.9), [(12.5, 41.9), (-167.5, -41.9), (-167.4, -41.9), (-167.5, -41.0), (12.5, 90.0)])
 @example((179.99, 10.0), [(-179.99, 10.0), (180.0, 10.1), (-180.0, 9.9)])
 @settings(max_examples=100)
-def test_without_proj_places_lie_within_two_millimetres(
-    centre: tuple[float, float], places: list[tuple[float, float]]
-) -> None:
+def test_projection_is_within_2_mm(centre: tuple[float, float], places: list[tuple[float, float]]) -> None:
     compare(centre, np.array(places))
 
 
 @given(centres, st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.3, 3.0]))
 @settings(max_examples=25)
-def test_without_proj_neither_close_to_the_centre_nor_to_its_antipode(
-    centre: tuple[float, float], seed: int, degrees: float
-) -> None:
+def test_projection_at_centre_and_antipode(centre: tuple[float, float], seed: int, degrees: float) -> None:
     rng = np.random.default_rng(seed)
     for there in (centre, (centre[0] + 180, -centre[1])):
         places = np.array(there) + rng.uniform(-degrees, degrees, (40, 2))
@@ -346,9 +415,7 @@ def test_without_proj_neither_close_to_the_centre_nor_to_its_antipode(
     st.sampled_from([0.0, -41.0]),
 )
 @settings(max_examples=10)
-def test_polynomials_are_the_plane(
-    centre: tuple[float, float], half: float, seed: int, turned: float
-) -> None:
+def test_polynomials_match_plane(centre: tuple[float, float], half: float, seed: int, turned: float) -> None:
     lon, lat = centre
     projection = Projection(lon, lat)
 
@@ -412,9 +479,7 @@ def test_a_damaged_bit_is_noticed_wherever_it_is(name: str, cities: Cities, tmp_
         assert refusal(lambda: use(copy), kind=StoreError).startswith(f"{copy}: "), place
 
 
-def test_a_processor_that_computes_otherwise_is_noticed(
-    cities: Cities, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_differs_is_noticed(cities: Cities, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is whole, and what is made of it has one bit that was not certified."""
     original = city_layout.extend_log_convex
 
@@ -463,6 +528,11 @@ NO_HEADERS: list[Change] = [
     ),
     put("grid", "refine", value=2),
     put("grid", "cells_x", value="3"),
+    put("grid", "more", value=1),
+    *(
+        put("projection", value={"centre_lon": 0.0, "centre_lat": 0.0, **more})
+        for more in ({"rotation_deg": "1"}, {"more": 1})
+    ),
     put("tile_cells", value=[1]),
     put("plane_fit", "x", value=[[None]]),
     put("outputs", "lon", value=[1.0]),
@@ -473,9 +543,7 @@ NO_HEADERS: list[Change] = [
 
 
 @pytest.mark.parametrize("change", NO_HEADERS)
-def test_a_header_that_somebody_else_has_made_is_refused_politely(
-    cities: Cities, tmp_path: Path, change: Change
-) -> None:
+def test_a_forged_header_is_one_line(cities: Cities, tmp_path: Path, change: Change) -> None:
     copy = tmp_path / "copy.mdp"
     rewritten(cities["rows"], copy, change)
     assert "not one that mdpext export writes" in refusal(lambda: open_city(copy), kind=StoreError)
@@ -493,9 +561,7 @@ def test_sections_that_somebody_else_has_made_are_refused_politely(cities: Citie
         assert complaint in refusal(lambda: use(copy), kind=StoreError)
 
 
-def test_rows_that_no_certificate_could_have_passed_are_never_drawn_from(
-    cities: Cities, tmp_path: Path
-) -> None:
+def test_rows_that_no_certificate_could_pass_are_never_drawn(cities: Cities, tmp_path: Path) -> None:
     copy = tmp_path / "copy.mdp"
 
     def spoil(header: dict[str, Any], sections: list[bytes]) -> None:
@@ -533,9 +599,7 @@ def test_what_must_not_be_sampled_is_not_exported(stores: Stores, small_job: Mak
     assert not target.exists()
 
 
-def test_a_store_that_is_replaced_meanwhile_is_not_exported(
-    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_store_is_refused(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of the one would go out under the certificate of the other."""
     target, copy = tmp_path / "city.mdp", Path(shutil.copytree(stores["plain"], tmp_path / "copy.zarr"))
     root, verify = copy / "zarr.json", export.integrity.verify

@@ -13,7 +13,7 @@ import pytest
 from mdpext_dask.errors import MdpextError, StoreError
 from mdpext_dask.runtime import open_city
 from tests.support.cities import RAW, put, rewritten, write_city
-from tests.support.problems import refusal
+from tests.support.refusals import refusal
 
 TRIES = 300
 LARGEST_BYTES = 32 * 2**20

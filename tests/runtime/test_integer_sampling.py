@@ -24,6 +24,7 @@ from mdpext_dask.runtime.integer_sampling import (
     uniform_below,
 )
 from mdpext_dask.runtime.random_bits import Words, words_for_tests
+from tests.support.refusals import refused
 
 Floats = NDArray[np.float64]
 Stored = NDArray[np.float32]
@@ -63,8 +64,7 @@ def test_damaged_rows_are_refused(value: float) -> None:
     row = np.array([0.5, value, 0.25], dtype=np.float32)
     for order in (row, row[::-1], row.astype(">f4")):
         for damaged in (order, np.stack([np.full(3, 0.25, np.float32), order])):
-            with pytest.raises(GuaranteeViolation, match="damaged"):
-                cumulative_weights(damaged)
+            refused(GuaranteeViolation, "damaged", cumulative_weights, damaged)
 
 
 @given(rows, st.integers(0, 2**64 - 1))
@@ -82,13 +82,11 @@ def test_every_byte_order_and_layout_is_the_same_row(row: list[float], word: int
 
 @pytest.mark.parametrize("dtype", ["f2", "f8", ">f8", "i4", "u4", "u8", "c8", "?", "S4", "O"])
 def test_what_was_not_certified_is_refused(dtype: str) -> None:
-    with pytest.raises(DataError, match="must be float32"):
-        cumulative_weights(np.ones(1).astype(dtype))
+    refused(DataError, "must be float32", cumulative_weights, np.ones(1).astype(dtype))
 
 
 def test_rows_without_outputs_are_refused_and_no_rows_are_none() -> None:
-    with pytest.raises(DataError, match="at least one output"):
-        cumulative_weights(np.zeros((3, 0), dtype=np.float32))
+    refused(DataError, "at least one output", cumulative_weights, np.zeros((3, 0), dtype=np.float32))
     assert from_rows(np.zeros((0, 3), dtype=np.float32)).shape == (0,)
 
 

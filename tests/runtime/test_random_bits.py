@@ -78,9 +78,7 @@ def test_many_words_are_the_key_stream_of_keys_that_are_used_once(monkeypatch: p
     assert words.tobytes() == (_chacha20(keys[0], 32) + _chacha20(keys[1], 32) + _chacha20(keys[2], 2)[:80])
 
 
-def test_few_words_or_without_the_library_all_are_the_operating_system_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_or_without_the_library_all_are_system_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_bits.os, "urandom", bytes)
     assert not system_words(255).any()
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)

@@ -17,6 +17,7 @@ from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.runtime import key_files, sticky
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick
 from mdpext_dask.runtime.sticky import StickyKey, new_key_file, release_tags, sticky_below
+from tests.support.refusals import refused
 
 KEY = StickyKey(bytes(range(32)), "2026")
 MECHANISM = "5b6f2cfd"
@@ -62,9 +63,7 @@ def test_an_answer_never_changes() -> None:
     st.integers(0, 2**62),
     st.integers(1, 2**61),
 )
-def test_numbers_are_those_of_plain_python(
-    secret: bytes, epoch: str, user: str, record: int, total: int
-) -> None:
+def test_numbers_match_plain_python(secret: bytes, epoch: str, user: str, record: int, total: int) -> None:
     key = derived(secret, "mdpext sticky draw, version 1", epoch, MECHANISM)
     end = (2**64 - 1) // (total + total // 64) * total
     expected = next(word for word in words(key, user, record, 50) if word < end) % total
@@ -137,8 +136,7 @@ def test_tags_repeat_with_answers_and_are_no_part_of_them() -> None:
     "user", ["", None, 7, 7.5, b"anna", float("nan"), "\ud800", "x" * 1001, ["anna"], {}]
 )
 def test_users_are_texts(user: object) -> None:
-    with pytest.raises(SpecError, match="user: "):
-        below(KEY, [user], [0])  # type: ignore[list-item]
+    refused(SpecError, "user: ", below, KEY, [user], [0])
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -162,8 +160,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     before = path.read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for taken in (path, tmp_path / "link", tmp_path):
-        with pytest.raises(DataError, match="never overwritten"):
-            new_key_file(taken)
+        refused(DataError, "never overwritten", new_key_file, taken)
     assert path.read_bytes() == before
     assert not (tmp_path / "elsewhere").exists()
 
@@ -173,8 +170,7 @@ def test_a_key_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None
     path = tmp_path / "key"
     new_key_file(path)
     path.chmod(mode)
-    with pytest.raises(DataError, match="others than its owner"):
-        StickyKey.read(path)
+    refused(DataError, "others than its owner", StickyKey.read, path)
 
 
 def _without_a_digit(content: bytes) -> bytes:
@@ -200,7 +196,7 @@ def _of_31_bytes(content: bytes) -> bytes:
         lambda content: content[:40],
         lambda content: content[:-3],
         lambda content: content.replace(b'"epoch": "1"', b'"epoch": "2"'),
-        lambda content: content.replace(b"version 1", b"version 2"),
+        lambda content: content.replace(b"version 2", b"version 3"),
         lambda content: b"\xff" + content,
         lambda _: b"[]",
         lambda _: b"7",
@@ -220,28 +216,30 @@ def test_a_damaged_key_is_refused(tmp_path: Path, damage: object) -> None:
     content = path.read_bytes()
     path.write_bytes(damage(content))  # type: ignore[operator]
     assert path.read_bytes() != content
-    with pytest.raises(DataError, match="is damaged, or no sticky key"):
+    refused(DataError, "is damaged, or no sticky key", StickyKey.read, path)
+
+
+def test_a_key_whose_answers_went_by_the_bytes_alone_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    new_key_file(path)
+    path.write_bytes(path.read_bytes().replace(b"version 2", b"version 1"))
+    with pytest.raises(DataError, match="drawn anew, one more release of each place: make a new key"):
         StickyKey.read(path)
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "missing/key"])
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        StickyKey.read(tmp_path / name)
+    refused(DataError, "cannot be read", StickyKey.read, tmp_path / name)
 
 
-def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DataError, match="cannot be written"):
-        StickyKey.generate().write(tmp_path / "missing" / "key")
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(DataError, "cannot be written", StickyKey.generate().write, tmp_path / "missing" / "key")
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(key_files.os, "fsync", full)
-    with pytest.raises(DataError, match="cannot be written: No space left"):
-        StickyKey.generate().write(tmp_path / "key")
+    refused(DataError, "cannot be written: No space left", StickyKey.generate().write, tmp_path / "key")
     assert not list(tmp_path.iterdir())
 
 
@@ -259,11 +257,9 @@ def test_nothing_that_is_shown_has_the_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("secret", [b"", bytes(31), bytes(33), "0" * 32, None])
 def test_a_key_has_32_bytes(secret: object) -> None:
-    with pytest.raises(SpecError, match="32 bytes"):
-        StickyKey(secret)  # type: ignore[arg-type]
+    refused(SpecError, "32 bytes", StickyKey, secret)
 
 
 @pytest.mark.parametrize("epoch", ["", "x" * 101, "a\nb", "\ud800", 1, None])
 def test_an_epoch_is_a_short_text(epoch: object) -> None:
-    with pytest.raises(SpecError, match="epoch"):
-        StickyKey.generate(epoch)  # type: ignore[arg-type]
+    refused(SpecError, "epoch", StickyKey.generate, epoch)

@@ -26,8 +26,9 @@ from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
-from tests.support.answers import call, same_number
-from tests.support.problems import refusal
+from tests.support.answers import same_number
+from tests.support.inside import call
+from tests.support.refusals import refusal
 
 SECRETS = ("Anna", "12 Secret Street")
 FORMATS = ["csv", "csv.gz", "csv.bz2", "csv.xz", "parquet", "geojson", "geojson.gz", "geojsonl", "ndjson.gz"]
@@ -172,9 +173,7 @@ def test_nothing_of_the_input_leaves(store: str, tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("rule", ["nearest", "drop"])
-def test_chunks_change_nothing(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
-) -> None:
+def test_chunks_do_not_matter(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     source = write(tmp_path / "points.csv", places(101))
     for word in (2**60 - 2**40, 5 * 2**57):
         same_number(monkeypatch, word)
@@ -208,9 +207,7 @@ def test_memory_does_not_grow_with_the_points(store: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "geojson", "ndjson"])
-def test_a_point_outside_is_refused_by_its_number_and_nothing_is_written(
-    store: str, tmp_path: Path, kind: str
-) -> None:
+def test_a_point_outside_is_named_and_nothing_written(store: str, tmp_path: Path, kind: str) -> None:
     points = [(-73.98, 40.75)] * 30
     points[17] = (-70.123456, 40.654321)
     source, out = write(tmp_path / f"p.{kind}", points), tmp_path / "o.csv"
@@ -487,9 +484,7 @@ def test_reports_on_standard_output_are_alone_there(store: str, tmp_path: Path) 
     assert "max_quantisation_km" in err
 
 
-def test_a_document_and_reports_do_not_share_standard_output(
-    store: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_output_has_one_use(store: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "p.csv", [(-73.98, 40.75)] * 20)
     for words in (["sample", store, source], ["export", store]):
         document = call(capfd, *words, "-o", "/dev/stdout", code=2)

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from mdpext_dask import Mechanism, open_mechanism
 from mdpext_dask.errors import DataError, SpecError, StoreError
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
+from tests.support.refusals import refused
 
 PLACE = {"lon": -73.98, "lat": 40.75}
 
@@ -47,18 +47,15 @@ def test_many_points_get_the_rows_of_their_records(mechanism: Mechanism) -> None
 
 def test_a_place_is_given_in_exactly_one_way(mechanism: Mechanism) -> None:
     for place in ({}, {"lon": -73.98}, {**PLACE, "x_km": 0.0, "y_km": 0.0}):
-        with pytest.raises(SpecError, match="either by lon and lat"):
-            mechanism.row(**place)
+        refused(SpecError, "either by lon and lat", mechanism.row, **place)
     for lon in (-7398.0, float("nan")):
-        with pytest.raises(SpecError, match="degrees"):
-            mechanism.sample(lon=lon, lat=40.75)
+        refused(SpecError, "degrees", mechanism.sample, lon=lon, lat=40.75)
 
 
 def test_how_many_may_be_any_whole_number(mechanism: Mechanism) -> None:
     assert mechanism.sample(**PLACE, n=np.int64(3)).shape == (3, 2)  # type: ignore[arg-type]
     for n in (0, -1, 2.5, True):
-        with pytest.raises(SpecError, match="n: must be a whole number of at least 1"):
-            mechanism.sample(**PLACE, n=n)  # type: ignore[arg-type]
+        refused(SpecError, "n: must be a whole number of at least 1", mechanism.sample, **PLACE, n=n)
 
 
 def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
@@ -67,12 +64,10 @@ def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
     assert outside.tolist() == [False, True]
     assert (drawn >= 0).all()
     assert mechanism.sample_points(points, outside="drop")[0][1] == -1
-    with pytest.raises(DataError, match="1 of 2 lie outside"):
-        mechanism.sample_points(points, outside="error")
-    rules: list[Any] = ["Error", "raise", "", None]
-    for rule in rules:
-        with pytest.raises(SpecError, match="outside: must be nearest, drop, error"):
-            mechanism.sample_points(points, outside=rule)
+    refused(DataError, "1 of 2 lie outside", mechanism.sample_points, points, outside="error")
+    said = "outside: must be nearest, drop, error"
+    for rule in ("Error", "raise", "", None):
+        refused(SpecError, said, mechanism.sample_points, points, outside=rule)
 
 
 def test_what_is_reported_about_it(mechanism: Mechanism) -> None:
@@ -101,10 +96,8 @@ def test_a_changed_bit_is_noticed_by_whoever_reads_the_row(store: str, tmp_path:
 
 
 def test_what_is_not_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no such store"):
-        open_mechanism(tmp_path / "nothing.zarr")
-    with pytest.raises(StoreError, match="not a mechanism store"):
-        open_mechanism(tmp_path)
+    refused(StoreError, "no such store", open_mechanism, tmp_path / "nothing.zarr")
+    refused(StoreError, "not a mechanism store", open_mechanism, tmp_path)
 
 
 def test_places_far_outside_get_no_more_than_they_are_apart(mechanism: Mechanism) -> None:

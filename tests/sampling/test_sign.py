@@ -19,9 +19,9 @@ from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.sampling.sign import sign
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.signature import SIGNATURE
-from tests.support.answers import call
 from tests.support.cities import Change, put, rewritten, write_city
-from tests.support.problems import refusal
+from tests.support.inside import call
+from tests.support.refusals import refusal
 
 PLACE = {"lon": -73.97, "lat": 40.78}
 

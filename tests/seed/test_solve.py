@@ -27,16 +27,11 @@ def dense_optimum(problem: SeedProblem) -> float:
         row = np.zeros(seeds * outputs)
         row[risen * outputs + k], row[fallen * outputs + k] = 1, -math.exp(budget)
         upper.append(row)
-    answer = linprog(
-        problem.cost.ravel(),
-        A_ub=np.array(upper),
-        b_ub=np.zeros(len(upper)),
-        A_eq=np.kron(np.eye(seeds), np.ones(outputs)),
-        b_eq=np.ones(seeds),
-        bounds=(problem.min_probability, None),
-        method="highs-ds",
-        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
-    )
+    inequalities = np.array(upper), np.zeros(len(upper))
+    sums = np.kron(np.eye(seeds), np.ones(outputs)), np.ones(seeds)
+    bounds = problem.min_probability, None
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    answer = linprog(problem.cost.ravel(), *inequalities, *sums, bounds, method="highs-ds", options=options)
     assert answer.status == 0
     return float(answer.fun)
 
@@ -56,9 +51,7 @@ def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
 
 @pytest.mark.parametrize("solve", [solve_highs, solve_interior_point])
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_the_scale_of_the_cost_does_not_matter(
-    solve: Callable[[SeedProblem], SeedMechanism], scale: float
-) -> None:
+def test_scale_of_cost_does_not_matter(solve: Callable[[SeedProblem], SeedMechanism], scale: float) -> None:
     problem = random_problem(np.random.default_rng(3))
     scaled = dataclasses.replace(problem, cost=problem.cost * scale)
     assert solve(scaled).primal == pytest.approx(scale * solve(problem).primal, rel=2e-6)
@@ -108,9 +101,8 @@ def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
 
 
 def test_rubbish_is_not_repaired() -> None:
-    problem = random_problem(
-        np.random.default_rng(2), seeds_shape=(2, 3), cost=np.ones((6, 4)), deltas=(0.1, 0.1)
-    )
+    like = {"seeds_shape": (2, 3), "cost": np.ones((6, 4)), "deltas": (0.1, 0.1)}
+    problem = random_problem(np.random.default_rng(2), **like)
     rubbish = np.eye(4)[np.arange(6) % 4]
     with pytest.raises(SolverError, match="beyond repair"):
         problem.repair(rubbish)

@@ -21,9 +21,7 @@ blocks = st.one_of(st.none(), st.tuples(st.integers(1, 13), st.integers(1, 13)))
 
 @settings(max_examples=100, deadline=None)
 @given(grid=grids, outputs=st.integers(1, 200), block_cells=blocks)
-def test_every_record_is_owned_once_and_every_cell_computed_once(
-    grid: Grid, outputs: int, block_cells: tuple[int, int] | None
-) -> None:
+def test_each_record_and_cell_once(grid: Grid, outputs: int, block_cells: tuple[int, int] | None) -> None:
     plan = Plan.of(grid, outputs, block_cells)
     owned = np.zeros(grid.shape, dtype=int)
     cells = np.zeros((grid.cells_x, grid.cells_y), dtype=int)

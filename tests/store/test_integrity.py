@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ import zarr
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.certificate import certify_block
-from mdpext_dask.errors import GuaranteeViolation, MdpextError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, MdpextError, SpecError, StoreError
+from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import fingerprint_of, parse_job
 from mdpext_dask.pipeline.run import build
-from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.sampling.export import export_city
+from mdpext_dask.sampling.files import sample_file
+from mdpext_dask.sampling.mechanism import check_finished, open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE, ShardDamage, damage_of_block, extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.refusals import refused
 from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -53,11 +59,8 @@ def shard(path: Path, index: int) -> str:
     return store.shard_keys(store.plan[index])[0]
 
 
-def refusal(path: Path) -> GuaranteeViolation:
-    with pytest.raises(GuaranteeViolation) as caught:
-        open_mechanism(path, verify=True)
-    assert len(str(caught.value).splitlines()) == 1
-    return caught.value
+def refusal(path: Path | str) -> Any:
+    return refused(GuaranteeViolation, "", open_mechanism, path, verify=True)
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -214,10 +217,137 @@ def test_behind_a_url(tmp_path: Path) -> None:
     key = store.shard_keys(store.plan[0])[0]
     objects.put_bytes(store.objects, key, b"changed")
     objects.put_bytes(store.objects, "probability/c/9/9/0", b"extra")
-    with pytest.raises(GuaranteeViolation) as caught:
-        open_mechanism(url, verify=True)
-    assert (caught.value.worst["changed"], caught.value.worst["extra"]) == ((key,), ("probability/c/9/9/0",))
+    worst = refusal(url).worst
+    assert (worst["changed"], worst["extra"]) == ((key,), ("probability/c/9/9/0",))
     MechanismStore.clear(url)
+
+
+# --- evidence -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store of the same promise on the same grid, with other rows."""
+    folder = tmp_path_factory.mktemp("other")
+    job = u_job(folder, privacy={"min_probability": 1e-3})
+    build(parse_job(job), str(folder / "u.zarr"))
+    return folder / "u.zarr"
+
+
+def said(**changes: Any) -> Callable[[Path, Path], None]:
+    """Return what changes the attributes of a store."""
+    return lambda path, _: edit(path / "zarr.json", lambda root: root["attributes"].update(changes))
+
+
+def described(**changes: Any) -> Callable[[Path, Path], None]:
+    """Return what changes the description of the rows."""
+    return lambda path, _: edit(path / "probability/zarr.json", lambda array: array.update(changes))
+
+
+def taken(*names: str) -> Callable[[Path, Path], None]:
+    """Return what takes parts from another store."""
+
+    def take(path: Path, other: Path) -> None:
+        for name in names:
+            shutil.rmtree(path / name)
+            shutil.copytree(other / name, path / name)
+
+    return take
+
+
+def rewritten(path: Path, _: Path) -> None:
+    """Write a store anew as users of xarray do."""
+    dataset = open_mechanism(path).dataset.load()
+    for variable in dataset.variables.values():
+        variable.encoding = {}
+    shutil.rmtree(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset.to_zarr(path, zarr_format=3)
+
+
+# What is wrong with a store that says that it is complete, and what is said of it.
+BAD = {
+    "epsilon": (said(epsilon_per_km=0.5), "epsilon_per_km"),
+    "metric": (said(metric_p=1.0), "metric_p"),
+    "certified": (said(epsilon_certified=0.5), "epsilon_certified"),
+    "another's receipts": (taken("receipts"), "has lost the receipts of 20 of 20 blocks"),
+    "another's receipts and seed": (taken("receipts", "seed"), "chunk_hashes"),
+    "another's certificate": (taken("audit"), "audit/certificate.json"),
+    "a receipt is gone": (
+        lambda path, _: (path / receipts.key_of(3)).unlink(),
+        "has lost the receipts of 1 of 20 blocks",
+    ),
+    "receipts and certificate are gone": (
+        lambda path, _: [shutil.rmtree(path / name) for name in ("receipts", "audit")],
+        "has lost the receipts of 20 of 20 blocks and its certificate",
+    ),
+    "the certificate is gone": (lambda path, _: shutil.rmtree(path / "audit"), "has lost its certificate"),
+    "the seed is gone": (lambda path, _: shutil.rmtree(path / "seed"), "has lost the receipts"),
+    "rewritten": (rewritten, "has lost the receipts of 20 of 20 blocks and its certificate"),
+    "chunks": (
+        described(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [4, 4, 5]}}),
+        "chunk_hashes",
+    ),
+    "fill value": (described(fill_value=0.25), "chunk_hashes"),
+    "dtype": (described(data_type="float64"), "chunk_hashes"),
+}
+
+
+@pytest.mark.parametrize("harm", BAD)
+def test_a_store_without_evidence_is_not_sampled(
+    finished: Path, other: Path, tmp_path: Path, harm: str
+) -> None:
+    change, complaint = BAD[harm]
+    before = open_mechanism(finished)
+    change(finished, other)
+    points = tmp_path / "p.csv"
+    points.write_text("x_km,y_km\n0,0\n")
+    for use in (
+        lambda: open_mechanism(finished),
+        lambda: sample_file(str(finished), points, tmp_path / "o.csv"),
+        lambda: check_finished(opened(finished)),
+    ):
+        with pytest.raises(GuaranteeViolation, match=re.escape(complaint)) as caught:
+            use()
+        assert f"mdpext audit {finished}" in str(caught.value)
+    with pytest.raises(MdpextError):
+        export_city(str(finished), tmp_path / "c.mdp")
+    assert complaint in repr(before)
+    assert "must not be sampled" in before._repr_html_()
+    assert not list(tmp_path.glob("[oc].*"))
+
+
+def test_a_changed_shard_is_noticed_before_the_first_draw_if_asked(finished: Path, tmp_path: Path) -> None:
+    (finished / shard(finished, 0)).write_bytes(b"changed")
+    (tmp_path / "p.csv").write_text("x_km,y_km\n3,2\n")
+    for verify in (False, True):
+        output = tmp_path / f"{verify}.csv"
+        with pytest.raises(GuaranteeViolation, match="changed shards") if verify else nullcontext():
+            assert not sample_file(str(finished), tmp_path / "p.csv", output, verify=verify)["verified"]
+        assert output.exists() != verify
+
+
+def test_what_has_lost_its_receipts_can_be_proved_afresh(small: Path, other: Path) -> None:
+    """And is judged by its rows: what breaks the promise is found, and the store is left as it is."""
+    proved = audit(str(small))
+    rewritten(small, other)
+    notes: list[Event] = []
+    again = audit(str(small), observer=notes.append)
+    assert (again.verdict, again.method, again.epsilon) == (proved.verdict, "certificate", proved.epsilon)
+    assert (again.epsilon_per_km, again.limit_per_km) == (proved.epsilon_per_km, proved.limit_per_km)
+    assert (again.worst["x_lonlat"], again.worst["log_ratio"]) == (
+        proved.worst["x_lonlat"],
+        proved.worst["log_ratio"],
+    )
+    assert again.details["receipts_compared"] is None
+    assert "receipts are gone" in again.details["notes"][0]
+    assert any(isinstance(event, Note) and "receipts are gone" in event.text for event in notes)
+    write(small, "probability", lambda rows: rows.__setitem__((4, 1), rows[4, 1][::-1].copy()))
+    assert audit(str(small)).verdict == audit(str(small), "exhaustive").verdict == "violated"
+    assert opened(small).state == "complete"
+    with pytest.raises(SpecError, match="with their receipts"):
+        audit(str(small), "boundary")
 
 
 # --- everything else ------------------------------------------------------------------------------
@@ -285,9 +415,7 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
         ("elsewhere", "node_type", "group"),
     ],
 )
-def test_copies_of_descriptions_that_only_others_read_are_noticed(
-    finished: Path, name: str, key: str, value: object
-) -> None:
+def test_changed_descriptions_are_noticed(finished: Path, name: str, key: str, value: object) -> None:
     """Readers such as xarray go by the root's copies: it would show other numbers than are sampled."""
 
     def change(root: dict[str, Any]) -> None:
@@ -332,8 +460,7 @@ def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path
 )
 def test_other_attributes_are_noticed(finished: Path, key: str, value: object, noticed: str) -> None:
     edit(finished / "zarr.json", lambda root: root["attributes"].update({key: value}))
-    with pytest.raises(MdpextError, match=noticed):
-        open_mechanism(finished, verify=True)
+    refused(MdpextError, noticed, open_mechanism, finished, verify=True)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +478,7 @@ def test_a_promise_for_another_metric_with_all_its_digests_is_not_what_was_certi
         table["domain"]["metric_p"] = 1.0
     facts = {"job": job, "identity": identity, "fingerprint": fingerprint_of(identity)}
     store.update(**facts, metric_p=1.0, quantisation_km=store.grid.spacing_km)
-    assert refusal(finished).worst["attributes"] == ["epsilon_certified"]
+    assert refusal(finished).worst["attributes"] == ["epsilon_certified", CERTIFICATE]
 
 
 @pytest.mark.parametrize("harm", ["truncated", "another document", "another type", "no node"])
@@ -365,10 +492,8 @@ def test_damaged_descriptions_are_one_error(finished: Path, name: str, harm: str
     else:
         truncated = file.read_text()[:300]
         file.write_text({"truncated": truncated, "another document": "[1, 2]", "no node": "{}"}[harm])
-    with pytest.raises((StoreError, GuaranteeViolation)) as caught:
-        open_mechanism(finished, verify=True)
-    assert len(str(caught.value).splitlines()) == 1
-    assert re.search("damaged|missing|changed|cannot be read|not a mechanism store", str(caught.value))
+    said = "damaged|missing|changed|cannot be read|not a mechanism store"
+    refused((StoreError, GuaranteeViolation), said, open_mechanism, finished, verify=True)
 
 
 def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> None:
@@ -381,14 +506,14 @@ def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> Non
         edit(path / receipts.key_of(index), lambda content, shards=shards: content.update(shards=shards))
     hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
     store.update(chunk_hashes=hashes)
+    assert refusal(path).worst["attributes"] == [CERTIFICATE]
+    edit(path / CERTIFICATE, lambda report: report.update(content_sha256=hashes["digest"]))
     open_mechanism(path, verify=True)
     assert not audit(str(path)).holds  # the certificate, made anew, is not fooled
 
 
 @pytest.mark.parametrize("fault", [TypeError, AttributeError])
-def test_a_fault_of_the_program_is_not_taken_for_damage(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
-) -> None:
+def test_a_bug_is_not_damage(finished: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
     """A seed that looks damaged is solved again, which would hide the fault."""
 
     def fails(*_: object) -> str:

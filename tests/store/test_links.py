@@ -8,7 +8,7 @@ import zarr
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store import objects
-from tests.support.problems import refusal
+from tests.support.refusals import refusal
 
 
 @pytest.fixture

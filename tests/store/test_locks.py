@@ -20,6 +20,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store import locks, objects
 from mdpext_dask.store.locks import KEY, Holder, hold, holder_of
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 
@@ -62,9 +63,7 @@ def _put(folder: Path, content: Any) -> LocalStore:
     return LocalStore(folder)
 
 
-def test_a_second_holder_is_refused_and_told_who_the_first_is(
-    tmp_path: Path, another: subprocess.Popen[str]
-) -> None:
+def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path, another: subprocess.Popen[str]) -> None:
     url = str(tmp_path / "a.zarr")
     with pytest.raises(StoreError, match=rf"a\.zarr: another run .*process {another.pid} on "), hold(url):
         pass
@@ -74,9 +73,7 @@ def test_a_second_holder_is_refused_and_told_who_the_first_is(
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_the_lock_of_a_killed_run_is_taken_over_at_once(
-    tmp_path: Path, another: subprocess.Popen[str], reaped: bool
-) -> None:
+def test_a_killed_runs_lock_is_taken(tmp_path: Path, another: subprocess.Popen[str], reaped: bool) -> None:
     another.send_signal(signal.SIGKILL)
     if reaped:
         another.wait()
@@ -116,9 +113,7 @@ def test_a_run_elsewhere_is_dead_when_its_counter_stands_still(tmp_path: Path) -
     assert any("process 7 on far" in text for text in told)
 
 
-def test_a_run_elsewhere_whose_counter_advances_is_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_counter_advances_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It is waited for no longer than for the first change, however busy the machine is.
     monkeypatch.setattr(locks, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(locks, "BEAT_SECONDS", 0.05)
@@ -146,16 +141,13 @@ def test_a_run_whose_lock_is_taken_over_stops(tmp_path: Path) -> None:
     with hold(str(tmp_path / "a.zarr")) as lock:
         lock.require()
         _put(tmp_path / "a.zarr", _elsewhere(beat=0))
-        with pytest.raises(ClusterError, match="process 7 on far has taken this store over"):
-            _require_for(lock, 20)
+        refused(ClusterError, "process 7 on far has taken this store over", _require_for, lock, 20)
     # It is not its own to remove.
     assert json.loads((tmp_path / "a.zarr" / KEY).read_text())["owner"] == "somebody"
 
 
 @pytest.mark.usefixtures("hurried")
-def test_of_many_that_find_a_dead_run_s_lock_one_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_many_gets_a_dead_runs_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than threads of a busy machine may take from seeing that it is dead to writing their own.
     monkeypatch.setattr(locks, "_SETTLE_SECONDS", 3.0)
     own = Holder.this_process()
@@ -204,13 +196,10 @@ def test_behind_a_url_it_is_the_same(tmp_path: Path) -> None:
         pass
 
 
-def test_two_runs_at_once_on_one_store(
-    tmp_path: Path, small_job: Job, another: subprocess.Popen[str]
-) -> None:
+def test_two_runs_on_one_store(tmp_path: Path, small_job: Job, another: subprocess.Popen[str]) -> None:
     url, spec = str(tmp_path / "a.zarr"), parse_job(small_job())
     for overwrite in (False, True):
-        with pytest.raises(StoreError, match="another run"):
-            build(spec, url, overwrite=overwrite)
+        refused(StoreError, "another run", build, spec, url, overwrite=overwrite)
     another.kill()
     another.wait()
     summary = build(spec, url)
@@ -244,26 +233,20 @@ def test_a_run_that_slept_at_its_end_does_not_call_another_s_store_complete(
 
 def test_bad_input_leaves_no_folder(tmp_path: Path, small_job: Job) -> None:
     spec = parse_job(small_job(outputs={"count": 100_000}, privacy={"min_probability": 1e-9}))
-    with pytest.raises(ValueError, match="outputs"):
-        build(spec, str(tmp_path / "a" / "b.zarr"))
+    refused(ValueError, "outputs", build, spec, str(tmp_path / "a" / "b.zarr"))
     assert not any(tmp_path.iterdir())
 
 
-def test_an_interrupted_deletion_leaves_what_can_be_overwritten(
-    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_deleted_is_overwritten(tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     url, spec = str(tmp_path / "a.zarr"), parse_job(small_job())
     build(spec, url)
     with monkeypatch.context() as patch:
         patch.setattr(objects.shutil, "rmtree", _raise)
-        with pytest.raises(StoreError, match="cannot be deleted"):
-            build(spec, url, overwrite=True)
+        refused(StoreError, "cannot be deleted", build, spec, url, overwrite=True)
     assert build(spec, url)["state"] == "complete"
 
 
-def test_what_vanishes_while_a_store_is_deleted_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_vanishes_during_deletion_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the drafts of the lock, which its holder writes every few seconds."""
     folder = tmp_path / "a.zarr"
     store = _put(folder, _elsewhere())

@@ -28,8 +28,9 @@ from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
 from tests.support import servers
-from tests.support.commands import mdpext
+from tests.support.inside import mdpext
 from tests.support.processes import job_file, processes_in, wait_until
+from tests.support.refusals import refused
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -160,9 +161,7 @@ def test_overwriting_deletes_its_own_objects_only(bucket: str, copied: str) -> N
         assert objects.exists(objects.open_objects(place), key)
 
 
-def test_a_store_that_is_half_deleted_is_no_complete_one(
-    copied: str, small_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_deleted_is_not_complete(copied: str, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -171,8 +170,7 @@ def test_a_store_that_is_half_deleted_is_no_complete_one(
         with pytest.raises(KeyboardInterrupt):
             MechanismStore.clear(copied)
     assert MechanismStore.find(copied, parse_job(small_job(**BLOCKS))) is None
-    with pytest.raises(MdpextError, match="not complete"):
-        open_mechanism(copied)
+    refused(MdpextError, "not complete", open_mechanism, copied)
 
 
 def test_of_many_creators_one_is_told_that_it_is_the_one(bucket: str, tmp_path: Path) -> None:
@@ -196,21 +194,16 @@ def test_a_bucket_that_is_missing_is_said_at_once(small_job: Job) -> None:
         lambda: put(url, "a"),
         lambda: objects.get_bytes(objects.open_objects(url), "a"),
     ):
-        with pytest.raises(StoreAccessError, match=r"nowhere-at-all.*NoSuchBucket") as error:
-            ask()
-        assert error.value.exit_code == EXIT_BAD_INPUT
+        assert refused(StoreAccessError, "nowhere-at-all.*NoSuchBucket", ask).exit_code == EXIT_BAD_INPUT
 
 
 @pytest.mark.slow
 def test_a_shard_that_is_missing_is_never_read_as_something(copied: str, local: Path) -> None:
     objects.delete_keys(objects.open_objects(copied), list(shards_of(local)))
     mechanism = open_mechanism(copied)
-    with pytest.raises(MdpextError):
-        mechanism.row(x_km=0, y_km=0)
-    with pytest.raises(MdpextError):
-        mechanism.sample_points(np.zeros((3, 2)), planar=True)
-    with pytest.raises(GuaranteeViolation, match="missing shards"):
-        open_mechanism(copied, verify=True)
+    refused(MdpextError, "", mechanism.row, x_km=0, y_km=0)
+    refused(MdpextError, "", mechanism.sample_points, np.zeros((3, 2)), planar=True)
+    refused(GuaranteeViolation, "missing shards", open_mechanism, copied, verify=True)
     assert not audit(copied).holds
 
 
@@ -276,12 +269,8 @@ def test_patience_ends_with_one_error(
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=0.3))
     store = objects.open_objects(bucket)
     proxy.misbehave(fault)
-    with pytest.raises(
-        StoreAccessError, match=f"^{bucket}: a cannot be read: .*{said}.*tried 4 times"
-    ) as error:
-        objects.get_bytes(store, "a")
-    assert error.value.exit_code == EXIT_INCOMPLETE
-    assert "\n" not in str(error.value)
+    line = f"^{bucket}: a cannot be read: .*{said}.*tried 4 times"
+    assert refused(StoreAccessError, line, objects.get_bytes, store, "a").exit_code == EXIT_INCOMPLETE
     # Nobody else has asked again, but for aiohttp, once, on a connection that was closed while it was kept.
     assert len(proxy.log()) in range(4, 5 if fault is THROTTLED else 9)
     proxy.misbehave()
@@ -301,9 +290,8 @@ def test_a_refusal_is_said_at_once(proxy: servers.Proxy, bucket: str) -> None:
         lambda: objects.create_exclusively(store, "a", b"token"),
     ):
         before = len(proxy.log())
-        with pytest.raises(StoreAccessError, match=r"403.*Access ?Denied|403 Forbidden") as error:
-            ask()
-        assert error.value.exit_code == EXIT_BAD_INPUT
+        error = refused(StoreAccessError, r"403.*Access ?Denied|403 Forbidden", ask)
+        assert error.exit_code == EXIT_BAD_INPUT
         assert len(proxy.log()) == before + 1
 
 
@@ -327,9 +315,7 @@ def test_creators_know_their_own_object(proxy: servers.Proxy, bucket: str, kind:
 
 
 @pytest.mark.slow
-def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
-    proxy: servers.Proxy, copied: str
-) -> None:
+def test_a_finished_store_is_read_without_permission_to_list(proxy: servers.Proxy, copied: str) -> None:
     """S3 then answers 403 for what is not there, which is never taken for a chunk of fill values."""
     unlisted = {**DENIED, "path": "list-type"}, {"kind": "forbid", "method": "GET"}
     proxy.misbehave(*unlisted)
@@ -339,8 +325,7 @@ def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
     proxy.misbehave()
     objects.delete_keys(objects.open_objects(copied), ["probability/c/0/0/0"])
     proxy.misbehave(*unlisted)
-    with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
-        open_mechanism(copied, verify=True)
+    refused(StoreAccessError, r"probability/c/0/0/0 cannot be read: 403", open_mechanism, copied, verify=True)
     with pytest.raises(StoreAccessError, match=r"probability/c/0/0/0 cannot be read: 403"):
         mechanism.dataset.probability[0, 0].load()
 
@@ -354,14 +339,11 @@ def test_where_listing_is_not_allowed_a_finished_store_is_read_all_the_same(
         ),
     ],
 )
-def test_nothing_is_called_damaged_for_a_server_that_does_not_answer(
-    proxy: servers.Proxy, copied: str, paths: tuple[str, ...]
-) -> None:
+def test_no_answer_is_not_called_damage(proxy: servers.Proxy, copied: str, paths: tuple[str, ...]) -> None:
     for path in paths:
         proxy.misbehave({**THROTTLED, "path": path})
         if path != "audit/":
-            with pytest.raises(StoreAccessError, match=f"{path}.*503"):
-                open_mechanism(copied, verify=True)
+            refused(StoreAccessError, f"{path}.*503", open_mechanism, copied, verify=True)
         with pytest.raises(StoreAccessError) if path != "audit/" else pytest.MonkeyPatch.context():
             audit(copied)
         proxy.misbehave()
@@ -434,9 +416,7 @@ def test_what_a_worker_is_refused_is_one_line_here(
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_goes_on_where_it_stopped(
-    url: str, local: Path, small_job: Job, tmp_path: Path
-) -> None:
+def test_a_killed_job_goes_on_where_it_stopped(url: str, local: Path, small_job: Job, tmp_path: Path) -> None:
     job = job_file(tmp_path, small_job(**BLOCKS, cluster={"kind": "local", "workers": 2}))
     with processes_in(tmp_path) as processes:
         command = processes.mdpext("run", job, "--store", url)

@@ -41,9 +41,7 @@ def test_blocks_of_one_seed_agree_on_all_shared_records() -> None:
     ("spoil", "record", "blocks"),
     [((0, 6, 4), (6, 4), (0, 2)), ((1, 2, 0), (2, 9), (0, 1)), ((2, 0, 5), (6, 5), (0, 2))],
 )
-def test_one_changed_bit_is_named(
-    spoil: tuple[int, int, int], record: tuple[int, int], blocks: tuple[int, int]
-) -> None:
+def test_changed_bit(spoil: tuple[int, int, int], record: tuple[int, int], blocks: tuple[int, int]) -> None:
     report = check_boundaries(PLAN, receipts(spoil))
     assert Mismatch(record=record, blocks=blocks) in report.mismatches
     assert len(report.mismatches) == 1

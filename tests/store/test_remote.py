@@ -16,6 +16,7 @@ from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, StoreAccessError
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.remote import RetryPolicy, open_remote
 from mdpext_dask.store.remote_drivers import is_transient, said_by, status_of
+from tests.support.refusals import refused
 
 QUICK = RetryPolicy(attempts=3, first_delay=0.001, longest_delay=0.002, settle_seconds=0.001)
 
@@ -111,9 +112,8 @@ class ClientPayloadError(Exception):
 
 @pytest.mark.parametrize("url", ["http://me:pass@host/a.zarr", "s3://key:pass@bucket/a", "http://:pass@h/a"])
 def test_a_password_in_an_address_is_refused_and_not_told(url: str) -> None:
-    with pytest.raises(StoreError, match=r"^(http|s3)://\.\.\.: an address with a password in it") as caught:
-        open_remote(url, read_only=True)
-    assert "pass@" not in str(caught.value)
+    said = r"^(http|s3)://\.\.\.: an address with a password in it"
+    assert "pass@" not in str(refused(StoreError, said, open_remote, url, read_only=True))
 
 
 def dressed(error: Exception, cause: Exception) -> Exception:
@@ -198,34 +198,28 @@ def test_a_fault_that_passes_costs_nothing_else(obey: Callable[..., type[Bucket]
 def test_patience_ends(obey: Callable[..., type[Bucket]]) -> None:
     store = objects.open_objects("scripted://b/s")
     bucket = obey(*[BUSY] * 9)
-    with pytest.raises(StoreAccessError) as error:
-        objects.put_bytes(store, "receipts/1.json", b"1")
-    assert str(error.value) == (
+    error = refused(StoreAccessError, "", objects.put_bytes, store, "receipts/1.json", b"1")
+    assert str(error) == (
         "scripted://b/s: receipts/1.json cannot be written: 503 SlowDown: Please reduce; "
         "tried 3 times in 0 s; what is done is kept, run again"
     )
     assert bucket.asked == 3
-    assert (error.value.exit_code, error.value.transient) == (EXIT_INCOMPLETE, True)
+    assert (error.exit_code, error.transient) == (EXIT_INCOMPLETE, True)
     # Nothing that takes an error of the system for damage may take this for it.
-    assert not isinstance(error.value, OSError | StoreError)
-    again = pickle.loads(pickle.dumps(error.value))
-    assert (str(again), again.exit_code, again.transient) == (str(error.value), EXIT_INCOMPLETE, True)
+    assert not isinstance(error, OSError | StoreError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.exit_code, again.transient) == (str(error), EXIT_INCOMPLETE, True)
 
 
 def test_a_refusal_is_not_asked_again(obey: Callable[..., type[Bucket]]) -> None:
     store = objects.open_objects("scripted://b/s")
     bucket = obey(DENIED)
-    with pytest.raises(
-        StoreAccessError,
-        match=r"^scripted://b/s: a cannot be read: 403 AccessDenied: Access Denied \(S3 says",
-    ) as error:
-        objects.get_bytes(store, "a")
-    assert (bucket.asked, error.value.exit_code, error.value.transient) == (1, EXIT_BAD_INPUT, False)
+    said = r"^scripted://b/s: a cannot be read: 403 AccessDenied: Access Denied \(S3 says"
+    error = refused(StoreAccessError, said, objects.get_bytes, store, "a")
+    assert (bucket.asked, error.exit_code, error.transient) == (1, EXIT_BAD_INPUT, False)
 
 
-def test_a_request_that_hangs_is_given_up(
-    obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_request_ends(obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "POLICY", RetryPolicy(attempts=2, first_delay=0.001, request_seconds=0.05))
     store = objects.open_objects("scripted://b/s")
     bucket = obey(60.0, 60.0)
@@ -239,8 +233,7 @@ def test_time_ends_too(obey: Callable[..., type[Bucket]], monkeypatch: pytest.Mo
     monkeypatch.setattr(remote, "POLICY", policy)
     store = objects.open_objects("scripted://b/s")
     bucket = obey(*[BUSY] * 1000)
-    with pytest.raises(StoreAccessError, match="tried"):
-        objects.get_bytes(store, "a")
+    refused(StoreAccessError, "tried", objects.get_bytes, store, "a")
     assert bucket.asked <= 10
 
 
@@ -308,5 +301,4 @@ def test_a_store_is_the_same_in_another_process(obey: Callable[..., type[Bucket]
     assert again == store
     assert str(store) == "scripted://b/s"
     assert not store.with_read_only(False).read_only
-    with pytest.raises(StoreError, match="read-only"):
-        objects.put_bytes(store, "a", b"")
+    refused(StoreError, "read-only", objects.put_bytes, store, "a", b"")

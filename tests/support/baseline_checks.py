@@ -1,5 +1,7 @@
 """What any baseline must keep, checked row by row."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -20,9 +22,7 @@ def problem_of(
     grid = grid or Grid(0.0, 0.0, 2, 2, 1.0, (2,))
     prior = np.random.default_rng(seed).random(grid.shape)
     outputs = np.asarray(outputs, dtype=np.float64)
-    return Problem(
-        grid, epsilon, p, outputs, prior / prior.sum(), EuclideanLoss(outputs), min_probability=0.0
-    )
+    return Problem(grid, epsilon, p, outputs, prior / prior.sum(), EuclideanLoss(outputs), 0.0)
 
 
 def rows_of(method: Method, problem: Problem) -> Floats:
@@ -34,14 +34,9 @@ def rows_of(method: Method, problem: Problem) -> Floats:
 
 def holds(rows: Floats, problem: Problem, epsilon: float | None = None) -> bool:
     """Whether an exhaustive audit passes rows, float64 of any shape that ends in K."""
-    report = audit(
-        rows.reshape(-1, problem.outputs),
-        "exhaustive",
-        points=problem.records_xy_km(slice(None)),
-        epsilon_per_km=problem.epsilon_per_km if epsilon is None else epsilon,
-        metric_p=problem.metric_p,
-    )
-    return report.holds
+    promise = {"epsilon_per_km": epsilon or problem.epsilon_per_km, "metric_p": problem.metric_p}
+    points, rows = problem.records_xy_km(slice(None)), rows.reshape(-1, problem.outputs)
+    return audit(rows, "exhaustive", points=points, **promise).holds
 
 
 def expected_loss(problem: Problem, rows: Floats) -> float:
@@ -72,13 +67,9 @@ def least_loss(cost: Floats, budget: Floats, floor: float = 0.0) -> float | None
     values = np.concatenate([np.ones(len(risen)), -np.exp(budget[risen, fallen])])
     pairs = sparse.csr_array((values, at), shape=(len(risen), records))
     scale = cost.max()
-    solved = linprog(
-        cost.ravel() / scale,
-        A_ub=sparse.kron(pairs, sparse.eye_array(outputs)) if len(risen) else None,
-        b_ub=np.zeros(len(risen) * outputs) if len(risen) else None,
-        A_eq=sparse.kron(sparse.eye_array(records), np.ones((1, outputs))),
-        b_eq=np.ones(records),
-        bounds=(floor, 1),
-        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
-    )
+    kept: Any = sparse.kron(pairs, sparse.eye_array(outputs)), np.zeros(len(risen) * outputs)
+    sums = sparse.kron(sparse.eye_array(records), np.ones((1, outputs))), np.ones(records)
+    kept = kept if len(risen) else (None, None)
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    solved = linprog(cost.ravel() / scale, *kept, *sums, (floor, 1), options=options)
     return float(solved.fun * scale) if solved.status == 0 else None

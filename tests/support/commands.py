@@ -1,15 +1,14 @@
-"""Command lines: run in this process, or only parsed."""
+"""Command lines, which are only parsed."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import typer
 from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 
-from mdpext_dask.cli.main import app, main
+from mdpext_dask.cli.main import app
 
 
 def parse(command: str | Sequence[str]) -> dict[str, Any]:
@@ -24,11 +23,3 @@ def parse(command: str | Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"{program}: not ours")
     with parser.make_context(name, arguments) as context:
         return dict(context.params)
-
-
-def mdpext(*arguments: object) -> int:
-    """Run a command of ours in this process and return its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code

@@ -35,12 +35,8 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[Disk]:
     """Mount a disk on a folder; skip the test where that is not allowed."""
     folder.mkdir()
     try:
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+        mounted = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
         pytest.skip(f"no disk can be mounted: {error}")
     if mounted.returncode:

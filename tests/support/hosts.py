@@ -50,6 +50,12 @@ class Network:
         """Connect a host again."""
         _ip("-n", self._bridge, "link", "set", name, "up")
 
+    def cut_for(self, seconds: float, name: str) -> None:
+        """Cut a host's cable for a while."""
+        self.cut(name)
+        time.sleep(seconds)
+        self.mend(name)
+
     def remove(self) -> None:
         """Remove everything that was made; cables and bridge go with their namespaces."""
         for space in (*(f"{self._tag}-{name}" for name in self.hosts), self._bridge):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import cache, cached_property
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,12 @@ class Mechanism:
         """All triples of two usable records, the steepest first."""
         found = []
         with localcontext(prec=_DIGITS):
-            for second in range(len(self.rows)):
-                for first in range(second):
-                    one, other = self.logs[first], self.logs[second]
-                    if one is None or other is None:
-                        continue
-                    apart = length(self.points[first], self.points[second], self.p)
-                    for output, (a, b) in enumerate(zip(one, other, strict=True)):
-                        found.append(Triple(gap(a, b), apart, frozenset((first, second)), output))
+            usable = np.flatnonzero(self.usable).tolist()
+            for first, second in ((a, b) for b in usable for a in usable if a < b):
+                apart = length(self.points[first], self.points[second], self.p)
+                logs = zip(self.logs[first], self.logs[second], strict=True)
+                for output, (a, b) in enumerate(logs):
+                    found.append(Triple(gap(a, b), apart, frozenset((first, second)), output))
             found.sort(key=lambda triple: triple.slope, reverse=True)
         return found
 
@@ -120,17 +119,14 @@ class Mechanism:
         at = {tuple(point): record for record, point in enumerate(self.points.tolist())}
         found = []
         with localcontext(prec=_DIGITS):
-            for i in range(len(east) - 1):
-                for j in range(len(north) - 1):
-                    corners = [[at[x, y] for y in north[j : j + 2]] for x in east[i : i + 2]]
-                    side_x = length((east[i], 0.0), (east[i + 1], 0.0), 1)
-                    side_y = length((north[j], 0.0), (north[j + 1], 0.0), 1)
-                    for output in range(self.rows.shape[1]):
-                        l00, l01, l10, l11 = (self.logs[record][output] for row in corners for record in row)
-                        across = max(gap(l00, l10), gap(l01, l11)) / side_x
-                        along = max(gap(l00, l01), gap(l10, l11)) / side_y
-                        norm = dual_norm(across, along, self.p)
-                        found.append((norm, frozenset(corners[0] + corners[1]), output))
+            for xs, ys in product(pairwise(east), pairwise(north)):
+                corners = [at[place] for place in product(xs, ys)]
+                side_x, side_y = (length((a, 0.0), (b, 0.0), 1) for a, b in (xs, ys))
+                for output in range(self.rows.shape[1]):
+                    l00, l01, l10, l11 = (self.logs[record][output] for record in corners)
+                    across = max(gap(l00, l10), gap(l01, l11)) / side_x
+                    along = max(gap(l00, l01), gap(l10, l11)) / side_y
+                    found.append((dual_norm(across, along, self.p), frozenset(corners), output))
         return sorted(found, key=lambda cell: cell[0], reverse=True)
 
 
@@ -238,10 +234,8 @@ def ask(mechanism: Mechanism, method: str, epsilon: float, tolerance: float = 0.
     methods = importlib.import_module("mdpext_dask.auditors.methods")
     given = mechanism.points, epsilon, mechanism.p, tolerance
     with current("auditors.subject", "plain_subject")(mechanism.rows, *given) as subject:
-        at_work = (
-            current("compute.executor", "InlineExecutor")(),
-            current("compute.stages", "Stages")(current("events", "silent")),
-        )
+        executor = current("compute.executor", "InlineExecutor")()
+        at_work = executor, current("compute.stages", "Stages")(current("events", "silent"))
         if method == "certificate":
             return methods.certify(subject, *at_work)
         if method == "exhaustive":
@@ -266,17 +260,7 @@ def check_all_pairs(mechanism: Mechanism, epsilon: float, tolerance: float = 0.0
 
 
 def check_all_pairs_of(report: Any, mechanism: Mechanism, epsilon: float, tolerance: float = 0.0) -> None:
-    """Check a report of the exhaustive audit against fifty digits.
-
-    Parameters
-    ----------
-    report
-        The report.
-    mechanism
-        What was audited.
-    epsilon, tolerance
-        The promise, for distance in the plane.
-    """
+    """Check a report of the exhaustive audit against fifty digits; `epsilon` is that of the plane."""
     triples, refused = mechanism.triples, mechanism.refused
     broken = mechanism.broken(epsilon, tolerance)
     assert report.violations == broken + refused
@@ -725,15 +709,11 @@ METHODS = ("exhaustive", "certificate", "sampled")
 def make_store(folder: Path) -> str:
     """Build a store of six blocks with 5 × 7 records, 4 km apart, and three outputs; return where it is."""
     job = {
-        "job": {"name": "six"},
-        "domain": {"roads": "builtin:manhattan", "cell_km": 8.0, "refine": [2]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "outputs": {"count": 3},
-        "prior": {"kind": "uniform"},
-        "loss": {"kind": "euclidean"},
-        "store": {"block_cells": [1, 1]},
+        "job": {"name": "six"}, "domain": {"roads": "builtin:manhattan", "cell_km": 8.0, "refine": [2]},
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"}, "outputs": {"count": 3},
+        "prior": {"kind": "uniform"}, "loss": {"kind": "euclidean"}, "store": {"block_cells": [1, 1]},
         "cluster": {"kind": "inline"},
-    }
+    }  # fmt: skip
     url = str(folder / "six.zarr")
     build(parse_job(job), url)
     assert MechanismStore.open(url).plan.blocks == 6

@@ -11,15 +11,9 @@ def write(path: Path, shape: tuple[int, int], *, spacing: float = 0.5, **more: A
     rng = np.random.default_rng(7)
     x, y = -2.0 + spacing * np.arange(shape[0]), 30.0 + spacing * np.arange(shape[1])
     outputs = rng.uniform((x[0], y[0]), (x[-1], y[-1]), (4, 2))
-    problem = {
-        "x_km": x,
-        "y_km": y,
-        "output_xy_km": outputs,
-        "loss_km": rng.uniform(0, 5, (*shape, 4)).astype(np.float32),
-        "prior": rng.random(shape),
-        **more,
-    }
-    np.savez(path, **problem)
+    loss = rng.uniform(0, 5, (*shape, 4)).astype(np.float32)
+    problem = {"x_km": x, "y_km": y, "output_xy_km": outputs, "loss_km": loss, "prior": rng.random(shape)}
+    np.savez(path, **(problem := {**problem, **more}))
     return problem
 
 

@@ -1,4 +1,4 @@
-"""What tests of jobs and problems share: refusals, small inputs, and all rows of a store."""
+"""What tests of jobs and problems share: small inputs, and all rows of a store."""
 
 import gzip
 import json
@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 from pyproj import Geod
 
-from mdpext_dask.errors import MdpextError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
-from tests.support import refusals
 
 WGS84 = Geod(ellps="WGS84")
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 
 
-def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = MdpextError) -> str:
-    """Return what an action is refused with; see :func:`tests.support.refusals.refusal`."""
-    return refusals.refusal(action, *parts, kind=kind)
+def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
+    """Write a job file."""
+    lines = []
+    for section, keys in job.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    path.write_text("\n".join(lines))
 
 
 def road_geometry(job: dict[str, dict[str, Any]]) -> RoadGeometry:

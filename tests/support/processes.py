@@ -19,6 +19,7 @@ import psutil
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.problems import write_toml
 
 # The package's own limits are in seconds; this only keeps a test from hanging on a loaded machine.
 PATIENCE = 120.0
@@ -141,15 +142,11 @@ class Processes:
     ) -> Command:
         """Start any program on a host."""
         printed = self.folder / f"printed-{len(self.started)}"
+        words, whole = [*host.prefix, *map(str, command)], {**os.environ, **self.environment, **(env or {})}
+        how: dict[str, Any] = {"cwd": self.folder, "env": whole, "start_new_session": True}
         with printed.with_suffix(".out").open("wb") as out, printed.with_suffix(".err").open("wb") as err:
             process = subprocess.Popen(
-                [*host.prefix, *map(str, command)],
-                cwd=self.folder,
-                env={**os.environ, **self.environment, **(env or {})},
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout or out,
-                stderr=err,
+                words, **how, stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err
             )
         self.started.append(Command(process, printed))
         return self.started[-1]
@@ -217,15 +214,6 @@ def job_file(folder: Path, job: dict[str, dict[str, Any]]) -> Path:
     return path
 
 
-def write_toml(path: Path, job: dict[str, dict[str, Any]]) -> None:
-    """Write a job file of any name."""
-    lines = []
-    for section, keys in job.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join(lines))
-
-
 # --- moments --------------------------------------------------------------------------------------
 
 
@@ -238,15 +226,14 @@ class Moment:
 
     def wait(self, store: Path, *commands: Command) -> None:
         """Wait for it, or for the end of one of the commands."""
+
+        def until(met: Callable[[], bool], what: str) -> None:
+            wait_until(lambda: any(command.ended() for command in commands) or met(), what)
+
         if self.receipts is not None:
-            wait_until(
-                lambda: any(c.ended() for c in commands) or len(receipt_files(store)) >= (self.receipts or 0),
-                f"{self.receipts} receipts",
-            )
+            until(lambda: len(receipt_files(store)) >= (self.receipts or 0), f"{self.receipts} receipts")
         deadline = time.monotonic() + self.seconds
-        wait_until(
-            lambda: any(c.ended() for c in commands) or time.monotonic() >= deadline, "the moment to strike"
-        )
+        until(lambda: time.monotonic() >= deadline, "the moment to strike")
 
 
 def moments(random_seed: int, count: int, seconds: float, blocks: int) -> list[Moment]:
@@ -277,9 +264,6 @@ def valid_receipts(store: Path) -> dict[str, bytes]:
 
 def digests(store: Path) -> dict[str, str]:
     """Return the SHA-256 of every shard and of every chunk of the seed."""
-    files = [*store.glob("probability/c/**/*"), *store.glob("seed/*/c/**/*")]
-    return {
-        str(file.relative_to(store)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in files
-        if file.is_file()
-    }
+    found = (*store.glob("probability/c/**/*"), *store.glob("seed/*/c/**/*"))
+    files = [file for file in found if file.is_file()]
+    return {str(f.relative_to(store)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}

@@ -1,6 +1,7 @@
 """What an action is refused with."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,3 +17,11 @@ def refusal(action: Callable[[], object], *parts: str, kind: type[Exception] = D
     for part in parts:
         assert part in message, message
     return message
+
+
+def refused(kind: Any, match: str, action: Callable[..., object], *given: Any, **how: Any) -> Any:
+    """Return the error that a call ends in: one line, in which a pattern is found."""
+    with pytest.raises(kind, match=match or None) as caught:
+        action(*given, **how)
+    assert len(str(caught.value).splitlines()) <= 1, str(caught.value)
+    return caught.value

@@ -37,13 +37,10 @@ def u_job(folder: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]
     outputs = point_file(folder / "outputs.csv", "lon,lat", places)
     job: dict[str, dict[str, Any]] = {
         "domain": {"roads": "builtin:manhattan", "region": region, "cell_km": CELL_KM, "refine": [2]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "outputs": {"choose": "file", "file": outputs},
-        "prior": {"kind": "uniform"},
-        "loss": {"kind": "euclidean"},
-        "store": {"block_cells": [1, 1]},
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"}, "outputs": {"choose": "file", "file": outputs},
+        "prior": {"kind": "uniform"}, "loss": {"kind": "euclidean"}, "store": {"block_cells": [1, 1]},
         "cluster": {"kind": "inline"},
-    }
+    }  # fmt: skip
     for name, keys in sections.items():
         job[name].update(keys)
     return job

@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import free_ports, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 _FAULTS, _LOG = "/-/faults", "/-/log"
-_PATIENCE = 60.0
 
 
 # --- what tests use -------------------------------------------------------------------------------
@@ -32,18 +33,17 @@ _PATIENCE = 60.0
 @contextlib.contextmanager
 def s3_server(printed: Path) -> Iterator[str]:
     """Start an S3 server and yield its endpoint."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with printed.open("w") as log, _ended(subprocess.Popen(command, stdout=log, stderr=log)) as process:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
+
+        def answers() -> bool:
             assert process.poll() is None, printed.read_text()
-            assert time.monotonic() < deadline, printed.read_text()
-            time.sleep(0.05)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return True
+            return False
+
+        wait_until(answers, "an S3 server")
         yield f"http://127.0.0.1:{port}"
 
 
@@ -132,9 +132,8 @@ class _Faults:
         with self.lock:
             found: dict[str, Any] = {}
             for fault in self.faults:
-                if not (
-                    re.search(fault.get("method", ""), method) and re.search(fault.get("path", ""), path)
-                ):
+                of_path = re.search(fault.get("path", ""), path)
+                if not (of_path and re.search(fault.get("method", ""), method)):
                     continue
                 fault["seen"] += 1
                 request = f"{method} {path}"
@@ -166,11 +165,8 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
         if kind == "hang":
             time.sleep(3600)
         if kind == "status":
-            code, message = (
-                fault.get("code", "SlowDown"),
-                fault.get("message", "Please reduce your request rate."),
-            )
-            return self._say(fault["status"], code, message)
+            message = fault.get("message", "Please reduce your request rate.")
+            return self._say(fault["status"], fault.get("code", "SlowDown"), message)
         headers = {k: v for k, v in self.headers.items() if k.lower() not in ("connection", "expect")}
         if kind == "careless":
             headers = {k: v for k, v in headers.items() if k.lower() != "if-none-match"}

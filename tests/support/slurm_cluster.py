@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -72,16 +73,10 @@ class Slurm:
 
     def call(self, *command: object) -> str:
         """Run one of its commands."""
-        done = subprocess.run(
-            [str(word) for word in command],
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        how: dict[str, Any] = {"env": {**os.environ, **self.environment}, "timeout": _SECONDS}
+        done = subprocess.run([*map(str, command)], **how, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def stop_controller(self) -> None:
         """End what answers its commands; jobs go on."""
@@ -130,11 +125,8 @@ def running(folder: Path, array: int = 1001) -> Iterator[Slurm]:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(
-        _CONFIGURATION.format(
-            folder=folder, host=host, nodes=NODES, processors=PROCESSORS, ports=free_ports(3), array=array
-        )
-    )
+    values = {"folder": folder, "host": host, "nodes": NODES, "processors": PROCESSORS, "array": array}
+    (folder / "slurm.conf").write_text(_CONFIGURATION.format(**values, ports=free_ports(3)))
     slurm = Slurm(folder)
     munged = ["munged", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
     munged += [f"--{kind}-file={folder}/munged.{kind}" for kind in ("pid", "log", "seed")]
@@ -166,15 +158,8 @@ def _nodes(slurm: Slurm) -> set[str]:
 def _start(slurm: Slurm, *command: str) -> None:
     """Start a program that goes into the background once it is up."""
     with (slurm.folder / "start.log").open("a") as log:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **slurm.environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            check=False,
-        )
+        how: dict[str, Any] = {"env": {**os.environ, **slurm.environment}, "timeout": _SECONDS}
+        done = subprocess.run(command, **how, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     if done.returncode:
         said = (slurm.folder / "start.log").read_text().splitlines()[-1:]
         raise CannotStartError(f"{command[0]} does not start: {' '.join(said)}")

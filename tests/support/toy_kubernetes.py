@@ -30,19 +30,15 @@ from tests.support.manifest_checks import complaints
 from tests.support.processes import free_ports
 
 Thing = dict[str, Any]
+DASK = "kubernetes.dask.org/v1"
 # (group/version, plural) -> kind; all are in namespaces.
 KINDS = {
-    ("v1", "pods"): "Pod",
-    ("v1", "services"): "Service",
-    ("v1", "configmaps"): "ConfigMap",
-    ("v1", "events"): "Event",
-    ("apps/v1", "deployments"): "Deployment",
+    ("v1", "pods"): "Pod", ("v1", "services"): "Service", ("v1", "configmaps"): "ConfigMap",
+    ("v1", "events"): "Event", ("apps/v1", "deployments"): "Deployment",
     ("networking.k8s.io/v1", "networkpolicies"): "NetworkPolicy",
-    ("kubernetes.dask.org/v1", "daskjobs"): "DaskJob",
-    ("kubernetes.dask.org/v1", "daskclusters"): "DaskCluster",
-    ("kubernetes.dask.org/v1", "daskworkergroups"): "DaskWorkerGroup",
-    ("kubernetes.dask.org/v1", "daskautoscalers"): "DaskAutoscaler",
-}
+    (DASK, "daskjobs"): "DaskJob", (DASK, "daskclusters"): "DaskCluster",
+    (DASK, "daskworkergroups"): "DaskWorkerGroup", (DASK, "daskautoscalers"): "DaskAutoscaler",
+}  # fmt: skip
 GROUPS = sorted({api for api, _ in KINDS if "/" in api})
 _EXTENSIONS = "apiextensions.k8s.io/v1"
 NAMESPACE = "default"
@@ -53,7 +49,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._things: dict[tuple[str, str, str], Thing] = {}
-        self._version = 0
+        self.version = 0
         self._history: list[tuple[tuple[str, str], str, Thing]] = []
         self.changed = threading.Condition()
 
@@ -70,11 +66,9 @@ class Objects:
             key = (api, plural, thing["metadata"]["name"])
             new = key not in self._things
             if new:
-                thing["metadata"] |= {
-                    "uid": str(uuid.uuid4()),
-                    "namespace": NAMESPACE,
-                    "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                }
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                own = {"uid": str(uuid.uuid4()), "namespace": NAMESPACE, "creationTimestamp": now}
+                thing["metadata"] |= own
             elif thing == self._things[key]:
                 return copy.deepcopy(thing)
             self._record("ADDED" if new else "MODIFIED", key, thing)
@@ -88,28 +82,21 @@ class Objects:
         with self.changed:
             key = (api, plural, name)
             thing = self._things.get(key)
-            if thing is None:
-                return
-            if thing["metadata"].get("finalizers"):
-                if not thing["metadata"].get("deletionTimestamp"):
-                    marked = copy.deepcopy(thing)
-                    marked["metadata"]["deletionTimestamp"] = "2000-01-01T00:00:00Z"
-                    self.put(api, plural, marked)
-            else:
+            if thing is not None and not thing["metadata"].get("finalizers"):
                 self._remove(key)
+            elif thing is not None and not thing["metadata"].get("deletionTimestamp"):
+                self.put(
+                    api, plural, merged(thing, {"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}})
+                )
 
     def since(self, version: int, api: str, plural: str) -> tuple[int, list[tuple[str, Thing]]]:
         with self.changed:
             found = [(how, t) for of, how, t in self._history[version:] if of == (api, plural)]
             return len(self._history), copy.deepcopy(found)
 
-    @property
-    def version(self) -> int:
-        return self._version
-
     def _record(self, how: str, key: tuple[str, str, str], thing: Thing) -> None:
-        self._version += 1
-        thing["metadata"]["resourceVersion"] = str(self._version)
+        self.version += 1
+        thing["metadata"]["resourceVersion"] = str(self.version)
         self._history.append((key[:2], how, copy.deepcopy(thing)))
         self.changed.notify_all()
 
@@ -127,13 +114,9 @@ def merged(thing: Any, patch: Any) -> Any:
     """Return a thing after a merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
-    result = dict(thing) if isinstance(thing, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
+    old = thing if isinstance(thing, dict) else {}
+    new = {key: merged(old.get(key), value) for key, value in patch.items() if value is not None}
+    return {**{key: value for key, value in old.items() if key not in patch}, **new}
 
 
 def edited(thing: Any, steps: list[Thing]) -> Any:
@@ -186,18 +169,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any, code: int = 200, kind: str = "application/json") -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+        self._head(code, Content_Type=kind, Content_Length=str(len(data)))
         self.wfile.write(data)
 
-    def _body(self) -> Any:
-        length = int(self.headers.get("Content-Length") or 0)
-        return json.loads(self.rfile.read(length) or b"{}")
+    def _head(self, code: int, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
 
     def _handle(self) -> None:
-        url, body = urlparse(self.path), self._body()
+        url = urlparse(self.path)
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         found = re.fullmatch(
             r"/(?:api/(v1)|apis/([^/]+/[^/]+))(?:/namespaces/[^/]+)?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?",
@@ -247,17 +230,13 @@ class Handler(BaseHTTPRequestHandler):
 
     @staticmethod
     def _asked(thing: Thing, query: dict[str, str]) -> bool:
-        field = query.get("fieldSelector", "")
-        named = re.search(r"metadata\.name=([^,]+)", field)
+        named = re.search(r"metadata\.name=([^,]+)", query.get("fieldSelector", ""))
         if named is not None and named[1] != thing["metadata"]["name"]:
             return False
         return selects(query.get("labelSelector", ""), thing["metadata"].get("labels") or {})
 
     def _watch(self, api: str, plural: str, query: dict[str, str]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self._head(200, Content_Type="application/json", Transfer_Encoding="chunked")
         until = time.monotonic() + float(query.get("timeoutSeconds", 60))
         position = int(query.get("resourceVersion") or 0)
         try:
@@ -277,13 +256,8 @@ class Handler(BaseHTTPRequestHandler):
     def _forward(self, port: int) -> None:
         """Pass bytes on to a port here: messages of a websocket (RFC 6455), each after a channel's number."""
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-        self.send_response(101)
-        self.send_header("Upgrade", "websocket")
-        self.send_header("Connection", "Upgrade")
-        self.send_header(
-            "Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-        )
-        self.end_headers()
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self._head(101, Upgrade="websocket", Connection="Upgrade", Sec_WebSocket_Accept=accept)
         self.close_connection = True
         with socket.create_connection(("127.0.0.1", port)) as there:
 
@@ -349,10 +323,8 @@ def discovery(path: str) -> Thing | None:
     path = path.rstrip("/")
     namespace = {"metadata": {"name": NAMESPACE, "uid": "0", "resourceVersion": "1"}}
     versions = [{"groupVersion": api, "version": api.split("/")[1]} for api in [*GROUPS, _EXTENSIONS]]
-    groups = [
-        {"name": one["groupVersion"].split("/")[0], "versions": [one], "preferredVersion": one}
-        for one in versions
-    ]
+    named = ((one["groupVersion"].split("/")[0], one) for one in versions)
+    groups = [{"name": name, "versions": [one], "preferredVersion": one} for name, one in named]
     paths = [f"apis/{api}" if "/" in api else f"api/{api}" for api in ("v1", *GROUPS)]
     known: dict[str, Thing] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
@@ -387,13 +359,10 @@ def discovery(path: str) -> Thing | None:
         if of == api
         for name in (plural, f"{plural}/status")
     ]
-    for of, plural, kind in (
-        ("v1", "namespaces", "Namespace"),
-        (_EXTENSIONS, "customresourcedefinitions", "CustomResourceDefinition"),
-    ):
-        if of == api:
-            entry = {"name": plural, "singularName": kind.lower(), "namespaced": False}
-            resources.append({**entry, "kind": kind, "verbs": look})
+    wide = {"v1": "Namespace", _EXTENSIONS: "CustomResourceDefinition"}.get(api)
+    if wide is not None:
+        entry = {"name": f"{wide.lower()}s", "singularName": wide.lower(), "namespaced": False}
+        resources.append({**entry, "kind": wide, "verbs": look})
     return {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
 
 
@@ -428,16 +397,13 @@ class Node:
         for pod in self._objects.all("v1", "pods"):
             if pod["metadata"]["labels"]["dask.org/component"] == component:
                 for process in self.processes.get(pod["metadata"]["name"], []):
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
+                    _end(process)
 
     def port_of(self, pod: str, number: str) -> int:
         """Return the port of this machine that stands for one of a pod of a scheduler."""
-        found = self._objects.get("v1", "pods", pod)
-        assert found is not None
-        labels = found["metadata"]["labels"]
+        found: Any = self._objects.get("v1", "pods", pod)
         listens = f":{number}" if number == "8787" else number
-        return self.port(labels["dask.org/cluster-name"], listens)
+        return self.port(found["metadata"]["labels"]["dask.org/cluster-name"], listens)
 
     def port(self, pod: str, number: str) -> int:
         """Return the port of this machine that stands for a container's."""
@@ -465,7 +431,7 @@ class Node:
         They have it from the start on real servers. But the operator calls a cluster running when it sees it,
         and pending when it has made the last part; on a slow machine the one may come before the other.
         """
-        clusters = self._objects.all("kubernetes.dask.org/v1", "daskclusters")
+        clusters = self._objects.all(DASK, "daskclusters")
         if all(cluster.get("status", {}).get("phase") in ("Pending", "Running") for cluster in clusters):
             for service in self._objects.all("v1", "services"):
                 if "status" not in service:
@@ -493,14 +459,9 @@ class Node:
         for when, container in containers:
             log = self._folder / "log" / (f"{name}.txt" if when == "main" else f"{name}-init.txt")
             with log.open("wb") as file:
-                process = subprocess.Popen(
-                    self._command(name, pod, container),
-                    env=self._environment(name, pod, container),
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    cwd=self._folder / "tmp",
-                    start_new_session=True,
-                )
+                command, env = self._command(name, pod, container), self._environment(name, pod, container)
+                how: dict[str, Any] = {"cwd": self._folder / "tmp", "start_new_session": True}
+                process = subprocess.Popen(command, env=env, stdout=file, stderr=file, **how)
             self.processes.setdefault(name, []).append(process)
             if when == "main":
                 well = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
@@ -522,29 +483,22 @@ class Node:
 
     def _kill(self, name: str) -> None:
         for process in self.processes.pop(name, []):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
+            process.wait()
 
     def _here(self, text: str, name: str, pod: Thing) -> str:
         """Return a text with places of this machine instead of the container's."""
         cluster = pod["metadata"]["labels"]["dask.org/cluster-name"]
-        job = self._folder / "job" / name
-        scheduler = f"tcp://127.0.0.1:{self.port(cluster, '8786')}"
-        for there, here in (
-            (f"tcp://{cluster}-scheduler.{NAMESPACE}.svc.cluster.local:8786", scheduler),
-            ("/job/job.toml", str(job / "job.toml")),
-            ("/data/", f"{self._folder}/data/"),
-        ):
-            text = text.replace(there, here)
-        return text
+        service = f"tcp://{cluster}-scheduler.{NAMESPACE}.svc.cluster.local:8786"
+        text = text.replace(service, f"tcp://127.0.0.1:{self.port(cluster, '8786')}")
+        text = text.replace("/job/job.toml", str(self._folder / "job" / name / "job.toml"))
+        return text.replace("/data/", f"{self._folder}/data/")
 
     def _command(self, name: str, pod: Thing, container: Thing) -> list[str]:
         labels = pod["metadata"]["labels"]
         for volume in pod["spec"]["volumes"]:
             if "configMap" in volume:
-                config = self._objects.get("v1", "configmaps", volume["configMap"]["name"])
-                assert config is not None
+                config: Any = self._objects.get("v1", "configmaps", volume["configMap"]["name"])
                 for file, text in config["data"].items():
                     path = self._folder / "job" / name / file
                     path.parent.mkdir(exist_ok=True)
@@ -573,6 +527,11 @@ class Node:
         return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **same, **values}
 
 
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _owner(thing: Thing) -> str | None:
     owners = thing["metadata"].get("ownerReferences") or [{}]
     uid: str | None = owners[0].get("uid")
@@ -585,22 +544,19 @@ class ToyKubernetes:
     def __init__(self, folder: Path) -> None:
         self.objects = Objects()
         self.node = Node(self.objects, folder)
-        own = {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of}
-        handler = type("Handler_", (Handler,), own)
+        members = {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of}
+        handler = type("Handler_", (Handler,), members)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.kubeconfig = folder / "kubeconfig"
-        server = {"server": f"http://127.0.0.1:{self._server.server_port}"}
-        context = {"cluster": "toy", "user": "toy", "namespace": NAMESPACE}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "toy",
-            "clusters": [{"name": "toy", "cluster": server}],
-            "users": [{"name": "toy", "user": {"token": "toy"}}],
-            "contexts": [{"name": "toy", "context": context}],
+        own = {
+            "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"},
+            "user": {"token": "toy"},
+            "context": {"cluster": "toy", "user": "toy", "namespace": NAMESPACE},
         }
-        self.kubeconfig.write_text(json.dumps(config))
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "toy"}
+        parts = {f"{name}s": [{"name": "toy", name: part}] for name, part in own.items()}
+        self.kubeconfig.write_text(json.dumps({**config, **parts}))
 
     def __enter__(self) -> "ToyKubernetes":
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

@@ -18,7 +18,7 @@ from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
 from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, PointsDesign, allocate
 from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
-from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, LatticeSource, Source
+from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, LatticeSource, Source, StoreSource
 from mdpext_dask.store.blocks import FLOAT64
 
 UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
@@ -52,6 +52,8 @@ class StratumTally(Counts):
     findings
         What is wrong with rows that a batch has read, for all strata with the first one; a row counts once
         for every batch.
+    blocks
+        Blocks of a store whose rows a batch has read, likewise.
     """
 
     pairs: int = 0
@@ -59,6 +61,7 @@ class StratumTally(Counts):
     worst: Triple | None = None
     histogram: list[int] = field(default_factory=lambda: [0] * len(RATIO_EDGES))
     findings: list[Finding] = field(default_factory=list)
+    blocks: set[int] = field(default_factory=set)
 
     def add(self, other: "StratumTally") -> None:
         """Take in what another has shown."""
@@ -68,6 +71,7 @@ class StratumTally(Counts):
         self.worst = max(filter(None, (self.worst, other.worst)), default=None)
         self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
         self.findings += other.findings
+        self.blocks |= other.blocks
 
     def count_ratios(
         self, differences: NDArray[np.float64], bounds: NDArray[np.float64], times: NDArray[np.intp]
@@ -158,6 +162,8 @@ def sample_batch(
     read = _Rows(records, rows, good, logs, error, source.xy_km(records))
     tallies = [_compare(read, source, promise, first, second) for first, second in drawn]
     tallies[0].findings = findings
+    if isinstance(source, StoreSource):
+        tallies[0].blocks = source.store.plan.blocks_of(*np.divmod(records, source.store.grid.shape[1]))
     return tallies
 
 

@@ -14,17 +14,7 @@ from typing import Any
 
 from mdpext_dask.cli.submit.files import job_text, write_files
 from mdpext_dask.cli.submit.follow import JobState, follow
-from mdpext_dask.compute.kubernetes import (
-    CLUSTER_LABEL,
-    COMPONENT_LABEL,
-    DIGEST_ANNOTATION,
-    RUNNER,
-    Manifest,
-    job_manifests,
-    resource_name,
-    scheduler_address,
-    yaml_text,
-)
+from mdpext_dask.compute import kubernetes
 from mdpext_dask.errors import ClusterError, SpecError
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.sections import ClusterSection
@@ -67,9 +57,9 @@ def submit(
     if array:
         raise SpecError("--array: on Kubernetes there are only jobs with a Dask cluster")
     manifests = _manifests(spec, store_url)
-    digest = manifests[-1]["metadata"]["annotations"][DIGEST_ANNOTATION]
-    job = KubernetesJob(resource_name(spec.job.name), spec.cluster.namespace, observer)
-    files = write_files(folder, {MANIFEST_FILE: yaml_text(manifests, _HEADING)})
+    digest = manifests[-1]["metadata"]["annotations"][kubernetes.DIGEST_ANNOTATION]
+    job = KubernetesJob(kubernetes.resource_name(spec.job.name), spec.cluster.namespace, observer)
+    files = write_files(folder, {MANIFEST_FILE: kubernetes.yaml_text(manifests, _HEADING)})
     apply = ["kubectl", "apply", "--filename", files[0]]
     document = {
         "to": "kubernetes",
@@ -99,12 +89,14 @@ def manifest_text(spec: JobSpec, store_url: str) -> str:
     SpecError
         If no image is given, or the pods could not see the store or a file that the job names.
     """
-    return yaml_text(_manifests(spec, store_url), _HEADING)
+    return kubernetes.yaml_text(_manifests(spec, store_url), _HEADING)
 
 
-def _manifests(spec: JobSpec, store_url: str) -> list[Manifest]:
-    address = scheduler_address(resource_name(spec.job.name), spec.cluster.namespace)
-    return job_manifests(spec, store_url, job_text(spec, ClusterSection(kind="address", address=address)))
+def _manifests(spec: JobSpec, store_url: str) -> list[kubernetes.Manifest]:
+    address = kubernetes.scheduler_address(kubernetes.resource_name(spec.job.name), spec.cluster.namespace)
+    return kubernetes.job_manifests(
+        spec, store_url, job_text(spec, ClusterSection(kind="address", address=address))
+    )
 
 
 class KubernetesJob:
@@ -177,7 +169,9 @@ class KubernetesJob:
         return _kubectl(["kubectl", "--namespace", self._namespace, *arguments], seconds)
 
     def _pods(self) -> list[dict[str, Any]]:
-        found = self.ask("get", "pods", "--selector", f"{CLUSTER_LABEL}={self.resource}", "--output", "json")
+        found = self.ask(
+            "get", "pods", "--selector", f"{kubernetes.CLUSTER_LABEL}={self.resource}", "--output", "json"
+        )
         pods: list[dict[str, Any]] = _parsed(found).get("items", [])
         return pods
 
@@ -201,7 +195,7 @@ def _hand_over(job: KubernetesJob, digest: str, apply: Sequence[str], observer: 
             # Applied again as it is, it would not start; its pods go first, the next job needs their names.
             options = ("--ignore-not-found", "--wait", "--cascade=foreground")
             job.ask("delete", "daskjob", job.resource, *options, seconds=_DELETE_SECONDS)
-        elif there["metadata"].get("annotations", {}).get(DIGEST_ANNOTATION) == digest:
+        elif there["metadata"].get("annotations", {}).get(kubernetes.DIGEST_ANNOTATION) == digest:
             observer(Note(f"{job.name} is there already, and goes on"))
             return
         else:
@@ -242,7 +236,7 @@ def _obstacles(pods: Sequence[dict[str, Any]]) -> list[str]:
     """Return the reasons why pods do not start, each once."""
     found = dict[str, None]()  # in order, each once
     for pod in pods:
-        component = pod["metadata"].get("labels", {}).get(COMPONENT_LABEL, "pod")
+        component = pod["metadata"].get("labels", {}).get(kubernetes.COMPONENT_LABEL, "pod")
         status = pod.get("status") or {}
         reasons = [
             condition.get("message", condition["reason"])
@@ -261,7 +255,7 @@ def _obstacles(pods: Sequence[dict[str, Any]]) -> list[str]:
 def _exit_code(pods: Sequence[dict[str, Any]]) -> int | None:
     """Return the runner's exit code, if its pod is still there."""
     for pod in pods:
-        if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) != RUNNER:
+        if pod["metadata"].get("labels", {}).get(kubernetes.COMPONENT_LABEL) != kubernetes.RUNNER:
             continue
         for container in (pod.get("status") or {}).get("containerStatuses") or []:
             ended = container.get("state", {}).get("terminated")

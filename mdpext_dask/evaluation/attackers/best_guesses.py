@@ -7,14 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from mdpext_dask.evaluation.attackers.geometric_median import (
-    SLOPE_NUMBERS,
-    Median,
-    descend,
-    geometric_median,
-    lower_bound,
-    slope_at,
-)
+from mdpext_dask.evaluation.attackers import geometric_median as medians
 from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.requests import TRUTH
 from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, columns_of
@@ -70,21 +63,21 @@ def best_guesses(grid: Grid, plan: TallyPlan, tally: Tally) -> Guesses:
     return Guesses(places, lower * (1 - rounding), alone.guess_km, alone.lower_km * (1 - rounding))
 
 
-def _median(grid: Grid, plan: TallyPlan, bins: Array) -> Median:
+def _median(grid: Grid, plan: TallyPlan, bins: Array) -> medians.Median:
     """Return the best guess for masses and moments of shape (1 or 3, bins east, bins north)."""
     at = np.nonzero(bins[0])
     if not len(at[0]):  # no mass: any guess is as good
-        return Median(np.zeros(2), 0.0, 0.0)
+        return medians.Median(np.zeros(2), 0.0, 0.0)
     mass = bins[0][at]
     if plan.bin_side == 1:
         centres = np.stack(at, axis=-1).astype(np.float64) * grid.spacing_km
     else:
         centres = np.stack([bins[1][at] / mass, bins[2][at] / mass], axis=-1)
-    found = geometric_median(centres, mass)
+    found = medians.geometric_median(centres, mass)
     # A centre is off by roundings of the extent of the grid.
     extent = max(grid.box.width_km, grid.box.height_km)
     off = 16 * (plan.bin_side**2 + 4) * np.finfo(float).eps * extent * float(mass.sum())
-    return Median(found.guess_km, found.cost_km, max(found.lower_km - off, 0.0))
+    return medians.Median(found.guess_km, found.cost_km, max(found.lower_km - off, 0.0))
 
 
 def nearest_records(grid: Grid, places_km: Array) -> Array:
@@ -105,10 +98,10 @@ def refined(passes: Passes, guesses: Guesses, tally: Tally) -> Guesses:
     def bound(slope: Array) -> Array:
         # What the bins say holds as well.
         binned = guesses.lower_km[0][:, None] / weight
-        return np.asarray(np.maximum(lower_bound(slope, 1.0, grid.records), binned))
+        return np.asarray(np.maximum(medians.lower_bound(slope, 1.0, grid.records), binned))
 
     begin = guesses.places_km[0][None, :, None]
-    guess, _, lower = descend(judge, begin, partial(nearest_records, grid), bound, weight, GOOD_GAP)
+    guess, _, lower = medians.descend(judge, begin, partial(nearest_records, grid), bound, weight, GOOD_GAP)
     places, bounds = guesses.places_km.copy(), guesses.lower_km.copy()
     # Weights are sums of as many numbers as there are records.
     rounding = 4 * (grid.records + 8) * np.finfo(float).eps
@@ -137,12 +130,12 @@ def slopes_of_blocks(url: str, group: tuple[int, ...], places_km: Array) -> Arra
     """
     store = MechanismStore.open(url)
     spacing = store.grid.spacing_km
-    total = np.zeros((*places_km.shape[:-1], SLOPE_NUMBERS))
+    total = np.zeros((*places_km.shape[:-1], medians.SLOPE_NUMBERS))
     for column in columns_of(store, group):
         east = column.i * spacing - places_km[..., :1]
         north = column.j * spacing - places_km[..., 1:]
         joint = (column.beliefs[TRUTH][:, None] * column.rows).T
-        total += slope_at(np.broadcast_to(east, north.shape), north, joint)
+        total += medians.slope_at(np.broadcast_to(east, north.shape), north, joint)
     return total
 
 

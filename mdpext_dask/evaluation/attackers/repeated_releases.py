@@ -18,14 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from mdpext_dask.evaluation.attackers import geometric_median as medians
 from mdpext_dask.evaluation.attackers.best_guesses import nearest_records
-from mdpext_dask.evaluation.attackers.geometric_median import (
-    COST,
-    SLOPE_NUMBERS,
-    descend,
-    lower_bound,
-    slope_at,
-)
 from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.requests import TRUTH, AttackRequest
 from mdpext_dask.evaluation.attackers.tallies import columns_of
@@ -249,7 +243,7 @@ def judge_posteriors(
     -------
     Slopes, float64 of shape (G, V, C, 7).
     """
-    total = np.zeros((*guesses_km.shape[:-1], SLOPE_NUMBERS))
+    total = np.zeros((*guesses_km.shape[:-1], medians.SLOPE_NUMBERS))
     if not needed.any():
         return total
     for slab in _slabs(MechanismStore.open(url), group):
@@ -258,7 +252,7 @@ def judge_posteriors(
             share = np.exp(logs - log_total[victims, :some, None])
             for g, guess in enumerate(guesses_km[:, victims, :some]):
                 east, north = (slab.places_km[:, axis] - guess[..., axis, None] for axis in (0, 1))
-                total[g, victims, :some] += slope_at(east, north, share)
+                total[g, victims, :some] += medians.slope_at(east, north, share)
     return total
 
 
@@ -456,10 +450,10 @@ def _errors(
 
     def bound(slope: Array) -> Array:
         # What is left out of a posterior can tilt it no more than it weighs.
-        least = lower_bound(slope, 1.0, grid.records) - 2 * _NEGLIGIBLE * slope[..., COST]
+        least = medians.lower_bound(slope, 1.0, grid.records) - 2 * _NEGLIGIBLE * slope[..., medians.COST]
         return np.asarray(np.maximum(least, 0.0))
 
     guesses = np.stack([total.mean_km(), total.peak_xy_km])
     weight = np.ones(log_total.shape)
-    _, cost, lower = descend(judge, guesses, partial(nearest_records, grid), bound, weight, _GOOD_GAP)
+    _, cost, lower = medians.descend(judge, guesses, partial(nearest_records, grid), bound, weight, _GOOD_GAP)
     return cost, lower

@@ -19,14 +19,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.evaluation.baselines import pair_rows
 from mdpext_dask.evaluation.baselines.dense_rows import Array, Indices
-from mdpext_dask.evaluation.baselines.pair_rows import (
-    PairProgram,
-    PairSolution,
-    budgets,
-    check_size,
-    solve_pairs,
-)
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 
 # Directions that a program starts with: steps of at most this many records along an axis.
@@ -43,7 +37,7 @@ def full_lp(problem: Problem, seconds: float) -> BaselineMechanism:
     """
     grid, outputs = problem.grid, problem.outputs
     what = "the linear program over all records"
-    check_size(what, grid.records, outputs, seconds)
+    pair_rows.check_size(what, grid.records, outputs, seconds)
     xy = problem.records_xy_km(slice(None))
     solution = solve_lattice(problem, xy, costs(problem), grid.shape, seconds, what)
     rows = solution.rows.reshape(*grid.shape, outputs)
@@ -67,7 +61,7 @@ def coarse_lp(problem: Problem, seconds: float) -> BaselineMechanism:
     """
     grid, outputs = problem.grid, problem.outputs
     what = "the linear program on the coarse grid"
-    check_size(what, grid.seeds, outputs, seconds)
+    pair_rows.check_size(what, grid.seeds, outputs, seconds)
     i, j = ((np.arange(length, dtype=np.intp) + grid.factor // 2) // grid.factor for length in grid.shape)
     cost: Array = np.zeros((*grid.seeds_shape, outputs))
     np.add.at(cost, (i[:, None], j), costs(problem).reshape(*grid.shape, outputs))
@@ -97,7 +91,7 @@ def costs(problem: Problem) -> Array:
 
 def solve_lattice(
     problem: Problem, xy_km: Array, cost: Array, shape: tuple[int, int], seconds: float, what: str
-) -> PairSolution:
+) -> pair_rows.PairSolution:
     """Solve the program over places on a lattice.
 
     Parameters
@@ -120,11 +114,11 @@ def solve_lattice(
     SolverError
         If it is not solved in time.
     """
-    budget = budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km))
-    program = PairProgram(cost, budget, problem.min_probability)
+    budget = pair_rows.budgets(problem.epsilon_per_km, problem.distances_km(xy_km, xy_km))
+    program = pair_rows.PairProgram(cost, budget, problem.min_probability)
     first = needed_directions(shape, problem.metric_p)
     first = first[np.abs(first).max(axis=1) <= _FIRST_STEPS]
-    return solve_pairs(program, pairs_along(first, shape), seconds, what)
+    return pair_rows.solve_pairs(program, pairs_along(first, shape), seconds, what)
 
 
 def needed_directions(shape: tuple[int, int], p: float) -> NDArray[np.intp]:

@@ -28,15 +28,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.evaluation.baselines import pair_rows
 from mdpext_dask.evaluation.baselines.dense_rows import Array, Indices
 from mdpext_dask.evaluation.baselines.lp import costs
-from mdpext_dask.evaluation.baselines.pair_rows import (
-    PairProgram,
-    budgets,
-    check_size,
-    largest_size,
-    solve_pairs,
-)
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 
 # Probability that a user's own record is an anchor; and that one beyond the range is.
@@ -93,16 +87,18 @@ def panda_logistic(problem: Problem, seconds: float) -> BaselineMechanism:
 def _panda(problem: Problem, seconds: float, decay: Decay) -> BaselineMechanism:
     grid, outputs = problem.grid, problem.outputs
     xy = problem.records_xy_km(slice(None))
-    most = min(_MOST_ANCHORS, largest_size(outputs, _SHARE_OF_TIME * seconds))
+    most = min(_MOST_ANCHORS, pair_rows.largest_size(outputs, _SHARE_OF_TIME * seconds))
     anchor, users = _draw_anchors(problem, xy, decay, most)
     what = f"PAnDA's program over {len(anchor)} anchors"
-    check_size(what, len(anchor), outputs, seconds)
+    pair_rows.check_size(what, len(anchor), outputs, seconds)
     distance, nearest = _nearest(problem, xy, xy[anchor])
     cost = np.zeros((len(anchor), outputs))
     np.add.at(cost, nearest, costs(problem))
     kept_km = _kept_distances(problem, xy, nearest, len(anchor))
-    program = PairProgram(cost, budgets(problem.epsilon_per_km, kept_km), problem.min_probability)
-    solution = solve_pairs(program, _not_implied(program.budget), seconds, what)
+    program = pair_rows.PairProgram(
+        cost, pair_rows.budgets(problem.epsilon_per_km, kept_km), problem.min_probability
+    )
+    solution = pair_rows.solve_pairs(program, _not_implied(program.budget), seconds, what)
     margin = problem.epsilon_per_km * (problem.distances_km(xy[anchor], xy[anchor]) - kept_km)
     apart = ~np.eye(len(anchor), dtype=bool)
     shape = nearest.reshape(grid.shape)

@@ -3,7 +3,8 @@
 Both start from a seed that keeps ε with room to spare (budgets of half of it, the best of the published
 splits) and refine it level by level, using the normalised rows of one level as the anchors of the next.
 Neither takes the slopes of its anchors into account: their own is 0.5/km whatever ε is. Distances are
-Euclidean. What the package does instead is in :mod:`mdpext_dask.extend` and :mod:`mdpext_dask.cells`.
+Euclidean. What the package does instead is in :mod:`mdpext_dask.extend` and
+:mod:`mdpext_dask.pipeline.cells`.
 """
 
 import itertools
@@ -197,7 +198,8 @@ def by_envelopes(
             reach = SLOPE * _distances_to_corners(a, b, parts, side)
             if sides == "own":
                 # Corners that do not belong to a point's side are out of reach for it.
-                reach = np.where(_off_side(a, b, parts), math.inf, reach)
+                off = [abs(a - i * parts) == parts or abs(b - j * parts) == parts for i, j in _CORNERS]
+                reach = np.where(off, math.inf, reach)
             upper = np.min([c + r for c, r in zip(corners, reach, strict=True)], axis=0)
             lower = np.max([c - r for c, r in zip(corners, reach, strict=True)], axis=0)
             crossing = max(crossing, float((lower - upper).max()))
@@ -212,11 +214,6 @@ def by_envelopes(
 def _distances_to_corners(a: int, b: int, parts: int, side: float) -> Array:
     """Return the distances, in km, of a cell's point (a, b) to its four corners, x first."""
     return np.array([side * math.dist((a / parts, b / parts), corner) for corner in _CORNERS])
-
-
-def _off_side(a: int, b: int, parts: int) -> Array:
-    """Return which of a cell's corners do not belong to the side that its point (a, b) is on."""
-    return np.array([abs(a - i * parts) == parts or abs(b - j * parts) == parts for i, j in _CORNERS])
 
 
 # --- cell programs --------------------------------------------------------------------------------

@@ -19,16 +19,7 @@ from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError
-from mdpext_dask.evaluation.bound.lattices import (
-    Offset,
-    bound_alone,
-    bound_lattices,
-    free_losses,
-    offsets_of,
-    predicted_bytes,
-    predicted_seconds,
-    shapes_of,
-)
+from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.events import TaskDone
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -82,7 +73,7 @@ class LowerBound:
     standard_error_km: float | None
     certified_km: float
     stride: int
-    offsets: tuple[Offset, ...]
+    offsets: tuple[lattices.Offset, ...]
     offsets_total: int
     source: str
     seconds: float
@@ -186,7 +177,7 @@ def lower_bound(
     """
     started = time.perf_counter()
     stride, count = _choose(store, executor, request)
-    every = offsets_of(stride, store.grid.shape)
+    every = lattices.offsets_of(stride, store.grid.shape)
     # In the order in which they are drawn: the first has a part of its own in the estimate.
     drawn = list(range(len(every)))
     if count < len(every):
@@ -241,22 +232,22 @@ def estimate(bounds: Sequence[float], shares: Sequence[float], total: int) -> tu
 
 
 def _solve(
-    store: MechanismStore, executor: Executor, stages: Stages, stride: int, offsets: list[Offset]
+    store: MechanismStore, executor: Executor, stages: Stages, stride: int, offsets: list[lattices.Offset]
 ) -> list[tuple[float, float]]:
     """Return bound and share of each lattice, in order."""
     if _one_by_one(len(offsets), executor):
         found = []
         for offset in offsets:
-            found.append(solve_alone(store, executor, bound_alone, stride, offset))
+            found.append(solve_alone(store, executor, lattices.bound_alone, stride, offset))
             stages.observer(TaskDone("bound"))
         return found
-    (largest, _), *_ = shapes_of(store.grid.shape, stride)
-    seconds = predicted_seconds(largest, store.outputs, store.metric_p)
+    (largest, _), *_ = lattices.shapes_of(store.grid.shape, stride)
+    seconds = lattices.predicted_seconds(largest, store.outputs, store.metric_p)
     most = max(len(offsets) // (_TASKS_EACH * executor.workers), 1)
     size = min(max(math.ceil(_TASK_SECONDS / seconds), 1), most)
     tasks = [(store.url, stride, offsets[first : first + size]) for first in range(0, len(offsets), size)]
     results: dict[int, list[tuple[float, float]]] = {}
-    for position, result in executor.map("bound", bound_lattices, tasks):
+    for position, result in executor.map("bound", lattices.bound_lattices, tasks):
         results[position] = result
         for _ in result:
             stages.observer(TaskDone("bound"))
@@ -264,11 +255,15 @@ def _solve(
 
 
 def _certified(
-    store: MechanismStore, executor: Executor, stride: int, used: list[Offset], bounds: Sequence[float]
+    store: MechanismStore,
+    executor: Executor,
+    stride: int,
+    used: list[lattices.Offset],
+    bounds: Sequence[float],
 ) -> float:
     """Return the sum of the bounds that were found, and of what the other lattices lose in any case."""
     blocks = [(store.url, index, stride) for index in range(store.plan.blocks)]
-    found = dict(executor.map("bound", free_losses, blocks))
+    found = dict(executor.map("bound", lattices.free_losses, blocks))
     free = np.sum([found[position] for position in range(len(blocks))], axis=0)
     free[tuple(np.transpose(used))] = 0.0
     rounding = (len(blocks) + 1) * sys.float_info.epsilon
@@ -328,11 +323,11 @@ def _one_by_one(offsets: int, executor: Executor) -> bool:
 def _needs(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[float, int]:
     """Return about how many seconds the programs of `count` offsets take, and how many bytes at once."""
     size = store.outputs, store.metric_p
-    shapes = list(shapes_of(store.grid.shape, stride))
+    shapes = list(lattices.shapes_of(store.grid.shape, stride))
     largest, total = shapes[0][0], sum(many for _, many in shapes)
-    work = sum(many * predicted_seconds(shape, *size) for shape, many in shapes) * count / total
+    work = sum(many * lattices.predicted_seconds(shape, *size) for shape, many in shapes) * count / total
     at_once = executor.workers if executor.on_this_machine else 1
     if _one_by_one(count, executor):
-        return work / max(_THREADS_USE * executor.threads, 1.0), predicted_bytes(largest, *size)
-    seconds = max(work / executor.workers, predicted_seconds(largest, *size))
-    return seconds, predicted_bytes(largest, *size) * min(at_once, count)
+        return work / max(_THREADS_USE * executor.threads, 1.0), lattices.predicted_bytes(largest, *size)
+    seconds = max(work / executor.workers, lattices.predicted_seconds(largest, *size))
+    return seconds, lattices.predicted_bytes(largest, *size) * min(at_once, count)

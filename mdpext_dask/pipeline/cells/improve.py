@@ -35,22 +35,10 @@ from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.pipeline.axis_budgets import Chosen
+from mdpext_dask.pipeline.cells import tasks
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of
 from mdpext_dask.pipeline.cells.noise import noise_within
-from mdpext_dask.pipeline.cells.tasks import (
-    COSTS,
-    Improved,
-    LatticeArray,
-    Level,
-    State,
-    Sweep,
-    begin_level,
-    normalised,
-    solve_insides,
-    solve_sides,
-    write_costs,
-    write_level_costs,
-)
+from mdpext_dask.pipeline.cells.tasks import COSTS, LatticeArray, Level, State, Sweep
 from mdpext_dask.pipeline.trials import AIM, Trials, tempered
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.model import raised_to_floor
@@ -142,7 +130,7 @@ class CellPrograms:
         started = time.perf_counter()
         store, grid = self._store, self._store.grid
         self._create(COSTS, grid.shape, tuple(f * grid.factor for f in store.plan.block_cells))
-        self._map(write_costs, [(store.url, index) for index in range(store.plan.blocks)])
+        self._map(tasks.write_costs, [(store.url, index) for index in range(store.plan.blocks)])
         state = self._resumed(len(candidates)) or self._search_split(candidates)
         state = self._sweeps(state, self._sweeps_of(state.level))
         while state.level < len(self._parts):
@@ -177,7 +165,7 @@ class CellPrograms:
         if level.cost.name not in self._ready:
             self._create(level.cost, shape, 2 * (self._side(level),))
             boxes = self._unmoved(level)
-            self._map(write_level_costs, [(self._store.url, box, level) for box in boxes])
+            self._map(tasks.write_level_costs, [(self._store.url, box, level) for box in boxes])
         return level
 
     def _sweeps_of(self, number: int) -> int:
@@ -188,7 +176,7 @@ class CellPrograms:
         """Interpolate a state to the next level."""
         level, parts = self._level(state.level + 1), self._parts[state.level]
         scores, boxes = self._new_array(level), self._unmoved(level)
-        self._map(begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
+        self._map(tasks.begin_level, [(self._store.url, box, parts, state.scores, scores) for box in boxes])
         return replace(state, level=state.level + 1, scores=scores)
 
     def _search_split(self, candidates: Sequence[Callable[[], Chosen]]) -> State:
@@ -222,7 +210,10 @@ class CellPrograms:
         """Sweep over the state's level until it has had so many sweeps, or nothing is gained any more."""
         level = self._level(state.level)
         for turn in range(sum(sweep.level == state.level for sweep in state.sweeps), sweeps):
-            if _little_gained([s.loss_km for s in state.sweeps if s.level == state.level]):
+            losses = [s.loss_km for s in state.sweeps if s.level == state.level]
+            earlier = losses[: -len(_OFFSETS)]
+            # The last sweeps, one with each offset, have gained next to nothing.
+            if earlier and min(losses) > (1 - _NOTHING_LEFT) * min(earlier):
                 break
             swept = self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
             self._observer(Note(_told(swept, turn + 1)))
@@ -252,7 +243,7 @@ class CellPrograms:
             trials.clear()
         array = LatticeArray(f"cells_{next(self._numbers)}")
         seeds = raised_to_floor(seeds, self._floor)
-        scores = normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
+        scores = tasks.normalised(np.log(seeds)).reshape(*self._store.grid.seeds_shape, -1)
         self._store.write_seed_arrays({array.name: scores})
         return array
 
@@ -268,7 +259,7 @@ class CellPrograms:
         for box in self._unmoved(level):
             across, along = box.part()
             part = rows(across)[:, along]
-            scores.write(self._store, box, normalised(np.log(part)))
+            scores.write(self._store, box, tasks.normalised(np.log(part)))
         other = replace(state, scores=scores, loss_km=math.inf, sweeps=())
         # It has had no sweeps on coarser levels.
         sweeps = MORE_SWEEPS * self._sweeps_of(state.level)
@@ -343,14 +334,18 @@ class CellPrograms:
         for tries in itertools.count(1):
             task = replace(task, result=self._new_array(level, padding))
             arguments = [(self._store.url, task, box) for box in boxes]
-            swept, verdicts = self._map(solve_sides, arguments), self._map(solve_insides, arguments)
+            swept, verdicts = (
+                self._map(tasks.solve_sides, arguments),
+                self._map(tasks.solve_insides, arguments),
+            )
             swept += [verdict.swept for verdict in verdicts]
             above = np.zeros((level.shape[0] - 1, level.shape[1] - 1), dtype=bool)
             for box, verdict in zip(boxes, verdicts, strict=True):
                 east, north = verdict.above.shape
                 above[box.x[0] : box.x[0] + east, box.y[0] : box.y[0] + north] = verdict.above
             # Where nothing may move there is nothing to mend: that is the reference, which is within ε.
-            above &= ~_inside(frozen)
+            # Not the cells whose four corners are frozen.
+            above &= ~(frozen[:-1, :-1] & frozen[1:, :-1] & frozen[:-1, 1:] & frozen[1:, 1:])
             if not above.any():
                 if not max(verdict.worst for verdict in verdicts) <= _DAMAGED * task.target:
                     raise StoreError(f"{self._store.url}: scores of records are damaged; use --overwrite")
@@ -364,7 +359,7 @@ class CellPrograms:
             task = replace(task, frozen=self._write_frozen(frozen))
         for array in (sides, *task.drift):
             self._forget(array, but=(state.scores, task.result))
-        done = Improved(
+        done = tasks.Improved(
             level=state.level,
             loss_km=sum(v.loss_km for v in verdicts),
             tries=tries,
@@ -435,11 +430,6 @@ def _lines(shape: tuple[int, int], offset: tuple[int, int]) -> tuple[Lines, Line
     return across, along
 
 
-def _inside(points: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the cells of a lattice whose four corners are among some points."""
-    return points[:-1, :-1] & points[1:, :-1] & points[:-1, 1:] & points[1:, 1:]
-
-
 def _with_cells(
     frozen: NDArray[np.bool_], above: NDArray[np.bool_], lines: tuple[Lines, Lines]
 ) -> NDArray[np.bool_]:
@@ -450,12 +440,6 @@ def _with_cells(
         if above[left:right, low:high].any():
             frozen[left : right + 1, low : high + 1] = True
     return frozen
-
-
-def _little_gained(losses: list[float]) -> bool:
-    """Whether the last sweeps, one with each offset, have gained next to nothing over those before them."""
-    before = losses[: -len(_OFFSETS)]
-    return bool(before) and min(losses) > (1 - _NOTHING_LEFT) * min(before)
 
 
 def _told(state: State, turn: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mdpext_dask.auditors.certificate import norm_rank
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.noise import planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Array, Problem, RowsOf, strips
@@ -79,5 +80,5 @@ def _steepest_between(logs: Array, spacing_km: float, q: float) -> float:
     along = np.abs(np.diff(logs, axis=1))
     # Of a fine cell: its steeper side each way is at one of its corners with the other's.
     largest = np.maximum(across[1:], across[:-1]), np.maximum(along[0], along[1])
-    norm = np.maximum(*largest) if math.isinf(q) else (largest[0] ** q + largest[1] ** q) ** (1 / q)
-    return float(norm.max()) / spacing_km
+    rank = float(norm_rank(*largest, q).max())
+    return (math.sqrt(rank) if q == 2 else rank) / spacing_km

@@ -94,7 +94,9 @@ def read_geopackage(path: Path) -> RoadNetwork:
         metres = np.array([_number(value) for value in lengths.tolist()], dtype=np.float64)
     except ValueError as error:
         raise DataError(f"{path}: edges: a length is not a number: {error}") from None
-    oneway = np.array([not undirected or _is_true(value) for value in edges.fields["oneway"].tolist()], bool)
+    said = edges.fields["oneway"].tolist()
+    # Of a street joined of several ways, osmnx keeps a list of what they say.
+    oneway = np.array([not undirected or s is True or s == 1 or "true" in str(s).lower() for s in said], bool)
     ids, *ends = (
         _integers(layer, name, path) for layer, name in ((nodes, "osmid"), (edges, begin), (edges, end))
     )
@@ -142,11 +144,6 @@ def _number(value: Any) -> float:
     if not isinstance(value, str | int | float | np.number):
         raise ValueError(f"{value!r} is no number")
     return float(value)
-
-
-def _is_true(value: Any) -> bool:
-    """Whether a street is one way; of one joined of several ways, osmnx keeps a list of what they say."""
-    return value is True or value == 1 or "true" in str(value).lower()
 
 
 def _integers(layer: Layer, name: str, path: Path) -> NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """Answers summarised to one row for every method."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -101,7 +100,7 @@ def _row(
     entry = entry_of(name)
     done = [one for one in told if one["completed"]]
     failed = [one for one in told if not one["completed"]]
-    losses = [one["loss_km"] for one in done]
+    losses, verdicts = [one["loss_km"] for one in done], [one["verdict"] for one in done]
     audited = [float(one["epsilon_audited"]) for one in done if one["epsilon_audited"] is not None]
     ratios = [one["violation_ratio"] for one in done if one["violation_ratio"] is not None]
     # The bound is one for these outputs; what reports other places has no rows over them to audit.
@@ -122,7 +121,8 @@ def _row(
         # The worst repetition counts.
         "epsilon_audited": json_number(max(audited)) if audited else None,
         "violation_ratio": max(ratios) if ratios else None,
-        "verdict": _worst_verdict([one["verdict"] for one in done]),
+        # The first that does not hold.
+        "verdict": ([v for v in verdicts if v != "holds"] or verdicts or [None])[0],
         "guarantee": done[0]["guarantee"] if done else None,
         "gap": mean(gaps) if gaps else None,
         "loss_to_default": mean(pairs) if pairs else None,
@@ -138,11 +138,6 @@ def _reason(failed: list[dict[str, Any]], told: int, repeats: int) -> str | None
         share = "" if len(failed) == repeats else f"{len(failed)} of {repeats} repetitions: "
         return f"{share}{failed[0]['reason']}"
     return None if told == repeats else f"only {told} of {repeats} repetitions were made"
-
-
-def _worst_verdict(verdicts: Sequence[str]) -> str | None:
-    """Return the first verdict other than "holds", if there is one."""
-    return next((verdict for verdict in verdicts if verdict != "holds"), "holds" if verdicts else None)
 
 
 def _standard_error(values: list[float]) -> float | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.result import AuditReport
-from mdpext_dask.problem.grid import Box
+from mdpext_dask.problem.grid import Array, Box
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -59,7 +59,7 @@ class Frame:
         """Units of the picture in a km."""
         return LONG_SIDE / max(self.box.width_km, self.box.height_km)
 
-    def place(self, xy_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def place(self, xy_km: Array) -> Array:
         """Return where points of shape (n, 2), in km, are in the picture, to a tenth."""
         x = (xy_km[:, 0] - self.box.west_km) * self.scale
         y = (self.box.north_km - xy_km[:, 1]) * self.scale
@@ -111,7 +111,7 @@ def seeds_path(store: MechanismStore, frame: Frame) -> str:
 
 def field_of(
     frame: Frame,
-    values: NDArray[np.float64],
+    values: Array,
     corner_km: tuple[float, float],
     step_km: float,
     *,
@@ -185,16 +185,12 @@ def posterior_field(frame: Frame, thinned: Thinned, output: int) -> dict[str, An
     return _on_lattice(frame, thinned, shown, least=0.0, most=most, power=0.5)
 
 
-def _on_lattice(
-    frame: Frame, thinned: Thinned, values: NDArray[np.float64], **how: Any
-) -> dict[str, Any] | None:
+def _on_lattice(frame: Frame, thinned: Thinned, values: Array, **how: Any) -> dict[str, Any] | None:
     corner = float(thinned.x_km[0]), float(thinned.y_km[0])
     return field_of(frame, values, corner, thinned.step * thinned.grid.spacing_km, **how)
 
 
-def loss_field(
-    frame: Frame, store: MechanismStore, expected_km: NDArray[np.float64]
-) -> dict[str, Any] | None:
+def loss_field(frame: Frame, store: MechanismStore, expected_km: Array) -> dict[str, Any] | None:
     """Return what each record can expect to lose, in km; means over squares where they are many."""
     values, side = averaged(expected_km, _MOST_SHOWN)
     grid = store.grid
@@ -221,7 +217,7 @@ def certificate_field(frame: Frame, store: MechanismStore, report: AuditReport) 
     return field_of(frame, largest, corner, side * grid.cell_km, least=min(low, 50.0), most=100.0)
 
 
-def dots_of(row: NDArray[np.float64]) -> list[dict[str, float]]:
+def dots_of(row: Array) -> list[dict[str, float]]:
     """Return the dots of a row: their area is the probability.
 
     Parameters
@@ -252,7 +248,7 @@ def _round_below(length: float) -> float:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def field_png(shares: NDArray[np.float64], colours: str) -> str:
+def field_png(shares: Array, colours: str) -> str:
     """Return a field as a picture, a pixel a number, north up.
 
     Parameters
@@ -278,7 +274,7 @@ def cover_png(hidden: NDArray[np.bool_]) -> str:
     return _png(rgba.swapaxes(0, 1)[::-1])
 
 
-def points_png(xy_km: NDArray[np.float64], box: Box) -> str:
+def points_png(xy_km: Array, box: Box) -> str:
     """Return places as a grey haze, the denser the stronger, seen on light and on dark.
 
     Parameters

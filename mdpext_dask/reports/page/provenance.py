@@ -102,17 +102,14 @@ def job_toml(job: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     shown = {section: _without_nulls(job[section]) for section in sorted(job, key=known.index)}
     for section, keys in shown.items():
         for key, value in keys.items():
-            if not isinstance(value, str) or not _is_absolute(value):
+            kinds = PurePosixPath, PureWindowsPath
+            if not isinstance(value, str) or not any(kind(value).is_absolute() for kind in kinds):
                 continue
             keys[key] = PureWindowsPath(value).name  # which takes both kinds of separators
             digest = identity.get(section, {}).get(key)
             content = f"; its content is {digest}" if str(digest).startswith("sha256:") else ""
             lines.append(f"# {section}.{key}: only its name{content}")
     return "\n".join([*lines, tomli_w.dumps({name: keys for name, keys in shown.items() if keys})])
-
-
-def _is_absolute(text: str) -> bool:
-    return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
 def _without_nulls(value: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
 
@@ -44,8 +44,8 @@ class Thinned:
     step: int
     i: NDArray[np.intp]
     j: NDArray[np.intp]
-    rows: NDArray[np.float64]
-    prior: NDArray[np.float64]
+    rows: Array
+    prior: Array
     kept: NDArray[np.bool_]
 
     @classmethod
@@ -70,12 +70,12 @@ class Thinned:
         return cls(grid, step, i, j, rows, _gathered_prior(store, i, j, step), kept.reshape(len(i), len(j)))
 
     @property
-    def x_km(self) -> NDArray[np.float64]:
+    def x_km(self) -> Array:
         """East coordinates, float64, in km."""
         return self.grid.x_km()[self.i]
 
     @property
-    def y_km(self) -> NDArray[np.float64]:
+    def y_km(self) -> Array:
         """North coordinates, float64, in km."""
         return self.grid.y_km()[self.j]
 
@@ -95,7 +95,7 @@ class Thinned:
         a, b = np.unravel_index(np.where(wanted, apart, np.inf).argmin(), apart.shape)
         return int(a), int(b)
 
-    def posterior(self, output: int) -> NDArray[np.float64]:
+    def posterior(self, output: int) -> Array:
         """Return P(x | y) ∝ π(x) M(y|x) of the records near each of these, float64 of shape (n_x, n_y).
 
         An approximation where records are left out: those near one get its row.
@@ -104,7 +104,7 @@ class Thinned:
         total = joint.sum()
         return joint / total if total > 0 else joint
 
-    def within(self, output: int, place_km: NDArray[np.float64], radii_km: Sequence[float]) -> list[float]:
+    def within(self, output: int, place_km: Array, radii_km: Sequence[float]) -> list[float]:
         """Return the probability that a person with a given report is within each distance of a place.
 
         Parameters
@@ -138,9 +138,7 @@ def positions(n: int, step: int) -> NDArray[np.intp]:
     return np.arange((n - 1) % step // 2, n, step, dtype=np.intp)
 
 
-def gathered(
-    values: NDArray[np.float64], i: NDArray[np.intp], j: NDArray[np.intp], step: int
-) -> NDArray[np.float64]:
+def gathered(values: Array, i: NDArray[np.intp], j: NDArray[np.intp], step: int) -> Array:
     """Add the values of all records to the nearest kept record.
 
     Parameters
@@ -161,9 +159,7 @@ def _starts(kept: NDArray[np.intp], step: int) -> NDArray[np.intp]:
     return np.append(0, kept[1:] - step // 2)
 
 
-def _gathered_prior(
-    store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], step: int
-) -> NDArray[np.float64]:
+def _gathered_prior(store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], step: int) -> Array:
     """Return :func:`gathered` of the prior, read in strips."""
     starts = np.append(_starts(i, step), store.grid.shape[0])
     strips = max(_STRIP_RECORDS // (store.grid.shape[1] * step), 1)
@@ -176,7 +172,7 @@ def _gathered_prior(
     return np.concatenate(parts)
 
 
-def quantised(rows: NDArray[np.float64]) -> tuple[NDArray[np.uint8], float, float]:
+def quantised(rows: Array) -> tuple[NDArray[np.uint8], float, float]:
     """Return probabilities in a byte each, for looking at, never for sampling.
 
     Parameters
@@ -205,7 +201,7 @@ def encoded(values: NDArray[np.generic]) -> str:
     return base64.b64encode(little.tobytes()).decode("ascii")
 
 
-def _distributions(stored: NDArray[np.float32]) -> NDArray[np.float64]:
+def _distributions(stored: NDArray[np.float32]) -> Array:
     """Return rows divided by their sums; NaN for those that the sampler would refuse."""
     rows = stored.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -214,6 +210,6 @@ def _distributions(stored: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
 
-def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+def _median(values: Array, weights: Array) -> float:
     sums = np.cumsum(weights)
     return float(values[min(int(np.searchsorted(sums, sums[-1] / 2)), len(values) - 1)])
