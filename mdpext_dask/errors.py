@@ -5,6 +5,7 @@ does not know this package would catch.
 """
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -30,8 +31,9 @@ class MdpextError(Exception):
 
     exit_code: int = EXIT_BAD_INPUT
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+    def __str__(self) -> str:
+        """Return the message as it may be shown: texts of stores and files in it are only shown."""
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class SpecError(MdpextError, ValueError):
@@ -158,3 +160,18 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a whole number of thousands of digits"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+def printable(text: str) -> str:
+    """Return a text that shows what it holds, wherever it comes from.
+
+    What a terminal or a page would act on instead of showing it is written as in Python's literals: control
+    characters, and with them ANSI sequences and line breaks, marks that turn the direction of writing, lone
+    surrogates, and what has no glyph.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in text
+    )

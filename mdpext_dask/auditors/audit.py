@@ -11,16 +11,25 @@ from mdpext_dask.auditors.foreign.read import check_exists
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.auditors.subject import is_store, plain_subject, rewritten_subject, store_subject
+from mdpext_dask.auditors.subject import (
+    city_subject,
+    is_store,
+    plain_subject,
+    rewritten_subject,
+    store_subject,
+)
 from mdpext_dask.compute.executor import FEW_NUMBERS, open_for_reader
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreAccessError, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.runtime.city import CityFile, is_city
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
+from mdpext_dask.store.signature import require_signed
 
 # With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
@@ -43,6 +52,7 @@ def audit(
     picture: str | Path | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
+    trusted_key: Trusted | None = None,
     observer: Observer = silent,
 ) -> AuditReport:
     """Audit a mechanism and return what was found.
@@ -50,17 +60,17 @@ def audit(
     Parameters
     ----------
     subject
-        Path or URL of a mechanism store, or an open mechanism; or the rows of any mechanism (records ×
-        outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
+        Path or URL of a mechanism store, or an open mechanism; an exported city (``.mdp``); or the rows of
+        any mechanism (records × outputs): an array, or a ``.npy``, ``.npz``, CSV, Parquet or Zarr file.
     method
         ``"certificate"``: a proof over all pairs in one pass, for records on a lattice. ``"exhaustive"``:
         every triple. ``"sampled"``: an estimate. ``"boundary"``: rows that blocks of a store share
-        (requirement A2). Default: the certificate for stores, every triple for arrays.
+        (requirement A2). Default: the certificate for stores and cities, every triple for arrays.
     points
         Coordinates of the records of a plain array: a file with columns ``x_km,y_km`` or ``lon,lat``, or an
         array of shape (N, 2) with x and y in km.
     epsilon_per_km, metric_p
-        The promise to audit; default for stores: their own.
+        The promise to audit; default for stores and cities: their own.
     tolerance
         By how much log ratios may exceed their bounds; the report counts the violations that this hides.
     sampling
@@ -76,6 +86,8 @@ def audit(
         verdict.
     scheduler
         Address of a Dask scheduler to use instead.
+    trusted_key
+        Public key that must have signed the store or city; see :mod:`mdpext_dask.runtime.signatures`.
     observer
         Receives the progress events.
 
@@ -92,6 +104,8 @@ def audit(
         If the subject cannot be read, or the picture cannot be written.
     SpecError
         If arguments do not fit the subject.
+    GuaranteeViolation
+        If a trusted key is given that has not signed the subject.
     """
     if method is not None and method not in METHODS:
         raise SpecError(f"--method: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {method!r}")
@@ -109,28 +123,42 @@ def audit(
     if points is not None and not isinstance(points, str | Path):
         points = _array(points, "--points")
     with contextlib.ExitStack() as prepared:
-        own = False
+        own, signed_by = False, None
         if not isinstance(subject, np.ndarray) and is_store(str(subject)):
             if points is not None:
                 raise SpecError("--points: a mechanism store knows where its records are")
             store = MechanismStore.open(str(subject))
             rewritten = store.state == COMPLETE and not store.read_receipts()
             if rewritten:
+                if trusted_key is not None:
+                    raise GuaranteeViolation(
+                        f"{store.url}: its receipts are gone: nothing shows that its bytes were signed"
+                    )
                 again = rewritten_subject(store, epsilon_per_km, metric_p, tolerance)
                 found = prepared.enter_context(again)
             else:
                 found = store_subject(store, epsilon_per_km, metric_p, tolerance)
                 require_all_blocks(store)
+                signed_by = None if trusted_key is None else require_signed(store, trusted_key)
             own = epsilon_per_km is None and metric_p is None and not tolerance and not rewritten
             default = CERTIFICATE
         else:
             if not isinstance(subject, np.ndarray):
                 check_exists(str(subject))
-            if epsilon_per_km is None:
-                raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
-            p = 2.0 if metric_p is None else metric_p
-            found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
-            default = EXHAUSTIVE
+            if not isinstance(subject, np.ndarray) and is_city(str(subject)):
+                if points is not None:
+                    raise SpecError("--points: a city knows where its records are")
+                city = CityFile(Path(objects.absolute(str(subject))))
+                signed_by = None if trusted_key is None else city.require_signed(trusted_key)
+                found = city_subject(city, epsilon_per_km, metric_p, tolerance)
+            else:
+                if trusted_key is not None:
+                    raise SpecError("--trusted-key: only mechanism stores and cities are signed")
+                if epsilon_per_km is None:
+                    raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
+                p = 2.0 if metric_p is None else metric_p
+                found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
+            default = EXHAUSTIVE if found.city is None else CERTIFICATE
         for note in found.notes:
             observer(Note(f"{found.name}: {note}"))
         method = method or default
@@ -149,6 +177,8 @@ def audit(
                 report = check_boundary(found, blocks, executor, stages)
             else:
                 report = sample_pairs(found, sampling or Sampling(), executor, stages)
+            if signed_by is not None:
+                report.details["signed_by"] = signed_by
             drawn = report
             if picture is not None and method != SAMPLED:
                 few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)

@@ -23,10 +23,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.city import CitySource
 from mdpext_dask.auditors.exact import Undecided, cell_exceeds
 from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.promise import Promise
-from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, SAMPLER_RANGE, ArraySource, Range
+from mdpext_dask.auditors.source import (
+    ANY_RANGE,
+    IMPOSSIBLE_LOG,
+    INFINITE_DIFFERENCE,
+    SAMPLER_RANGE,
+    ArraySource,
+    Range,
+)
 from mdpext_dask.errors import StoreError
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,
@@ -241,14 +249,14 @@ def bands_of(shape: tuple[int, int], outputs: int) -> Iterator[slice]:
 
 
 def certify_band(
-    source: ArraySource, index: int, first: int, last: int, promise: Promise
+    source: ArraySource | CitySource, index: int, first: int, last: int, promise: Promise
 ) -> BlockCertificate:
-    """Certify the fine cells of a plain array between two lines of its lattice.
+    """Certify the fine cells of a plain array, or of a city, between two lines of its lattice.
 
     Parameters
     ----------
     source
-        The array.
+        The array or city.
     index
         Number of the band.
     first, last
@@ -261,7 +269,9 @@ def certify_band(
     rows = source.rows(records.ravel())
     # The last line is the next band's, but for the last band.
     owned = records.size if last + 1 == source.lattice_shape[0] else records[:-1].size
-    _, findings = inspect_rows(records.ravel()[:owned], rows[:owned], source.range, normalised=True)
+    _, findings = inspect_rows(
+        records.ravel()[:owned], rows[:owned], source.range, normalised=source.range == ANY_RANGE
+    )
     # Whichever axis comes first: the certificate treats both alike.
     lines, across = source.xy_km(records[:, 0]), source.xy_km(records[0])
     axis = int(lines[0, 0] == lines[1, 0])

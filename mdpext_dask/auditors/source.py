@@ -10,6 +10,7 @@ import itertools
 import math
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.tiles import cut_in_halves
 from mdpext_dask.errors import StoreError
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.row_limits import LARGEST_TOTAL, SMALLEST_PROBABILITY
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64
@@ -132,7 +134,54 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class StoreSource(Source):
+class LatticeSource(Source):
+    """Records that are those of a grid."""
+
+    @property
+    @abstractmethod
+    def grid(self) -> Grid:
+        """The grid."""
+
+    @property
+    @abstractmethod
+    def projection(self) -> Projection | None:
+        """From degrees to the plane, if there is such a projection."""
+
+    @abstractmethod
+    def output_places(self) -> Mapping[str, NDArray[np.float64]]:
+        """Return places of outputs, each float64 of shape (K, 2), by the name they have in a result."""
+
+    def records_of_cell(self, i: int, j: int) -> NDArray[np.intp]:
+        """Return records of the fine lattice."""
+        first = i * self.grid.shape[1] + j + np.arange(2)
+        return np.concatenate([first, first + self.grid.shape[1]])
+
+    def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return points of the grid, from which the sampler looks up records."""
+        grid = self.grid
+        i, j = np.divmod(records, grid.shape[1])
+        x, y = grid.west_km + i * grid.spacing_km, grid.south_km + j * grid.spacing_km
+        return np.stack([x, y], axis=-1)
+
+    def name_of(self, record: int) -> Any:
+        """Return (i, j) on the fine lattice."""
+        return list(divmod(record, self.grid.shape[1]))
+
+    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
+        """Return degrees where there is a projection."""
+        return None if self.projection is None else self.projection.to_degrees(self.xy_km(records))
+
+    def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:
+        """Return degrees, and the output's place, as far as it is not damaged."""
+        found = super().describe(pair, output)
+        for key, places in self.output_places().items():
+            if np.isfinite(places[output]).all():
+                found[key] = places[output].tolist()
+        return found
+
+
+@dataclass(frozen=True)
+class StoreSource(LatticeSource):
     """All rows of the rectangle of a mechanism store, stored or not, as the sampler reads them.
 
     Parameters
@@ -153,6 +202,16 @@ class StoreSource(Source):
     def store(self) -> MechanismStore:
         """The store, opened once in a process for an audit."""
         return _store(self.url, self.token)
+
+    @property
+    def grid(self) -> Grid:
+        """The store's grid."""
+        return self.store.grid
+
+    @property
+    def projection(self) -> Projection | None:
+        """The store's projection."""
+        return self.store.projection
 
     @property
     def parts(self) -> int:
@@ -183,38 +242,12 @@ class StoreSource(Source):
         i, j = np.divmod(records, self.store.grid.shape[1])
         return rows_at(self.store, i, j, damaged=np.nan)
 
-    def records_of_cell(self, i: int, j: int) -> NDArray[np.intp]:
-        """Return records of the fine lattice."""
-        first = i * self.store.grid.shape[1] + j + np.arange(2)
-        return np.concatenate([first, first + self.store.grid.shape[1]])
-
-    def xy_km(self, records: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return points of the grid, from which the sampler looks up records."""
-        grid = self.store.grid
-        i, j = np.divmod(records, grid.shape[1])
-        x, y = grid.west_km + i * grid.spacing_km, grid.south_km + j * grid.spacing_km
-        return np.stack([x, y], axis=-1)
-
-    def name_of(self, record: int) -> Any:
-        """Return (i, j) on the fine lattice."""
-        return list(divmod(record, self.store.grid.shape[1]))
-
-    def lonlat(self, records: NDArray[np.intp]) -> NDArray[np.float64] | None:
-        """Return degrees where there is a projection."""
-        projection = self.store.projection
-        return None if projection is None else projection.to_degrees(self.xy_km(records))
-
-    def describe(self, pair: NDArray[np.intp], output: int) -> dict[str, Any]:
-        """Return degrees, and the output's place, as far as it is not damaged."""
-        found = super().describe(pair, output)
-        for key, names in (
-            ("output_xy_km", ("output_x", "output_y")),
-            ("output_lonlat", ("output_lon", "output_lat")),
-        ):
-            place = coordinates_of_outputs(self.store, *names)[output]
-            if np.isfinite(place).all():
-                found[key] = place.tolist()
-        return found
+    def output_places(self) -> Mapping[str, NDArray[np.float64]]:
+        """Return what the store's arrays say, as far as they are not damaged."""
+        return {
+            "output_xy_km": coordinates_of_outputs(self.store, "output_x", "output_y"),
+            "output_lonlat": coordinates_of_outputs(self.store, "output_lon", "output_lat"),
+        }
 
 
 @dataclass(frozen=True)

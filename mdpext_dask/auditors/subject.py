@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.city import CitySource, damaged_tiles, false_claims, projection_of
 from mdpext_dask.auditors.exact import Undecided, log_ratio, probability_ratio
-from mdpext_dask.auditors.findings import inspect_rows
+from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows
 from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
@@ -27,6 +28,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
+from mdpext_dask.runtime.city import CityFile
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import FINISHED, ShardDamage, extra_shards, inconsistencies
@@ -63,6 +65,8 @@ class Subject:
         What was promised: of stores with a place on Earth, for the ground, while their plane is audited.
     store
         The store, if it is one of ours, with its receipts.
+    city
+        The city, if it is one.
     notes
         What people must know besides.
     """
@@ -72,6 +76,7 @@ class Subject:
     promise: Promise
     promised: Promise
     store: MechanismStore | None = None
+    city: CityFile | None = None
     notes: tuple[str, ...] = ()
 
     def describe(self, triple: Triple | None) -> dict[str, Any]:
@@ -160,7 +165,14 @@ class Subject:
             What a store's certificate has just been found to be, if it has.
         """
         damage = list(damage)
-        wrong = self._damage(damage, certified)
+        if self.city is None:
+            wrong = self._damage(damage, certified)
+        else:
+            own = self.promise.metric_p == self.city.metric_p
+            changed = false_claims(self.city, certified if own else None)
+            if any(finding.kind == NOT_FINITE for finding in found["findings"]):
+                changed += damaged_tiles(self.city)
+            wrong = ShardDamage(tuple(changed))
         if wrong and VERDICTS[verdict][1] is not False:
             verdict = CHANGED
         compared = None if self.store is None else len(damage)
@@ -210,25 +222,48 @@ def store_subject(
     tolerance: float = 0.0,
 ) -> Subject:
     """Return what is to be audited of a store: its own promise, or another."""
-    audited, promised = _promises_of(store, store.grid.box.radius_km, epsilon_per_km, metric_p, tolerance)
-    return Subject(store.url, StoreSource.of(store), audited, promised, store)
+    asked = epsilon_per_km, metric_p, tolerance
+    promises = _promises_of(_own(store), asked, store.grid.box.radius_km, store.projection)
+    return Subject(store.url, StoreSource.of(store), *promises, store)
+
+
+def city_subject(
+    city: CityFile, epsilon_per_km: float | None = None, metric_p: float | None = None, tolerance: float = 0.0
+) -> Subject:
+    """Return what is to be audited of an exported city: its own promise, or another."""
+    own, asked = (float(city.header["epsilon_per_km"]), city.metric_p), (epsilon_per_km, metric_p, tolerance)
+    promises = _promises_of(own, asked, city.grid.box.radius_km, projection_of(city))
+    return Subject(str(city.path), CitySource.of(city), *promises, city=city)
+
+
+def _own(store: MechanismStore) -> tuple[float, float]:
+    return float(store.attributes["epsilon_per_km"]), store.metric_p
 
 
 def _promises_of(
-    store: MechanismStore,
+    own: tuple[float, float],
+    asked: tuple[float | None, float | None, float],
     radius_km: float,
-    epsilon_per_km: float | None,
-    metric_p: float | None,
-    tolerance: float,
+    projection: Projection | None,
 ) -> tuple[Promise, Promise]:
-    """Return what is to be audited in the plane of a store, and what is promised by that."""
-    projection = store.projection
-    p = store.metric_p if metric_p is None else metric_p
+    """Return what is to be audited in the plane of a mechanism, and what is promised by that.
+
+    Parameters
+    ----------
+    own
+        ε in 1/km and p that the mechanism promises.
+    asked
+        ε, p and the tolerance to audit it for; None where they are its own.
+    radius_km
+        Of the disc around the centre that holds its records.
+    projection
+        Its plane.
+    """
+    epsilon, p = (mine if other is None else other for mine, other in zip(own, asked[:2], strict=True))
     distortion = 0.0 if projection is None else projection.distortion(radius_km)
-    epsilon = float(store.attributes["epsilon_per_km"]) if epsilon_per_km is None else epsilon_per_km
     # For other p the metric is that of the plane; less than was promised is audited all the same.
-    promised = Promise(epsilon, p, tolerance, None if projection is None or p != 2 else distortion)
-    audited = Promise(planar_epsilon(epsilon, distortion), p, tolerance)
+    promised = Promise(epsilon, p, asked[2], None if projection is None or p != 2 else distortion)
+    audited = Promise(planar_epsilon(epsilon, distortion), p, asked[2])
     _check_extent(radius_km, audited)
     return audited, promised
 
@@ -251,7 +286,8 @@ def rewritten_subject(
         if not found.planar:
             raise DataError(f"{store.url}: the coordinates x and y of its records, in km, are missing")
         radius_km = float(np.hypot(*found.coordinates.T).max())
-        audited, promised = _promises_of(store, radius_km, epsilon_per_km, metric_p, tolerance)
+        asked = epsilon_per_km, metric_p, tolerance
+        audited, promised = _promises_of(_own(store), asked, radius_km, store.projection)
         source = ArraySource.of(found.rows, found.coordinates, folder, lattice=found.lattice)
         note = (
             "its receipts are gone: audited as a plain array, for what its attributes promise; nothing shows "

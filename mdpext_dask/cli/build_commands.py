@@ -19,7 +19,7 @@ from mdpext_dask.cli.options import (
     Workers,
     app,
 )
-from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError
+from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
 
 if TYPE_CHECKING:
     from mdpext_dask.job.spec import JobSpec
@@ -147,7 +147,8 @@ def submit(
     with observed(progress) as observer:
         result = submit_job(spec, to, url, folder, **how, observer=observer)
     if dry_run and not as_json:
-        print(*result["commands"], sep="\n")
+        lines = (line for command in result["commands"] for line in command.splitlines())
+        print(*map(printable, lines), sep="\n")
     else:
         show(result, as_json)
 

@@ -26,6 +26,7 @@ from mdpext_dask.errors import (
     SpecError,
     StoreError,
     first_line,
+    printable,
 )
 from mdpext_dask.files import is_standard_output
 
@@ -73,8 +74,8 @@ def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) ->
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
-        # As plain text: a path may look like markup.
-        table.add_row(Text(name), Text(_readable(value)))
+        # As plain text: a path may look like markup, and hold what terminals act on.
+        table.add_row(Text(printable(name)), Text(printable(_readable(value))))
     with _writing():
         Console(stderr=beside is not None and is_standard_output(beside)).print(table)
 
@@ -189,19 +190,19 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         if describe is not None:  # an error of the parser; its class differs between versions of Typer
             code = _tell(SpecError(describe()), SpecError.exit_code, as_json=as_json)
         else:
-            traceback.print_exc()
+            print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             code = _tell(MdpextError(f"{type(error).__name__}: {error}"), EXIT_CRASH, as_json=as_json)
     sys.exit(code)
 
 
 def end_badly(message: str, code: int) -> NoReturn:
     """End a command that has printed its answer with an exit code, and one line on why."""
-    _print(f"error: {message}", sys.stderr)
+    _print(printable(f"error: {message}"), sys.stderr)
     raise typer.Exit(code)
 
 
 def _tell(error: MdpextError, code: int, *, as_json: bool) -> int:
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()))
     _print(f"error: {line}", sys.stderr)
     if as_json:
         _print(json.dumps({"error": type(error).__name__, "message": line, "exit_code": code}), sys.stdout)

@@ -36,4 +36,8 @@ Scheduler = Annotated[
     str | None, Option(metavar="ADDRESS", help="Dask scheduler, or its file, to use instead.")
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output.")]
+TrustedKey = Annotated[
+    str | None,
+    Option(metavar="KEY", help="Refuse what this public key has not signed: a file, or its 64 digits."),
+]
 Progress = Annotated[str, Option(metavar="auto|plain|json|none", help="How to show progress.")]

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from mdpext_dask import events
 from mdpext_dask.cli.eta import Forecast, StageProgress, compared, readable_rate, readable_seconds
+from mdpext_dask.errors import printable
 
 # A running stage is reported after 10 s, then ever more rarely: the log of a day must not be long.
 _FIRST_SECONDS, _LAST_SECONDS, _SHARE = 10.0, 600.0, 0.1
@@ -52,7 +53,7 @@ class _Lines:
     def _print(self, line: str) -> None:
         """Print a line; a log on a full disk does not stop the work."""
         try:
-            print(line, file=self._file or sys.stderr, flush=True)
+            print(printable(line), file=self._file or sys.stderr, flush=True)
         except BrokenPipeError:
             raise
         except OSError:
@@ -164,7 +165,7 @@ class RichBar(Live):
             self._finished |= isinstance(event, events.JobFinished)
         if message := _message(event):
             # As plain text: a name in brackets is no markup.
-            self.console.print(Text(message), soft_wrap=True)
+            self.console.print(Text(printable(message)), soft_wrap=True)
 
     def _drawn(self) -> RenderableType:
         with self._changing:
@@ -178,7 +179,7 @@ class RichBar(Live):
                 count = f"{stage.done}/{stage.total}" if stage.total else ""
                 rate = "" if stage.rate is None else readable_rate(stage.rate)
                 table.add_row(
-                    Text(name),
+                    Text(printable(name)),
                     *([_bar(stage)] if bars else []),
                     Text(count, style="progress.download", no_wrap=True),
                     Text(rate, style="progress.data.speed", no_wrap=True),

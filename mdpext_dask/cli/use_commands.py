@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, keep_apart, observed, range_of, show
-from mdpext_dask.cli.options import Json, Progress, Readers, Scheduler, Store, app
+from mdpext_dask.cli.options import Json, Progress, Readers, Scheduler, Store, TrustedKey, app
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
 BoundSeconds = Annotated[
@@ -19,15 +19,16 @@ def audit(
     subject: Annotated[
         str,
         Argument(
-            metavar="STORE|ARRAY", help="A store, or any mechanism's rows: .npy, .npz, CSV, Parquet, Zarr."
+            metavar="STORE|CITY|ARRAY",
+            help="A store, an exported city, or any mechanism's rows: .npy, .npz, CSV, Parquet, Zarr.",
         ),
     ],
     method: Annotated[
         str | None,
         Option(
             metavar="certificate|exhaustive|sampled|boundary",
-            help="Proof over all pairs (default for stores), every triple (default for arrays), an estimate "
-            "from random pairs, or the rows that blocks share.",
+            help="Proof over all pairs (default for stores, cities), every triple (default for arrays), an "
+            "estimate from random pairs, or the rows that blocks share.",
         ),
     ] = None,
     points: Annotated[
@@ -57,10 +58,11 @@ def audit(
     ] = None,
     workers: Readers = None,
     scheduler: Scheduler = None,
+    trusted_key: TrustedKey = None,
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
-    """Audit a store, or anyone's mechanism, from its bytes; exit 1 unless what the method claims is so."""
+    """Audit a store, a city, or anyone's mechanism; exit 1 unless what the method claims is so."""
     from mdpext_dask.auditors.audit import audit as audit_subject
     from mdpext_dask.auditors.methods import Sampling
     from mdpext_dask.auditors.result import sentence, table
@@ -83,6 +85,7 @@ def audit(
             picture=picture,
             workers=workers,
             scheduler=scheduler,
+            trusted_key=trusted_key,
             observer=observer,
         )
     show(report.as_json() if as_json else dict(table(report)), as_json)
@@ -223,6 +226,7 @@ def sample(
     release_limit: Annotated[
         int | None, Option(metavar="N", help="Refuse more than N releases for a user.")
     ] = None,
+    trusted_key: TrustedKey = None,
     as_json: Json = False,
 ) -> None:
     """Report a random place for each point; draws are exact, and independent without a sticky key."""
@@ -242,6 +246,7 @@ def sample(
         columns=columns,
         place_km=place_km,
         verify=verify,
+        trusted_key=trusted_key,
     )
     show(result, as_json, output)
 
@@ -258,6 +263,29 @@ def sticky_key(
     show(new_key_file(path, epoch), as_json)
 
 
+@app.command("signing-key")
+def signing_key(
+    path: Annotated[Path, Argument(metavar="FILE", help="File for the secret key; must not exist yet.")],
+    as_json: Json = False,
+) -> None:
+    """Make a secret key for signatures in FILE, and its public key in FILE.pub."""
+    from mdpext_dask.runtime.signatures import new_signing_key
+
+    show(new_signing_key(path), as_json)
+
+
+@app.command()
+def sign(
+    subject: Annotated[str, Argument(metavar="STORE|CITY", help="A complete store, or an exported city.")],
+    key: Annotated[Path, Option(metavar="FILE", help="The secret key, made by `signing-key`.")],
+    as_json: Json = False,
+) -> None:
+    """Sign a store or a city, so that others can check by whom it is."""
+    from mdpext_dask.sampling.sign import sign as sign_subject
+
+    show(sign_subject(subject, key), as_json)
+
+
 @app.command()
 def export(
     store: Store,
@@ -269,13 +297,14 @@ def export(
             help="Write the seed, if it gives the rows bit for bit, or all rows; auto: the seed if possible.",
         ),
     ] = "auto",
+    trusted_key: TrustedKey = None,
     as_json: Json = False,
 ) -> None:
     """Write a complete store as one small file, to sample from with NumPy alone."""
     from mdpext_dask.sampling.export import export_city
 
     keep_apart(output, as_json)
-    show(export_city(store, output, packing), as_json, output)
+    show(export_city(store, output, packing, trusted_key=trusted_key), as_json, output)
 
 
 @app.command()

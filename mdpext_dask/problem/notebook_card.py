@@ -5,6 +5,7 @@ from html import escape
 
 import numpy as np
 
+from mdpext_dask.errors import printable
 from mdpext_dask.problem.grid import Array, Box, Grid, square_sums
 
 # Squares along the longer side in which the prior is shown, and that side, in pixels.
@@ -100,5 +101,4 @@ def prior_in_squares(prior: Array, grid: Grid, most: int = _SQUARES) -> tuple[Ar
 
 
 def _escaped(text: str) -> str:
-    # Names of files may hold lone surrogates.
-    return escape(text.encode("utf-8", "replace").decode())
+    return escape(printable(text))

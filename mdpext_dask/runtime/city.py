@@ -1,6 +1,7 @@
 """An exported city: rows and draws from one file, with NumPy and the standard library alone."""
 
 import hashlib
+import itertools
 import os
 import weakref
 from functools import cached_property
@@ -10,20 +11,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, StoreError
-from mdpext_dask.problem.grid import Array, Grid
-from mdpext_dask.runtime import city_layout
+from mdpext_dask.errors import GuaranteeViolation, StoreError, first_line
+from mdpext_dask.problem.grid import Array
+from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, Places, Reporter
+from mdpext_dask.runtime.signatures import CITY, Trusted, require_signature, statement_of_city
 
+SUFFIX = ".mdp"
 # Of cumulative weights, twice the bytes of the rows; a city of 63,865 records and 100 outputs is 51 MB.
 _CACHE_BYTES = 2**28
 # Large parts of a header that say nothing to people.
 _BULKY = {"grid", "plane_fit", "kept", "outputs", "remap", "sections", "rows_sha256"}
 
 
-def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACHE_BYTES) -> "City":
+def is_city(path: str | Path) -> bool:
+    """Whether a local path is that of an exported city, whole or damaged."""
+    try:
+        with Path(path).open("rb") as content:
+            return content.read(len(city_layout.MAGIC)) == city_layout.MAGIC or Path(path).suffix == SUFFIX
+    except OSError:
+        return False
+
+
+def open_city(
+    path: str | Path,
+    *,
+    remap: bool = False,
+    trusted_key: Trusted | None = None,
+    cache_bytes: int = _CACHE_BYTES,
+) -> "City":
     """Open a city that ``mdpext export`` has written.
 
     Parameters
@@ -32,6 +50,9 @@ def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACH
         The file. It must stay as it is while the city is in use.
     remap
         Report what the remap says instead of each output; the city must have been exported with one.
+    trusted_key
+        Public key that must have signed the city: 64 hexadecimal digits, or a file; see
+        :mod:`mdpext_dask.runtime.signatures`.
     cache_bytes
         How much of the city is kept in memory once it has been looked up.
 
@@ -39,8 +60,12 @@ def open_city(path: str | Path, *, remap: bool = False, cache_bytes: int = _CACH
     ------
     StoreError
         If there is no such file, it is damaged, or has no remap.
+    GuaranteeViolation
+        If a key is given that has not signed it.
     """
     content = CityFile(Path(path))
+    if trusted_key is not None:
+        content.require_signed(trusted_key)
     if remap and content.remap is None:
         raise StoreError(f"{path}: was exported without a remap; run mdpext remap and export it again")
     return City(content, remap=remap, cache_bytes=cache_bytes)
@@ -70,15 +95,18 @@ class CityFile:
             raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._handle)
         try:
-            self.header, start = city_layout.read_header(self._read, path)
+            file_bytes = os.fstat(self._handle).st_size
+            self.header, start = city_layout.read_header(self._read, file_bytes, path)
             sizes = [start, *(size for size, _ in self.header["sections"])]
-            self._offsets = np.cumsum(sizes).tolist()
-            if excess := os.fstat(self._handle).st_size - self._offsets[-1]:
+            self._offsets = list(itertools.accumulate(sizes))
+            if excess := file_bytes - self._offsets[-1]:
                 wrong = f"has {excess} bytes too many" if excess > 0 else f"is cut short by {-excess} bytes"
                 raise StoreError(f"{path}: {wrong}; export it again")
             self._parse()
-        except ValueError:
-            raise StoreError(f"{path}: its header is not one that mdpext export writes") from None
+        except ValueError as error:
+            raise StoreError(
+                f"{path}: its header is not one that mdpext export writes: {first_line(error)}"
+            ) from None
 
     def _read(self, size: int, offset: int) -> bytes:
         try:
@@ -88,7 +116,7 @@ class CityFile:
 
     def _parse(self) -> None:
         header = self.header
-        self.grid = Grid(**{**header["grid"], "refine": tuple(header["grid"]["refine"])})
+        self.grid = city_header.grid_of(header)
         self.metric_p = float(header["metric_p"])
         shape = self.grid.cells_x, self.grid.cells_y
         self.kept = np.ones(shape, dtype=bool)
@@ -104,9 +132,11 @@ class CityFile:
         self.outputs = len(self.output_xy_km)
         self.remap = None if header["remap"] is None else np.array(header["remap"], dtype=np.intp)
         self.tiles = city_layout.Tiles(self.grid, tuple(header["tile_cells"]))
-        sections = 1 if header["packing"] == city_layout.SEED else len(self.tiles)
-        if len(header["sections"]) != sections or len(header["rows_sha256"]) != len(self.tiles):
-            raise ValueError("another number of sections")
+
+    def require_signed(self, trusted: Trusted) -> str:
+        """Return the public key of its signature; see :func:`require_signature` for what is refused."""
+        statement = statement_of_city(self.header)
+        return require_signature(self.header.get("signature"), CITY, statement, trusted, str(self.path))
 
     def rows(self, tile: int) -> NDArray[np.float32]:
         """Return the rows of a tile, as they were certified, float32 of shape (east, north, K).
@@ -116,11 +146,11 @@ class CityFile:
         StoreError
             If they are not what was exported.
         """
-        if self.header["packing"] == city_layout.SEED:
+        if self.header["packing"] == city_header.SEED:
             rows = self.tiles.extended(self._scores, tile)
         else:
             x, y = self.tiles.records(tile)
-            packed = self._section(tile)
+            packed = self.section(tile)
             try:
                 rows = city_layout.unpack_rows(packed, (x.stop - x.start, y.stop - y.start, self.outputs))
             except ValueError:
@@ -135,13 +165,20 @@ class CityFile:
     @cached_property
     def _scores(self) -> Array:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
-        packed = self._section(0)
+        packed = self.section(0)
         try:
             return city_layout.unpack_scores(packed, (*self.grid.seeds_shape, self.outputs))
         except ValueError:
             raise StoreError(f"{self.path}: the seed's scores are damaged; export it again") from None
 
-    def _section(self, number: int) -> bytes:
+    def section(self, number: int) -> bytes:
+        """Return the bytes of a section.
+
+        Raises
+        ------
+        StoreError
+            If they are not those of the header's digest.
+        """
         size, digest = self.header["sections"][number]
         content = self._read(size, self._offsets[number])
         if hashlib.sha256(content).hexdigest() != digest:

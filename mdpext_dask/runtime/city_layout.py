@@ -19,7 +19,6 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.runtime import city_header
 
 MAGIC, VERSION = b"mdpcity\n", 1
-# How the rows are kept.
-SEED, ROWS = "seed", "rows"
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # A header has a digest for every tile: the largest city of a million tiles stays below.
@@ -43,44 +41,24 @@ _LEVEL = 9
 _ORDER = 2
 # Rows of a tile, in bytes; the first draw in a tile waits for all of it.
 _TILE_BYTES = 256 * 2**10
-# Shapes of JSON values; see :func:`_fits`.
-_NUMBER = int | float
-_LENGTHS = dict.fromkeys(("west_km", "south_km", "cell_km"), _NUMBER)
-_GRID = {**_LENGTHS, "cells_x": int, "cells_y": int, "refine": [int]}
-_CENTRE = {"centre_lon": _NUMBER, "centre_lat": _NUMBER}
-_FIT = {"half_lon": _NUMBER, "middle_lat": _NUMBER, "half_lat": _NUMBER, "x": [[_NUMBER]], "y": [[_NUMBER]]}
-_HEADER: Mapping[str, Any] = {
-    **dict.fromkeys(("epsilon_per_km", "epsilon_certified", "quantisation_km"), _NUMBER),
-    "metric_p": _NUMBER | str,
-    **dict.fromkeys(("content_sha256", "packing"), str),
-    "grid": _GRID,
-    "kept": str | None,
-    # The oldest cities were never turned.
-    "projection": (None, _CENTRE, {**_CENTRE, "rotation_deg": _NUMBER}),
-    "plane_fit": (None, _FIT),
-    # Without a projection there are no degrees; JSON has no NaN.
-    "outputs": {name: [_NUMBER | None] for name in ("lon", "lat", "x", "y")},
-    "remap": (None, [int]),
-    "tile_cells": [int, int],
-    "sections": [[int, str]],
-    "rows_sha256": [str],
-}
 
 
 def encode(header: Mapping[str, Any]) -> bytes:
-    """Return everything before the sections."""
+    """Return everything before the sections; whether it can be read is for :func:`read_header` to say."""
     content = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
     prefix = _PREFIX.pack(MAGIC, VERSION, len(content))
     return prefix + hashlib.sha256(prefix + content).digest() + content
 
 
-def read_header(read: Callable[[int, int], bytes], path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a file, and where the sections begin.
+def read_header(read: Callable[[int, int], bytes], file_bytes: int, path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, every field checked, and where the sections begin.
 
     Parameters
     ----------
     read
         Returns at most so many bytes of the file, from an offset on.
+    file_bytes
+        Size of the file.
     path
         What to name in errors.
 
@@ -100,35 +78,10 @@ def read_header(read: Callable[[int, int], bytes], path: Path) -> tuple[dict[str
     _, version, length = _PREFIX.unpack(prefix[: _PREFIX.size])
     if version != VERSION:
         raise StoreError(f"{path}: has format {version}, this software reads {VERSION}; export it again")
-    content = read(length, start) if length <= _LARGEST_HEADER else b""
+    content = read(length, start) if length <= min(_LARGEST_HEADER, file_bytes) else b""
     if hashlib.sha256(prefix[: _PREFIX.size] + content).digest() != prefix[_PREFIX.size :]:
         raise StoreError(f"{path}: its header is damaged; export it again")
-    header: dict[str, Any] = json.loads(content)
-    # Further entries are for people; what is inside the entries that are read has no others.
-    known = isinstance(header, dict) and {key: header[key] for key in _HEADER if key in header}
-    if not _fits(known, _HEADER):
-        raise ValueError("not a header")
-    return header, start + length
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Whether a JSON value has a shape.
-
-    Parameters
-    ----------
-    shape
-        A type; keys that must be there, and no others, with their shapes; a list of the shape of all entries,
-        or of each; or a tuple of shapes of which one will do.
-    """
-    if isinstance(shape, dict):
-        alike = isinstance(value, dict) and value.keys() == shape.keys()
-        return alike and all(_fits(value[key], shape[key]) for key in shape)
-    if isinstance(shape, list):
-        of_length = isinstance(value, list) and len(shape) in (1, len(value))
-        return of_length and all(map(_fits, value, cycle(shape)))
-    if isinstance(shape, tuple):
-        return any(_fits(value, one) for one in shape)
-    return value is None if shape is None else isinstance(value, shape)
+    return city_header.parsed(content), start + length
 
 
 def tile_cells(grid: Grid, outputs: int) -> tuple[int, int]:

@@ -32,12 +32,10 @@ counts instead of places.
   that is visited again. Rotating keys bounds what a later leak reveals, and costs ε each time.
 """
 
+import contextlib
 import hashlib
 import hmac
-import json
-import os
 import secrets
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +45,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError, shown
 from mdpext_dask.runtime.integer_sampling import acceptance
+from mdpext_dask.runtime.key_files import read_key_file, write_key_file
 from mdpext_dask.runtime.random_bits import words_of
 
 KEY_BYTES = 32
@@ -55,8 +54,6 @@ _FORMAT = "mdpext sticky key, version 2"
 # Answers with such keys went by the certified bytes alone.
 _BY_BYTES = "mdpext sticky key, version 1"
 _FIELDS = "format", "epoch", "key", "check"
-_PRIVATE = 0o600
-_ANYBODY_ELSE = 0o077
 _LONGEST_EPOCH, _LONGEST_USER = 100, 1000
 # Largest limit, and most releases at once; far below SQLite's largest integer.
 _MOST_RELEASES = 10**9
@@ -112,26 +109,13 @@ class StickyKey:
             If it cannot be read, is damaged, may be read by others than its owner, or is of a version that
             gave other answers.
         """
-        try:
-            with Path(path).open("rb") as file:
-                # Of the open file: its name may stand for another by now.
-                mode = os.fstat(file.fileno()).st_mode
-                content = file.read(1 << 16)
-        except OSError as error:
-            raise DataError(f"{path}: the sticky key cannot be read: {error.strerror}") from None
-        if os.name == "posix" and stat.S_IMODE(mode) & _ANYBODY_ELSE:
-            raise DataError(
-                f"{path}: others than its owner may read or write the sticky key; chmod 600 {path}, and make "
-                "a new key if somebody may have"
-            )
-        try:
-            document = json.loads(content)
-            fields = map(document.get, _FIELDS) if isinstance(document, dict) else ()
-            form, epoch, digits, check = (field for field in fields if isinstance(field, str))
-            key = cls(bytes.fromhex(digits), epoch)
-            sound = form in (_FORMAT, _BY_BYTES) and check == key._checksum()
-        except (ValueError, RecursionError):
-            sound = False
+        found = read_key_file(path, "sticky key", _FIELDS, secret=True)
+        form, sound = "", False
+        if found:
+            form, epoch, digits, check = found
+            with contextlib.suppress(ValueError):
+                key = cls(bytes.fromhex(digits), epoch)
+                sound = form in (_FORMAT, _BY_BYTES) and check == key._checksum()
         if not sound:
             raise DataError(f"{path}: is damaged, or no sticky key; mdpext sticky-key makes one")
         if form == _BY_BYTES:
@@ -152,21 +136,7 @@ class StickyKey:
         """
         values = _FORMAT, self.epoch, self.secret.hex(), self._checksum()
         document = dict(zip(_FIELDS, values, strict=True))
-        try:
-            # Fails if anything is there, a link too: a key that is overwritten is lost.
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(json.dumps(document, indent=1) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError:
-                Path(path).unlink(missing_ok=True)
-                raise
-        except FileExistsError:
-            raise DataError(f"{path}: exists; a key is never overwritten") from None
-        except OSError as error:
-            raise DataError(f"{path}: the sticky key cannot be written: {error.strerror}") from None
+        write_key_file(path, "sticky key", document, secret=True)
 
     @property
     def key_id(self) -> str:

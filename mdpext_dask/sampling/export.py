@@ -19,17 +19,19 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.files import whole_file
-from mdpext_dask.runtime import city_layout
+from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.sampling.mechanism import Mechanism, check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, content_of, read_remap
 from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.signature import require_signed
 
-PACKINGS = ("auto", city_layout.SEED, city_layout.ROWS)
+PACKINGS = ("auto", *city_header.PACKINGS)
 # With fewer records between two seeds, their scores, in float64, take more room than the rows.
 _LEAST_FACTOR = 3
 _IN_MEMORY = 2**26
@@ -38,7 +40,9 @@ _MARGIN = 1.1
 _SIDE_POINTS = 33
 
 
-def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]:
+def export_city(
+    url: str, output: Path, packing: str = "auto", *, trusted_key: Trusted | None = None
+) -> dict[str, Any]:
     """Write a finished store as one file.
 
     Parameters
@@ -50,6 +54,8 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     packing
         ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the scores
         where they give the rows.
+    trusted_key
+        Public key that must have signed the store; the city is another thing, to be signed by itself.
 
     Returns
     -------
@@ -60,7 +66,8 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
     SpecError
         If the packing is unknown, or not possible for this store, or the file would lie in the store.
     IncompleteStoreError, GuaranteeViolation
-        If the store is not complete, is refused, or is no longer what was certified.
+        If the store is not complete, is refused, is no longer what was certified, or is not signed by the
+        trusted key.
     StoreError
         If it cannot be read, or is replaced meanwhile.
     DataError
@@ -73,12 +80,13 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         raise SpecError(f"{output}: lies inside the store")
     store = MechanismStore.open(url)
     check_finished(store, verify=True)
+    signed_by = None if trusted_key is None else require_signed(store, trusted_key)
     header = _header(store)
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
-        wanted = [city_layout.SEED, city_layout.ROWS] if packing == "auto" else [packing]
+        wanted = [city_header.SEED, city_header.ROWS] if packing == "auto" else [packing]
         if packing == "auto" and store.grid.factor < _LEAST_FACTOR:
-            wanted.remove(city_layout.SEED)
+            wanted.remove(city_header.SEED)
         for packed in wanted:
             written = _write_sections(store, tiles, spool, packed)
             if written is not None:
@@ -91,6 +99,10 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         require_same(store)
         header |= {"packing": packed, "sections": written[0], "rows_sha256": written[1]}
         content = city_layout.encode(header)
+        try:
+            city_layout.read_header(lambda n, at: content[at : at + n], len(content), output)
+        except ValueError as error:
+            raise SpecError(f"{url}: does not fit into one file: {first_line(error)}") from None
         size = len(content) + spool.tell()
         spool.seek(0)
         with whole_file(output) as file:
@@ -106,6 +118,7 @@ def export_city(url: str, output: Path, packing: str = "auto") -> dict[str, Any]
         "records": store.grid.records,
         "outputs": store.outputs,
         "remap": header["remap"] is not None,
+        "signed_by": signed_by,
         **{
             key: header[key]
             for key in ("epsilon_per_km", "epsilon_certified", "fingerprint", "mechanism_sha256")
@@ -176,7 +189,7 @@ def _write_sections(
         spool.write(section)
         sections.append((len(section), hashlib.sha256(section).hexdigest()))
 
-    scores = store.read("seed/score") if packing == city_layout.SEED else None
+    scores = store.read("seed/score") if packing == city_header.SEED else None
     for tile, rows in _rows_of_tiles(store, tiles):
         if scores is None:
             write(city_layout.pack_rows(rows))

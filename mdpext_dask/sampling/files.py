@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.files import whole_file
 from mdpext_dask.readers.point_chunks import BY_NAME, PointChunk, PointColumns
-from mdpext_dask.readers.point_files import point_chunks
+from mdpext_dask.readers.point_files import format_of, point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
+from mdpext_dask.runtime.signatures import Trusted, public_key_of
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
-from mdpext_dask.sampling.report_files import RESERVED, check_report_file, reports_into
+from mdpext_dask.sampling.report_files import RESERVED, check_report_file, marked, reports_into
 from mdpext_dask.store import objects
 
 # Points that are in memory together.
@@ -33,7 +34,8 @@ class Users:
     column
         Column or property with their names.
     keep
-        Whether their names are written into the output; otherwise it does not say whose a report is.
+        Whether their names are written into the output; otherwise it does not say whose a report is. In CSV
+        an apostrophe is put before names that a spreadsheet would take for formulas.
     sticky_key
         File with a key, for answers that repeat; see :mod:`mdpext_dask.runtime.sticky`.
     ledger, release_limit
@@ -79,6 +81,7 @@ def sample_file(
     users: Users = _NOBODY,
     columns: PointColumns = BY_NAME,
     place_km: float | None = None,
+    trusted_key: Trusted | None = None,
     chunk_points: int = CHUNK_POINTS,
     verify: bool = False,
 ) -> dict[str, Any]:
@@ -110,6 +113,8 @@ def sample_file(
         Which columns of the points hold longitude and latitude, where their names do not say so.
     place_km
         Side of coarse places, in km; see :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample`.
+    trusted_key
+        Public key that must have signed the store; see :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     chunk_points
         Points that are in memory together.
     verify
@@ -131,7 +136,7 @@ def sample_file(
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
     _check_target(output, store, (points, users.sticky_key, users.ledger))
-    mechanism = open_mechanism(store, verify=verify, remap=remap)
+    mechanism = open_mechanism(store, verify=verify, remap=remap, trusted_key=trusted_key)
     check_report_file(output, planar=mechanism.planar)
     quantisation_km = mechanism.quantisation_km(place_km)
     sticky = None if users.sticky_key is None else StickyKey.read(users.sticky_key)
@@ -174,6 +179,8 @@ def sample_file(
             kept = np.flatnonzero(outputs >= 0)
             seen.reports += len(kept)
             named = [names[k] for k in kept.tolist()] if users.keep else None
+            if named is not None and format_of(output) == "csv":
+                seen.marked += sum(marked(name) != name for name in named)
             write(chunk.first_row + kept, outputs[kept], named)
         if seen.degrees_for_km:
             raise DataError(f"{points}: x_km,y_km look like degrees; name the columns lon,lat")
@@ -185,8 +192,11 @@ def sample_file(
         "dropped": seen.points - seen.reports,
         "outside_rule": outside,
         "remap": remap,
-        "verified": verify,
+        # Names that begin like a formula; in CSV an apostrophe stands before them.
+        **({"users_marked": seen.marked} if users.keep else {}),
+        "verified": verify or trusted_key is not None,
         "max_quantisation_km": quantisation_km,
+        "signed_by": None if trusted_key is None else public_key_of(trusted_key),
         "key_id": None if sticky is None else sticky.key_id,
         "release_limit": None if ledger is None else ledger.limit,
         # Most that a user's releases of one place can add up to, those before this file included.
@@ -202,6 +212,7 @@ class _Seen:
     points: int = 0
     reports: int = 0
     outside: int = 0
+    marked: int = 0
     # Number in the file, from 1, of the first that lies outside.
     first_outside: int | None = None
     # Whether all points so far lie outside, and would lie inside if they were degrees.

@@ -13,11 +13,13 @@ from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextE
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.blocks import FLOAT32
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, read_remap
 from mdpext_dask.store.rows import rows_at, rows_of
+from mdpext_dask.store.signature import require_signed
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
@@ -30,7 +32,9 @@ _IDENTITY = ("state", "fingerprint", "chunk_hashes", "mechanism_sha256")
 _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"}
 
 
-def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False) -> "Mechanism":
+def open_mechanism(
+    url: str | Path, *, verify: bool = False, remap: bool = False, trusted_key: Trusted | None = None
+) -> "Mechanism":
     """Open a finished mechanism store.
 
     Parameters
@@ -42,6 +46,10 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
     remap
         Report what the store's remap says instead of each output; see
         :mod:`mdpext_dask.sampling.remap_store`.
+    trusted_key
+        Public key that must have signed the store: 64 hexadecimal digits, or a file; see
+        :mod:`mdpext_dask.runtime.signatures`. It implies `verify`, without which a signature says nothing of
+        the stored bytes.
 
     Raises
     ------
@@ -52,10 +60,13 @@ def open_mechanism(url: str | Path, *, verify: bool = False, remap: bool = False
         If blocks or the certificate are missing.
     GuaranteeViolation
         If the certificate failed; if it, receipts or attributes are gone or do not belong together; if the
-        region, the grid, the plane, the outputs or the promise have changed; or if `verify` finds a change.
+        region, the grid, the plane, the outputs or the promise have changed; if `verify` finds a change; or
+        if the trusted key has not signed the store.
     """
     store = MechanismStore.open(str(url))
-    check_finished(store, verify=verify)
+    check_finished(store, verify=verify or trusted_key is not None)
+    if trusted_key is not None:
+        require_signed(store, trusted_key)
     return Mechanism(store, read_remap(store).table if remap else None)
 
 

@@ -3,13 +3,14 @@
 The suffix says which, as for points that are read (:mod:`mdpext_dask.readers.point_files`). A report is the
 row of the input, from 0, the number of the output, and where that is. Outputs are few, so the text of each is
 made once; numbers are written so that reading gives the same bits. Of the input only the user's name is
-written, and only on request: no bounds, no times, no names of files.
+written, and only on request: no bounds, no times, no names of files. In CSV, no name is a formula.
 """
 
 import bz2
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from mdpext_dask.readers.tables import LONLAT, PLANAR
 ROW, OUTPUT = "row", "output"
 # What a column of users must not be called.
 RESERVED = (ROW, OUTPUT, *LONLAT, *PLANAR)
+# The last four are the same signs in full width, which some spreadsheets read alike.
+_LIKE_A_FORMULA = ("'", "=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_PLAIN_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
 # Fast, and within a few percent of the best.
 _GZIP_LEVEL = 4
 # Streams that compress, without a name or a time.
@@ -142,8 +146,19 @@ def _geojson(places: NDArray[np.float64], kind: str, user_column: str | None) ->
     return _Form(head, before, between, tail, lambda name: f",{key}:{json.dumps(name)}", after)
 
 
+def marked(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula when it opens a CSV file.
+
+    An apostrophe goes before what begins like a formula, and before what begins with one, so that no two
+    texts become one. Plain numbers, also those with a sign, stay what they are.
+    """
+    like = any(part.startswith(_LIKE_A_FORMULA) for part in (text, text.lstrip()))
+    return f"'{text}" if like and not _PLAIN_NUMBER.fullmatch(text) else text
+
+
 def _cell(text: str) -> str:
-    """Return a cell of a CSV file: in quotes where it needs them."""
+    """Return a cell of a CSV file: in quotes where it needs them, and never a formula."""
+    text = marked(text)
     needs = any(mark in text for mark in ',"\r\n') or text != text.strip()
     return '"' + text.replace('"', '""') + '"' if needs else text
 

@@ -1,9 +1,9 @@
 """Whether a store still is what was certified.
 
-Nothing is signed. The parts of a store are compared with each other, so a change is found wherever the rest
-was not changed to match. Who rewrites all of it consistently (digests, attributes, receipts and certificate)
-has made another store, which cannot be found: to rule that out, keep a copy of the root's attributes
-elsewhere.
+The parts of a store are compared with each other, so a change is found wherever the rest was not changed to
+match. Who rewrites all of it consistently (digests, attributes, receipts and certificate) has made another
+store, which cannot be found here: a signature tells (:mod:`mdpext_dask.store.signature`), or a copy of the
+root's attributes that is kept elsewhere.
 
 Figures that promise nothing, such as `loss_km`, `seconds` or how the seed was solved, are not compared; nor
 is `spatial_ref`, which only mapping software reads, beyond its description.
@@ -251,8 +251,7 @@ def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
 def verify(store: MechanismStore) -> None:
     """Compare every shard with the hash its receipt names, and what the store says of itself with itself.
 
-    All shards and all tables of the problem are read once. Nothing is signed; see the module's text for what
-    cannot be noticed.
+    All shards and all tables of the problem are read once. See the module's text for what cannot be noticed.
 
     Raises
     ------

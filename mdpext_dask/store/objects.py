@@ -5,14 +5,14 @@ All go through Zarr's store interface, so a local folder and remote storage beha
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -82,7 +82,45 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
     """
     if is_remote(url):
         return open_remote(url, read_only=read_only)
-    return LocalStore(local_path(url), read_only=read_only)
+    return ContainedStore(local_path(url), read_only=read_only)
+
+
+class ContainedStore(LocalStore):
+    """A local folder, in which nothing is written or deleted through a link that leads out of it.
+
+    A link in the place of an object is replaced, and not followed. Reading follows links.
+    """
+
+    def check_inside(self, key: str) -> None:
+        """Refuse a key whose folder lies elsewhere.
+
+        Raises
+        ------
+        StoreError
+            If so.
+        """
+        root, folder = os.path.realpath(self.root), os.path.realpath((self.root / key).parent)
+        if os.path.commonpath([root, folder]) != root:
+            raise StoreError(
+                f"{self.root}: a link leads to {folder}, out of the store; {key} is not written there"
+            )
+
+
+def _contained(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a local store that looks first where its key leads."""
+
+    @functools.wraps(method)
+    def looking_first(self: ContainedStore, key: str, *arguments: Any, **named: Any) -> Any:
+        self.check_inside(key)
+        return method(self, key, *arguments, **named)
+
+    return looking_first
+
+
+# All that change anything below a key; versions of Zarr have more of them or fewer.
+for _name in ("set", "set_if_not_exists", "set_sync", "delete", "delete_sync", "delete_dir"):
+    if hasattr(LocalStore, _name):
+        setattr(ContainedStore, _name, _contained(getattr(LocalStore, _name)))
 
 
 def impatient(store: Store, seconds: float) -> Store:
@@ -309,6 +347,8 @@ def _refused(store: Store, what: str, done: str) -> Iterator[None]:
 def _link_exclusively(store: LocalStore, key: str, value: bytes) -> bool:
     if store.read_only:
         raise OSError(errno.EROFS, "opened for reading only")
+    if isinstance(store, ContainedStore):
+        store.check_inside(key)
     path = store.root / key
     path.parent.mkdir(parents=True, exist_ok=True)
     # Named as Zarr names them, so that it is swept if this is killed.
@@ -368,4 +408,4 @@ def _parsed(value: bytes | None, kind: type | None) -> Any:
     return None
 
 
-_reader = lru_cache(TypeAdapter)
+_reader = functools.lru_cache(TypeAdapter)

@@ -24,7 +24,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection, folded
-from mdpext_dask.runtime import City, city_layout, open_city
+from mdpext_dask.runtime import City, city_header, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
 from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.sticky import StickyKey
@@ -33,6 +33,7 @@ from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
 from tests.support.answers import same_number
+from tests.support.cities import Change, put, rewritten
 from tests.support.inside import call
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
@@ -47,7 +48,6 @@ SMALL_TILE_BYTES = 200
 
 Stores = dict[str, str]
 Cities = dict[str, Path]
-Change = Callable[[dict[str, Any], list[bytes]], object]
 MakeJob = Callable[..., dict[str, dict[str, object]]]
 
 
@@ -489,7 +489,7 @@ def test_a_processor_that_differs_is_noticed(cities: Cities, monkeypatch: pytest
         return rows
 
     city = open_city(cities["plain"])
-    assert city.facts["packing"] == city_layout.SEED
+    assert city.facts["packing"] == city_header.SEED
     monkeypatch.setattr(city_layout, "extend_log_convex", otherwise)
     x, y = city.places.grid.x_km()[1], city.places.grid.y_km()[1]
     message = refusal(lambda: city.sample(x_km=float(x), y_km=float(y)), kind=StoreError)
@@ -514,32 +514,6 @@ def test_other_lengths_and_versions_are_noticed(cities: Cities, tmp_path: Path) 
         assert complaint in refusal(lambda: open_city(copy), kind=StoreError)
     for path, complaint in ((tmp_path / "none.mdp", "No such file"), (tmp_path, "Is a directory")):
         assert f"cannot be read: {complaint}" in refusal(lambda path=path: open_city(path), kind=StoreError)
-
-
-def rewritten(path: Path, copy: Path, change: Change) -> None:
-    """Write another file whose digests are right."""
-    content = path.read_bytes()
-    start = 48 + int.from_bytes(content[12:16], "little")
-    header, sections = json.loads(content[48:start]), []
-    for size, _ in header["sections"]:
-        sections.append(content[start : start + size])
-        start += size
-    before = list(sections)
-    change(header, sections)
-    if sections != before:
-        header["sections"] = [[len(part), hashlib.sha256(part).hexdigest()] for part in sections]
-    copy.write_bytes(city_layout.encode(header) + b"".join(sections))
-
-
-def put(*keys: str, value: object) -> Change:
-    """Return a change of an entry of the header."""
-
-    def change(header: dict[str, Any], _: list[bytes]) -> None:
-        for key in keys[:-1]:
-            header = header[key]
-        header[keys[-1]] = value
-
-    return change
 
 
 NO_HEADERS: list[Change] = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.runtime import sticky
+from mdpext_dask.runtime import key_files, sticky
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick
 from mdpext_dask.runtime.sticky import StickyKey, new_key_file, release_tags, sticky_below
 from tests.support.refusals import refused
@@ -238,7 +238,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sticky.os, "fsync", full)
+    monkeypatch.setattr(key_files.os, "fsync", full)
     refused(DataError, "cannot be written: No space left", StickyKey.generate().write, tmp_path / "key")
     assert not list(tmp_path.iterdir())
 

@@ -18,7 +18,7 @@ from mdpext_dask.auditors.findings import Finding, inspect_rows
 from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
 from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, PointsDesign, allocate
 from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
-from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, Source, StoreSource
+from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, LatticeSource, Source, StoreSource
 from mdpext_dask.store.blocks import FLOAT64
 
 UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
@@ -88,8 +88,8 @@ class StratumTally(Counts):
 @lru_cache(maxsize=2)
 def design_of(source: Source, kind: str, p: float) -> Design:
     """Return how to draw pairs of a source's records; built once in a process."""
-    if isinstance(source, StoreSource):
-        grid = source.store.grid
+    if isinstance(source, LatticeSource):
+        grid = source.grid
         lattice = grid.shape, (grid.spacing_km, grid.spacing_km), p
         return LatticeDesign(*lattice) if kind == UNIFORM else LatticeDesign.stratified(*lattice)
     points = source.xy_km(np.arange(source.records))
@@ -119,7 +119,7 @@ def peak_bytes(source: Source, kind: str, pairs: int) -> int:
     rows = min(2 * pairs, source.records) * source.outputs * (source.item_bytes + FLOAT64)
     tables = pairs * (_TABLES[kind] * source.outputs * FLOAT64 + (_PAIR_BYTES if kind == UNIFORM else 0))
     batch = int(rows + tables)
-    if isinstance(source, StoreSource):
+    if isinstance(source, LatticeSource):
         return batch
     points = _POINT_BYTES * source.records
     if kind == UNIFORM:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from mdpext_dask.errors import StoreError, first_line
+from mdpext_dask.errors import StoreError, first_line, printable
 from mdpext_dask.files import rendered
 from mdpext_dask.reports.compare.answers import ITSELF
 from mdpext_dask.reports.compare.figure import comparison_of
@@ -43,19 +43,19 @@ def show_tables(summaries: Sequence[CaseSummary], files: Sequence[Path]) -> None
 
     console = Console()
     for summary in summaries:
-        table = Table(title=Text(heading(summary)), title_justify="left", pad_edge=False)
+        table = Table(title=Text(printable(heading(summary))), title_justify="left", pad_edge=False)
         for number, name in _ON_SCREEN.items():
             table.add_column(name, justify="right" if number else "left")
         for row in summary.rows:
             style = "bold" if row["default"] else "dim" if row["violation_ratio"] else None
             shown = cells(row)
-            table.add_row(*(shown[number] for number in _ON_SCREEN), style=style)
+            table.add_row(*(Text(printable(shown[number])) for number in _ON_SCREEN), style=style)
         console.print(table)
-        console.print(bound_sentence(summary), markup=False)
+        console.print(Text(printable(bound_sentence(summary))))
         for note in notes_on(summary):
-            console.print(f"- {note}", markup=False)
+            console.print(Text(printable(f"- {note}")))
         console.print()
-    console.print("Written: " + ", ".join(map(str, files)), markup=False)
+    console.print(Text(printable("Written: " + ", ".join(map(str, files)))))
 
 
 def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
@@ -109,6 +109,10 @@ def as_json(summaries: Sequence[CaseSummary]) -> dict[str, Any]:
         "problem": problems[0] if len(problems) == 1 else problems,
         "rows": [row for summary in summaries for row in summary.rows],
     }
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -194,13 +198,13 @@ def _page(summaries: Sequence[CaseSummary], picture: bool) -> str:
         rows = []
         for row in summary.rows:
             kinds = [k for k, on in (("default", row["default"]), ("broken", row["violation_ratio"])) if on]
-            name, family, *numbers = map(html.escape, cells(row))
+            name, family, *numbers = map(_escaped, cells(row))
             tail = "".join(f'<td class="number">{number}</td>' for number in numbers)
             rows.append(f'<tr class="{" ".join(kinds)}"><td>{name}</td><td>{family}</td>{tail}</tr>')
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in notes_on(summary))
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
+        notes = "".join(f"<li>{_escaped(note)}</li>" for note in notes_on(summary))
+        head = "".join(f"<th>{_escaped(name)}</th>" for name in HEADER)
         parts.append(
-            f"<h2>{html.escape(heading(summary))}</h2><p>{html.escape(bound_sentence(summary))}</p>"
+            f"<h2>{_escaped(heading(summary))}</h2><p>{_escaped(bound_sentence(summary))}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table><ul>{notes}</ul>"
         )
     image = f'<img src="{PICTURE}" alt="Loss against the time that it took, by method">' if picture else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mdpext_dask.errors import printable
 from mdpext_dask.reports.page import words
 
 _FOLDER = "templates"
@@ -48,11 +49,24 @@ def _template() -> Any:
         loader=PackageLoader("mdpext_dask.reports.page", _FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(_FILTERS)
     return environment.get_template("report.html")
+
+
+def _shown(value: Any) -> Any:
+    """Return what a page shows of a value; no text turns the direction of writing, or hides a part of it."""
+    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
+
+
+def _shown_in(values: Any) -> Any:
+    """Return a document of JSON values with :func:`_shown` of all that it holds."""
+    if isinstance(values, dict):
+        return {_shown(key): _shown_in(value) for key, value in values.items()}
+    return [_shown_in(value) for value in values] if isinstance(values, list | tuple) else _shown(values)
 
 
 def own_file(name: str) -> str:
@@ -66,7 +80,7 @@ def _digest(text: str) -> str:
 
 def _json(values: Any) -> Markup:
     """Return values as JSON that ends no element, whatever texts it holds."""
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_shown_in(values), allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return Markup(text)  # noqa: S704 no letter is left that means anything in HTML

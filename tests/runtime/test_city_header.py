@@ -1,0 +1,127 @@
+"""Headers that anybody may have made: refused with the field, or harmless; nothing large is allocated."""
+
+import copy
+import random
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mdpext_dask.errors import MdpextError, StoreError
+from mdpext_dask.runtime import open_city
+from tests.support.cities import RAW, put, rewritten, write_city
+from tests.support.refusals import refusal
+
+TRIES = 300
+LARGEST_BYTES = 32 * 2**20
+WORTHLESS: list[Any] = [
+    None, True, False, "", "x", "\x1b[31m", [], {}, [[]], 0, -1, 1, 2, 7, 0.5, -0.0, 1e-320, 1e308, -1e308,
+    2**31, 2**62, -(2**63), 2**64, 10**400, float("nan"), float("inf"), float("-inf"), "inf", "0" * 64,
+    10**8, 10**6, 89.9999, 180, RAW + "[",
+]  # fmt: skip
+
+
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the containers of a document with the keys of all that they hold."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places_in(inner)
+
+
+def spoil(header: dict[str, Any], sections: list[bytes], rng: random.Random) -> None:
+    """Change a header, its sections, or both in one of many ways."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        holder, key = rng.choice(list(places_in(header)))
+        kind = rng.randrange(8)
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[f"{key}_"] = holder.pop(key)
+        elif kind == 2:
+            holder[key] = copy.deepcopy(rng.choice(list(places_in(header)))[0])
+        elif kind == 3 and isinstance(holder[key], list):
+            holder[key] = holder[key] * rng.choice((0, 2, 1000))
+        elif kind == 4 and isinstance(holder[key], int | float):
+            holder[key] *= rng.choice((-1, 0, 2, 1000, 1e9, 1e-9, 10**30))
+        elif kind == 5 and rng.random() < 0.3:
+            sections[:] = [rng.randbytes(rng.randrange(1, 99)) for _ in sections]
+        else:
+            holder[key] = copy.deepcopy(rng.choice(WORTHLESS))
+
+
+def use(path: Path) -> None:
+    """Open a city, and do with it all that one does."""
+    for remap in (False, True):
+        city = open_city(path, remap=remap)
+        places = np.array([[-73.97, 40.78], [0.0, 0.0], [-73.95, 40.79], [10.0, 90.0]])
+        if city.planar:
+            city.sample_points(places, planar=True)
+            city.row(x_km=0.0, y_km=-1e300)
+        else:
+            city.sample_points(places)
+            city.sample(-73.97, 40.78, n=3)
+            city.row(-74.0, -9.0)
+        assert repr(city).isprintable()
+        city.quantisation_km(2.0)
+
+
+@pytest.mark.parametrize("packing", ["seed", "rows"])
+def test_no_header_does_harm(packing: str, tmp_path: Path) -> None:
+    good, bad = write_city(tmp_path / "good.mdp", packing), tmp_path / "bad.mdp"
+    use(good)
+    refused, rng = 0, random.Random(packing)
+    tracemalloc.start()
+    try:
+        for number in range(TRIES):
+            rewritten(good, bad, lambda header, sections: spoil(header, sections, rng))
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            try:
+                use(bad)
+            except MdpextError as error:
+                refused += 1
+                message = str(error)
+                assert message.startswith((f"{bad}: ", "place_km: ")), (number, message)
+                assert message.isprintable(), (number, message)
+                assert len(message) < 400, (number, message)
+            assert tracemalloc.get_traced_memory()[1] - before < LARGEST_BYTES, number
+    finally:
+        tracemalloc.stop()
+    assert refused > TRIES / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put("grid", "cells_x", value=10**9), "grid.cells_x must be a whole number from 1 to 100000000"),
+        (put("grid", "refine", value=[10**6] * 9), "records in a row"),
+        (put("grid", "refine", 0, value=True), "an entry of grid.refine must be a whole number"),
+        (put("epsilon_per_km", value=float("nan")), "NaN is no number"),
+        (put("metric_p", value=0), "metric_p must be a number from 1"),
+        (put("remap", value=[0, 1, -1, 3]), "an entry of remap must be"),
+        (put("remap", value=[0, 1, 4, 3]), "remap names an output that is none of 0 to 3"),
+        (put("remap", value=[0]), "remap must have the length 4, has 1"),
+        (put("tile_cells", value=[0, 1]), "an entry of tile_cells must be"),
+        (put("tile_cells", value=[4, 1]), "tile_cells are more than the grid has"),
+        (put("sections", 0, 0, value=-5), "an entry of an entry of sections must be"),
+        (put("outputs", "x", value=[1.0]), "outputs have coordinates in different numbers"),
+        (put("outputs", "lon", 0, value=None), "outputs must have degrees where there is a projection"),
+        (put("quantisation_km", value=0.001), "quantisation_km is not that of the grid"),
+        (put("epsilon_certified", value=1.5), "epsilon_certified is more than epsilon_per_km"),
+        (put("plane_fit", "x", value=RAW + "["), "nested too deeply"),
+        (put("plane_fit", "half_lat", value=60.0), "plane_fit reaches a pole"),
+        (put("projection", "fit", value=3), "projection has no key 'fit'"),
+        (put("content_sha256", value="\x1b[2J"), r"content_sha256 must be 64 hexadecimal digits"),
+        (put("projection", value=None), "outputs must have degrees"),
+    ],
+)
+def test_the_field_is_named(change: Any, said: str, tmp_path: Path) -> None:
+    good = write_city(tmp_path / "good.mdp")
+    bad = rewritten(good, tmp_path / "bad.mdp", change)
+    message = refusal(lambda: open_city(bad), kind=StoreError)
+    assert message.startswith(f"{bad}: its header is not one that mdpext export writes: ")
+    assert said in message

@@ -1,0 +1,113 @@
+"""Small exported cities made without a store, and copies of cities in which anything may be changed."""
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdpext_dask.auditors.certificate import certify_cells
+from mdpext_dask.problem.grid import Grid, coarse_radius_km
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.runtime import city_header, city_layout
+from mdpext_dask.runtime.geodesic import PlaneFit
+from mdpext_dask.seed.budget import planar_epsilon
+
+# Changes the header and the sections of a city.
+Change = Callable[[dict[str, Any], list[bytes]], object]
+# What stands in a header for text that is no JSON value of Python's.
+RAW = "raw JSON: "
+GRID = Grid(-3.0, -2.0, 3, 2, 2.0, (2,))
+PLANE = Projection(-73.97, 40.78, 12.0)
+
+
+def write_city(path: Path, packing: str = city_header.SEED, *, steep: float = 0.4) -> Path:
+    """Write a city of ε = 1/km whose seed's log scores fall by `steep` per km from four outputs."""
+    xy = np.array([[-2.0, -1.0], [0.5, 1.0], [2.5, 1.5], [2.0, -1.5]])
+    away = np.hypot(*(GRID.seeds_xy_km()[:, None] - xy).transpose(2, 0, 1)).reshape(*GRID.seeds_shape, 4)
+    scores = -steep * away - np.log(np.exp(-steep * away).sum(axis=-1, keepdims=True))
+    tiles = city_layout.Tiles(GRID, (2, 1))
+    rows = [tiles.extended(scores, tile) for tile in range(len(tiles))]
+    whole = city_layout.Tiles(GRID, (3, 2)).extended(scores, 0)
+    seed = packing == city_header.SEED
+    sections = [city_layout.pack_scores(scores)] if seed else [city_layout.pack_rows(part) for part in rows]
+    distortion, lonlat = PLANE.distortion(GRID.box.radius_km), PLANE.to_degrees(xy)
+    header = {
+        "epsilon_per_km": 1.0,
+        "epsilon_planar_per_km": planar_epsilon(1.0, distortion),
+        "epsilon_certified": min(certify_cells(whole, GRID.x_km(), GRID.y_km(), 2.0).epsilon, 1.0),
+        "distortion": distortion,
+        "metric_p": 2.0,
+        "quantisation_km": coarse_radius_km(1, GRID.spacing_km, 2.0),
+        "attribution": "nobody",
+        "content_sha256": "0" * 64,
+        "certificate_sha256": "1" * 64,
+        "grid": dataclasses.asdict(GRID),
+        "kept": "b4",
+        "projection": dataclasses.asdict(PLANE),
+        "plane_fit": dataclasses.asdict(_fit()),
+        "outputs": dict(zip(("lon", "lat", "x", "y"), [*lonlat.T.tolist(), *xy.T.tolist()], strict=True)),
+        "remap": [0, 1, 1, 3],
+        "packing": packing,
+        "tile_cells": [2, 1],
+        "sections": [[len(part), hashlib.sha256(part).hexdigest()] for part in sections],
+        "rows_sha256": [city_layout.rows_sha256(part) for part in rows],
+    }
+    path.write_bytes(city_layout.encode(header) + b"".join(sections))
+    return path
+
+
+def _fit() -> PlaneFit:
+    unturned = dataclasses.replace(PLANE, rotation_deg=0.0)
+
+    def plane(east: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x, y = unturned.to_plane(np.stack([PLANE.centre_lon + east, lat], axis=-1)).T
+        return x, y
+
+    fit = PlaneFit.of(plane, 0.06, PLANE.centre_lat, 0.05)
+    assert fit is not None
+    return fit
+
+
+def taken_apart(path: Path) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the header and the sections of a city."""
+    content = path.read_bytes()
+    start = 48 + int.from_bytes(content[12:16], "little")
+    header, sections = json.loads(content[48:start]), []
+    for size, _ in header["sections"]:
+        sections.append(content[start : start + size])
+        start += size
+    return header, sections
+
+
+def rewritten(path: Path, copy: Path, change: Change) -> Path:
+    """Write another file whose digests are right."""
+    header, sections = taken_apart(path)
+    before = list(sections)
+    change(header, sections)
+    if sections != before:
+        header["sections"] = [[len(part), hashlib.sha256(part).hexdigest()] for part in sections]
+    text = json.dumps(header)
+    while RAW in text:
+        first, _, rest = text.partition(f'"{RAW}')
+        raw, _, last = rest.partition('"')
+        text = first + raw * 100_000 + last
+    prefix = struct.pack("<8sII", city_layout.MAGIC, city_layout.VERSION, len(text.encode()))
+    digest = hashlib.sha256(prefix + text.encode()).digest()
+    copy.write_bytes(prefix + digest + text.encode() + b"".join(sections))
+    return copy
+
+
+def put(*keys: Any, value: object) -> Change:
+    """Return a change of an entry of the header."""
+
+    def change(header: Any, _: list[bytes]) -> None:
+        for key in keys[:-1]:
+            header = header[key]
+        header[keys[-1]] = value
+
+    return change
