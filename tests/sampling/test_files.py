@@ -26,6 +26,7 @@ from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
+from mdpext_dask.sampling.report_files import marked
 from tests.support.answers import same_number
 from tests.support.inside import call
 from tests.support.refusals import refusal
@@ -377,7 +378,7 @@ def test_names_of_any_kind_come_back(store: str, tmp_path: Path, kind: str) -> N
     parquet.write_table(table, tmp_path / "p.parquet")
     out = tmp_path / f"o.{kind}"
     sample_file(store, tmp_path / "p.parquet", out, users=Users("user name", keep=True), chunk_points=3)
-    assert read(out)["user name"].tolist() == names
+    assert read(out)["user name"].tolist() == ([marked(name) for name in names] if kind == "csv" else names)
 
 
 def test_sticky_answers_repeat_in_every_file(store: str, mechanism: Mechanism, tmp_path: Path) -> None:
