@@ -29,8 +29,9 @@ def _parts(spec: JobSpec, to: str | None) -> list[str]:
         found.append(f"runs on the scheduler at {cluster.address}, which may run anything here")
     elif kind == "slurm":
         options = f" with {' '.join(cluster.options)}" if cluster.options else ""
-        found.append(f"submits to Slurm{options}")
-    elif kind == "kubernetes":
+        if options or to is None:  # who submits to Slurm need not be told so
+            found.append(f"submits to Slurm{options}")
+    elif kind == "kubernetes" and cluster.image:
         found.append(f"starts {cluster.image} on Kubernetes, namespace {cluster.namespace}")
     if ":" in spec.extension.method:
         found.append(f"runs the code of {spec.extension.method}")

@@ -66,7 +66,8 @@ def rewrite(path: Path, i: int, j: int) -> None:
         shards = {key: receipts.shard_sha256(store.objects, key) for key in receipt.shards}
         edit_receipt(path, index, shards=shards)
     hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
-    store.update(chunk_hashes=hashes)
+    # Without a recorded identity, as older stores are.
+    store.update(chunk_hashes=hashes, mechanism_sha256=None)
     certificate = json.loads((path / CERTIFICATE).read_text())
     (path / CERTIFICATE).write_text(json.dumps({**certificate, "content_sha256": hashes["digest"]}))
     open_mechanism(path, verify=True)

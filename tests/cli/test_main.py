@@ -301,7 +301,7 @@ def test_usage_errors_are_one_line_and_one_document(
 def test_a_crash_is_told_from_a_failed_guarantee(
     folder: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda _: 1 / 0)
+    monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda *_: 1 / 0)
     failed = inside("plan", "job.toml", "--json", folder=folder)
     assert failed.returncode == 70
     assert json.loads(failed.stdout)["error"] == "MdpextError"

@@ -234,7 +234,7 @@ def test_overrides_drop_what_a_choice_makes_meaningless(job: Make) -> None:
     spec = with_overrides(spec, ["outputs.choose=all-road-nodes", "outputs.limit=7"])
     assert spec.outputs.model_dump() == {
         "choose": "all-road-nodes", "count": None, "random_seed": 0, "file": None, "outside": "error",
-        "limit": 7,
+        "limit": 7, "lon_column": None, "lat_column": None,
     }  # fmt: skip
     spec = with_overrides(spec, ["outputs.choose=prior", "outputs.count=3"])
     assert (spec.outputs.limit, spec.outputs.count) == (None, 3)

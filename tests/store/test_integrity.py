@@ -507,6 +507,7 @@ def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> Non
     hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
     store.update(chunk_hashes=hashes)
     assert refusal(path).worst["attributes"] == [CERTIFICATE]
+    store.update(mechanism_sha256=None)
     edit(path / CERTIFICATE, lambda report: report.update(content_sha256=hashes["digest"]))
     open_mechanism(path, verify=True)
     assert not audit(str(path)).holds  # the certificate, made anew, is not fooled
