@@ -18,6 +18,7 @@ from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import receipts
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.forged import rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
 
@@ -59,17 +60,10 @@ def edit_receipt(path: Path, index: int, **changes: Any) -> None:
 
 def rewrite(path: Path, i: int, j: int) -> None:
     """Change the last bit of a stored probability, and every hash that names its shard."""
-    store = MechanismStore.open(str(path), mode="r+")
     array = zarr.open_array(str(path / "probability"), mode="r+")
     array[i, j, 0] = np.nextafter(array[i, j, 0], np.float32(0))
-    for index, receipt in store.read_receipts().items():
-        shards = {key: receipts.shard_sha256(store.objects, key) for key in receipt.shards}
-        edit_receipt(path, index, shards=shards)
-    hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
-    # Without a recorded identity, as older stores are.
-    store.update(chunk_hashes=hashes, mechanism_sha256=None)
-    certificate = json.loads((path / CERTIFICATE).read_text())
-    (path / CERTIFICATE).write_text(json.dumps({**certificate, "content_sha256": hashes["digest"]}))
+    digest, certificate = rehash(path), json.loads((path / CERTIFICATE).read_text())
+    (path / CERTIFICATE).write_text(json.dumps({**certificate, "content_sha256": digest}))
     open_mechanism(path, verify=True)
 
 

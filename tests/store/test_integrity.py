@@ -25,6 +25,7 @@ from mdpext_dask.sampling.mechanism import check_finished, open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE, ShardDamage, damage_of_block, extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.forged import rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
 
@@ -500,15 +501,9 @@ def test_who_rewrites_everything_consistently_is_not_noticed(small: Path) -> Non
     """Nothing is signed: this is where what `verify` can notice ends."""
     path = small
     write(path, "probability", lambda rows: rows.__setitem__((4, 1), rows[4, 1][::-1].copy()))
-    store = MechanismStore.open(str(path), mode="r+")
-    for index, receipt in store.read_receipts().items():
-        shards = {key: receipts.shard_sha256(store.objects, key) for key in receipt.shards}
-        edit(path / receipts.key_of(index), lambda content, shards=shards: content.update(shards=shards))
-    hashes = {**store.attributes["chunk_hashes"], "digest": store.content_digest(store.read_receipts())}
-    store.update(chunk_hashes=hashes)
+    digest = rehash(path)
     assert refusal(path).worst["attributes"] == [CERTIFICATE]
-    store.update(mechanism_sha256=None)
-    edit(path / CERTIFICATE, lambda report: report.update(content_sha256=hashes["digest"]))
+    edit(path / CERTIFICATE, lambda report: report.update(content_sha256=digest))
     open_mechanism(path, verify=True)
     assert not audit(str(path)).holds  # the certificate, made anew, is not fooled
 
