@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -23,10 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask import load_job
-from mdpext_dask.cli.submit.kubernetes import manifest_text
+from mdpext_dask.cli.submit.kubernetes import MANIFEST_FILE, submit
 from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from mdpext_dask.compute.kubernetes import cluster_manifest, environment, resource_name, yaml_text
 from mdpext_dask.errors import SpecError, StoreError
+from mdpext_dask.events import silent
 from mdpext_dask.job.spec import JobSpec, files_of, parse_job
 from tests.support.commands import parse
 from tests.support.manifest_checks import complaints
@@ -41,6 +43,13 @@ IMAGE = "registry.example.org/mdpext-dask:0.1.0"
 EXAMPLE = [f"cluster.image={IMAGE}", "cluster.volume_claim=mdpext-data"]
 EXAMPLE += ["cluster.memory_gib=2.0", "cluster.workers=4"]
 STORE = "/data/manhattan.zarr"
+
+
+def manifest_text(spec: JobSpec, store: str) -> str:
+    """Return the manifest that a dry run writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        submit(spec, store, Path(folder), dry_run=True, array=False, detach=False, observer=silent)
+        return (Path(folder) / MANIFEST_FILE).read_text()
 
 
 @pytest.fixture(scope="module")

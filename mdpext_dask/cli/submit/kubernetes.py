@@ -56,9 +56,12 @@ def submit(
     """
     if array:
         raise SpecError("--array: on Kubernetes there are only jobs with a Dask cluster")
-    manifests = _manifests(spec, store_url)
+    name = kubernetes.resource_name(spec.job.name)
+    address = kubernetes.scheduler_address(name, spec.cluster.namespace)
+    text = job_text(spec, ClusterSection(kind="address", address=address))
+    manifests = kubernetes.job_manifests(spec, store_url, text)
     digest = manifests[-1]["metadata"]["annotations"][kubernetes.DIGEST_ANNOTATION]
-    job = KubernetesJob(kubernetes.resource_name(spec.job.name), spec.cluster.namespace, observer)
+    job = KubernetesJob(name, spec.cluster.namespace, observer)
     files = write_files(folder, {MANIFEST_FILE: kubernetes.yaml_text(manifests, _HEADING)})
     apply = ["kubectl", "apply", "--filename", files[0]]
     document = {
@@ -79,24 +82,6 @@ def submit(
         return {**document, "state": "submitted"}
     follow(job.name, job.state, store_url, observer)
     return {**document, "state": "done"}
-
-
-def manifest_text(spec: JobSpec, store_url: str) -> str:
-    """Return the manifest of a job, as YAML.
-
-    Raises
-    ------
-    SpecError
-        If no image is given, or the pods could not see the store or a file that the job names.
-    """
-    return kubernetes.yaml_text(_manifests(spec, store_url), _HEADING)
-
-
-def _manifests(spec: JobSpec, store_url: str) -> list[kubernetes.Manifest]:
-    address = kubernetes.scheduler_address(kubernetes.resource_name(spec.job.name), spec.cluster.namespace)
-    return kubernetes.job_manifests(
-        spec, store_url, job_text(spec, ClusterSection(kind="address", address=address))
-    )
 
 
 class KubernetesJob:
