@@ -15,7 +15,7 @@ def tell_beyond(observer: Observer, *specs: JobSpec, to: str | None = None) -> N
     specs
         The jobs.
     to
-        Where they are submitted to, instead of running on their own cluster.
+        Where they are being submitted to: that alone is told.
     """
     found = dict.fromkeys(part for spec in specs for part in _parts(spec, to))
     if found:
@@ -29,10 +29,11 @@ def _parts(spec: JobSpec, to: str | None) -> list[str]:
         found.append(f"runs on the scheduler at {cluster.address}, which may run anything here")
     elif kind == "slurm":
         options = f" with {' '.join(cluster.options)}" if cluster.options else ""
-        if options or to is None:  # who submits to Slurm need not be told so
-            found.append(f"submits to Slurm{options}")
-    elif kind == "kubernetes" and cluster.image:
+        found.append(f"submits to Slurm{options}")
+    elif kind == "kubernetes":
         found.append(f"starts {cluster.image} on Kubernetes, namespace {cluster.namespace}")
+    if to is not None:
+        return found
     if ":" in spec.extension.method:
         found.append(f"runs the code of {spec.extension.method}")
     region = spec.domain.region or ""

@@ -204,6 +204,7 @@ def test_the_client_may_leave_and_come_back(tmp_path: Path, spec: JobSpec, clust
     document, notes = to_kubernetes(spec, tmp_path / "job", STORE)
     assert document["state"] == "done"
     assert len(cluster.calls("apply")) == 1
+    assert "on Kubernetes, namespace" in notes[0]  # before it is asked
     assert any("there already" in note for note in notes)
 
 

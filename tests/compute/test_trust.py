@@ -42,10 +42,6 @@ from distributed import Security
 from distributed.core import connect
 
 ways = ("tcp", {}), ("tls", Security.temporary().get_connection_args("client"))
-if os.geteuid() != int(sys.argv[1]):  # who may not even read this Python, so only now
-    os.setgroups([])
-    os.setgid(int(sys.argv[1]))
-    os.setuid(int(sys.argv[1]))
 
 async def enter(address):
     for scheme, given in ways:
@@ -57,6 +53,12 @@ async def enter(address):
         except (OSError, asyncio.TimeoutError):
             pass
 
+# Loads what is imported while connecting: another user may not even read this Python.
+asyncio.run(enter("127.0.0.1:1"))
+if os.geteuid() != int(sys.argv[1]):
+    os.setgroups([])
+    os.setgid(int(sys.argv[1]))
+    os.setuid(int(sys.argv[1]))
 for address in sys.argv[2:]:
     asyncio.run(enter(address))
 """

@@ -13,6 +13,7 @@ from typing import Any
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import Observer
 from mdpext_dask.job.beyond import tell_beyond
+from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.store import objects
 
@@ -58,7 +59,8 @@ def submit(
     """
     if to not in CLUSTERS:
         raise SpecError(f"--to: must be one of {', '.join(CLUSTERS)}, got {to!r}")
-    tell_beyond(observer, spec, to=to)
+    # Before the job is looked at; where it goes is told when it goes there.
+    tell_beyond(observer, spec.model_copy(update={"cluster": ClusterSection()}))
     place = (folder or Path(f"{spec.job.name}-{to}")).expanduser().absolute()
     how = {"dry_run": dry_run, "array": array, "detach": detach, "observer": observer}
     module = import_module(f"{__name__}.{to}")

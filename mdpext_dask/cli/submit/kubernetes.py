@@ -17,6 +17,7 @@ from mdpext_dask.cli.submit.follow import JobState, follow
 from mdpext_dask.compute import kubernetes
 from mdpext_dask.errors import ClusterError, SpecError
 from mdpext_dask.events import Note, Observer
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec
 
@@ -74,6 +75,7 @@ def submit(
     }
     if dry_run:
         return {**document, "state": "written"}
+    tell_beyond(observer, spec, to="kubernetes")
     try:
         _hand_over(job, digest, apply, observer)
     except ClusterError as error:

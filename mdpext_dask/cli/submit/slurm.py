@@ -23,6 +23,7 @@ from mdpext_dask.cli.submit.follow import JobState, follow
 from mdpext_dask.compute.workers import slurm_time
 from mdpext_dask.errors import ClusterError, SpecError, first_line
 from mdpext_dask.events import Note, Observer
+from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import plan_job
@@ -101,6 +102,7 @@ def submit(
         raise SpecError(
             f"--to slurm: there is no sbatch here; {folder} has what to submit from a machine that has it"
         )
+    tell_beyond(observer, spec, to=TO)
     document |= {"jobs": _submit_all(folder, list(scripts)), "state": "submitted"}
     files.write_files(folder, {files.RECORD_FILE: json.dumps(document, indent=2, sort_keys=True) + "\n"})
     jobs = SlurmJobs(tuple(document["jobs"]), folder)
