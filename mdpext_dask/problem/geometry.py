@@ -226,7 +226,6 @@ def _on_loss_file(spec: JobSpec) -> FileGeometry:
                 "by; leave it out"
             )
         region = read_region(spec.domain.region)
-        region.outline_km(projection)  # refuses what does not fit into the plane
         kept, notes = region.cells(grid, projection), region.notes
         if not kept.any():
             raise DataError(
