@@ -117,12 +117,10 @@ def _at_odds(store: MechanismStore, found: Mapping[int, Receipt], certified: flo
     }
     if store.state in FINISHED:
         content = store.content_digest(found)
-        hashes = attributes.get("chunk_hashes")
-        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
         known = {content}
         if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
             known.add(receipts.digest_of(found, b""))
-        belongs["chunk_hashes"] = digest in known
+        belongs["chunk_hashes"] = store.content_sha256 in known
         if certified is None:
             belongs[CERTIFICATE] = _is_certificate_of(store, content)
     return [name for name, fits in belongs.items() if not fits]

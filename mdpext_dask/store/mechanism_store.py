@@ -223,6 +223,23 @@ class MechanismStore:
         """Digest of grid, plane, kept cells, outputs, prior and the tables of the loss; "" in the oldest."""
         return str(self.attributes.get("problem_sha256", ""))
 
+    @property
+    def content_sha256(self) -> str | None:
+        """Digest of a finished store's bytes when it was certified; None where it says none."""
+        hashes = self.attributes.get("chunk_hashes")
+        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def attribution(self) -> str:
+        """Whom pictures of its map data have to name; may be empty."""
+        return str(self.attributes.get("attribution", ""))
+
+    @property
+    def name(self) -> str:
+        """What to call it where others read it; see :func:`~mdpext_dask.store.objects.shown_name`."""
+        return objects.shown_name(self.url)
+
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
         projection = self.projection

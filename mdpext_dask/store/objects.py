@@ -13,7 +13,7 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 import zarr
@@ -63,6 +63,11 @@ def is_remote(url: str) -> bool:
 def absolute(url: str) -> str:
     """Return a store address that means the same in every working folder."""
     return url if is_remote(url) else str(local_path(url).absolute())
+
+
+def shown_name(url: str) -> str:
+    """Return what others may read of an address: a URL, or a path without its folders, which are private."""
+    return url if is_remote(url) else PurePath(url).name
 
 
 def local_path(url: str) -> Path:

@@ -6,7 +6,6 @@ Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for l
 2017).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,9 +83,8 @@ def content_of(store: MechanismStore) -> str:
     StoreError
         If the store has none.
     """
-    hashes = store.attributes.get("chunk_hashes")
-    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
-    if not isinstance(digest, str):
+    digest = store.content_sha256
+    if digest is None:
         raise StoreError(f"{store.url}: has no digest of its bytes; run the job again")
     return digest
 

@@ -91,8 +91,7 @@ def _bars(
     bars = [_bar("this mechanism", result["loss_km"], "own")]
     bars += others
     remapped = objects.get_json(store.objects, TABLE)
-    hashes = store.attributes.get("chunk_hashes") or {}
-    if isinstance(remapped, Mapping) and remapped.get("content_sha256") == hashes.get("digest"):
+    if isinstance(remapped, Mapping) and remapped.get("content_sha256") == store.content_sha256:
         bars.append(_bar("this mechanism, remapped", float(remapped["remapped_loss_km"]), "own"))
     if result["lower_bound_km"] is not None:
         certified = result["lower_bound_certified_km"]
