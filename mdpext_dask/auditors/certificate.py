@@ -224,8 +224,7 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
     found = certify_cells(probability, x, y, metric_p, limit)
     findings: list[Finding] = []
     if math.isinf(found.epsilon):
-        i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
-        records = (i[:, None] * grid.shape[1] + j).ravel()
+        records = grid.record_numbers(block.closed_x, block.closed_y)
         rows = probability.reshape(len(records), -1)
         findings = inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1]
     cells = _moved(found, block.closed_x.start, block.closed_y.start)

@@ -172,6 +172,11 @@ class Grid:
         y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
         return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
 
+    def record_numbers(self, x: slice, y: slice) -> NDArray[np.intp]:
+        """Return the numbers i n_y + j of the records (i, j) of a rectangle, shape (records,)."""
+        i, j = (np.arange(part.start, part.stop) for part in (x, y))
+        return (i[:, None] * self.shape[1] + j).ravel()
+
     def nearest_records(self, xy_km: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Return the nearest record of each point and whether the point lies in the rectangle.
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mdpext_dask.auditors.pairs.tiles import lengths
 from mdpext_dask.errors import SpecError
 
 # Strata after the first one, at most; each is at least twice as wide as all before.
@@ -235,17 +236,8 @@ def allocate(pairs: int, strata: Sequence[Stratum]) -> tuple[int, ...]:
 
 def distances_km(east: ArrayLike, north: ArrayLike, *, p: float) -> NDArray[np.float64]:
     """Return ‖(east, north)‖_p of offsets in km that broadcast, float64; the one that all strata go by."""
-    east, north = np.abs(np.asarray(east, dtype=np.float64)), np.abs(np.asarray(north, dtype=np.float64))
-    if p == 1:
-        return np.asarray(east + north)
-    if p == 2:
-        return np.asarray(np.hypot(east, north))
-    larger = np.maximum(east, north)
-    if math.isinf(p):
-        return larger
-    # Scaled by the larger, so that no power overflows.
-    share = np.minimum(east, north) / np.where(larger > 0, larger, 1.0)
-    return np.asarray(larger * (1 + share**p) ** (1 / p))
+    both = np.broadcast_arrays(np.asarray(east, dtype=np.float64), np.asarray(north, dtype=np.float64))
+    return lengths(*(axis.copy() for axis in both), p=p)
 
 
 def geometric_cuts(first_km: float, last_km: float) -> list[float]:
