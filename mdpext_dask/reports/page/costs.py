@@ -192,7 +192,7 @@ def laplace_loss(problem: Problem, random_seed: int = 0) -> tuple[float, float]:
     nearest = KDTree(problem.output_xy_km)
 
     def loss_of(places: NDArray[np.float64], noisy: NDArray[np.float64]) -> NDArray[np.float64]:
-        return problem.loss.rows(places)[np.arange(len(places)), nearest.query(noisy)[1]]
+        return np.asarray(problem.loss.rows(places)[np.arange(len(places)), nearest.query(noisy)[1]])
 
     return mean_and_error(drawn_losses(problem, generator, loss_of, (_DRAWS, _DRAWS_AT_ONCE)))
 
