@@ -178,11 +178,13 @@ def continuous_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
     drawn = drawn_losses(problem, generator, loss.between, (_DRAWS, _DRAWS_AT_ONCE), seconds)
     if not len(drawn):
         raise SolverError(f"continuous planar Laplace: no draws within {seconds:g} s")
+    loss_km, error = mean_and_error(drawn)
     return BaselineMechanism(
         rows=None,
         guarantee=Guarantee.EPSILON,
         note="Epsilon for all pairs, but it reports any road node, not one of the outputs.",
-        **dict(zip(("sampled_loss_km", "sampled_standard_error"), mean_and_error(drawn), strict=True)),
+        sampled_loss_km=loss_km,
+        sampled_standard_error=error,
         facts={"draws": len(drawn), "places_reported": len(loss.node_xy_km)},
     )
 
