@@ -50,6 +50,7 @@ def audit(
     sampling: Sampling | None = None,
     blocks: tuple[int, int] | None = None,
     picture: str | Path | None = None,
+    overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     trusted_key: Trusted | None = None,
@@ -80,6 +81,8 @@ def audit(
     picture
         File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
         map.
+    overwrite
+        Whether the picture may be there already, and is replaced.
     workers
         Number of local processes, 1 for this process alone; default: this process for little work, else one
         for each processor. The store has no say in it: the machine that computes an audit decides its
@@ -115,7 +118,7 @@ def audit(
         raise SpecError("--blocks: only for the method boundary")
     if picture is not None:
         picture = Path(picture)
-        check_picture(picture)
+        check_picture(picture, overwrite=overwrite)
     if isinstance(subject, objects.Addressed):
         subject = subject.url
     if not isinstance(subject, str | Path | np.ndarray):

@@ -219,6 +219,7 @@ class Reporter(ABC):
         self.places, self._attributes = places, attributes
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
         self._reported = output_xy_km if self.planar else output_lonlat
+        self.remapped = remap is not None
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
         recorded = attributes.get(_IDENTITY)
         if recorded is not None and recorded != self.mechanism_sha256:
@@ -453,8 +454,8 @@ class Reporter(ABC):
     def _summary(self) -> str:
         rows, columns = self.places.grid.shape
         return (
-            f"{rows} x {columns} records, {len(self._remap)} outputs, epsilon {self.epsilon_per_km:g}/km "
-            f"(certified {self.epsilon_certified:.6g})"
+            f"{rows} x {columns} records, {len(self._remap)} outputs{', remapped' if self.remapped else ''}, "
+            f"epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})"
         )
 
 
