@@ -67,6 +67,27 @@ _REPLACED_BY_LOSS_FILE = {
 }
 
 
+# What is wrong with a value, by the kinds of pydantic's errors.
+_COMPLAINTS = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a section of keys and values",
+    "finite_number": "must be finite",
+    "float_type": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a section of keys and values",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a text, in quotes",
+    "too_long": "has too many entries (at most {max_length})",
+    "too_short": "has too few entries (at least {min_length})",
+    "tuple_type": "must be a list, in brackets",
+}
+
+
 class JobSpec(Section):
     """A whole job, validated and frozen; paths in it are absolute."""
 
@@ -490,10 +511,26 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         inner = isinstance(first["loc"][-1], int)
         return f"{'.'.join(location[:-1])}: has too few numbers" if inner else f"{where}: is required"
+    if (words := _COMPLAINTS.get(first["type"])) is not None:
+        limits = {name: _limit(value) for name, value in first.get("ctx", {}).items()}
+        return f"{where}: {words.format(**limits)}, got {_as_written(first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}" if where and not message.startswith(where) else message
     return f"{where}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
+
+
+def _limit(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _as_written(value: Any) -> str:
+    """Return a value as a job file would have it, where that is short."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (
+        f'"{value}"' if isinstance(value, str) else repr(list(value) if isinstance(value, tuple) else value)
+    )
 
 
 def _known_names(sections: tuple[str, ...], model: type[BaseModel]) -> Iterator[str]:

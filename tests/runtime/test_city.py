@@ -265,7 +265,7 @@ def test_stores_and_cities_of_before_have_the_identity_they_would_have_been_give
 
 
 def test_draws_follow_the_row(cities: Cities) -> None:
-    city = open_city(cities["plain"])
+    city = open_city(cities["plain"], remap=False)
     row = city.row(-73.98, 40.75)
     n = 200_000
     drawn, _ = city.sample_points(np.tile([[-73.98, 40.75]], (n, 1)))
