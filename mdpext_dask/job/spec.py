@@ -513,7 +513,10 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{'.'.join(location[:-1])}: has too few numbers" if inner else f"{where}: is required"
     if (words := _COMPLAINTS.get(first["type"])) is not None:
         limits = {name: _limit(value) for name, value in first.get("ctx", {}).items()}
-        return f"{where}: {words.format(**limits)}, got {_as_written(first['input'])}"
+        found = first["input"]
+        return (
+            f"{where}: {words.format(**limits)}, got {list(found) if isinstance(found, tuple) else found!r}"
+        )
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}" if where and not message.startswith(where) else message
@@ -522,15 +525,6 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _limit(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def _as_written(value: Any) -> str:
-    """Return a value as a job file would have it, where that is short."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return (
-        f'"{value}"' if isinstance(value, str) else repr(list(value) if isinstance(value, tuple) else value)
-    )
 
 
 def _known_names(sections: tuple[str, ...], model: type[BaseModel]) -> Iterator[str]:
