@@ -156,7 +156,7 @@ def as_number(value: object) -> float:
 def shown(value: object) -> str:
     """Return what an argument was, for a message of one line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a whole number of thousands of digits"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
