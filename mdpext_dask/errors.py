@@ -136,8 +136,18 @@ class BudgetExceeded(MdpextError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its name where there is none."""
+    """Return the first line of an error's message, or its name where there is none.
+
+    Of errors of the operating system only what went wrong: the caller names the path, no temporary one.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Return names as one of which something must be: ``a, b or c``."""
+    return " or ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def as_number(value: object) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, alternatives, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
         if isinstance(error, MdpextError) or (descriptor and isinstance(error, BrokenPipeError)):
             raise
         if option is None:
-            raise DataError(f"{path}: cannot be written: {error}") from None
+            raise DataError(f"{path}: cannot be written: {first_line(error)}") from None
         raise StoreError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
 
 
@@ -107,7 +107,9 @@ def _descriptor(path: Path) -> int | None:
 
 
 def check_new(path: Path, *, overwrite: bool, option: str | None = None) -> None:
-    """Refuse a file that exists already, unless it may be replaced; devices, pipes and open files pass.
+    """Refuse a file that exists already, unless it may be replaced, and one that has no folder.
+
+    Devices, pipes and open files pass.
 
     Parameters
     ----------
@@ -121,10 +123,18 @@ def check_new(path: Path, *, overwrite: bool, option: str | None = None) -> None
     Raises
     ------
     SpecError
-        If it must not.
+        If it exists and must not be replaced.
+    DataError
+        If there is no folder for it, or it is one.
     """
-    if not overwrite and _descriptor(path) is None and path.is_file():
-        named = path if option is None else f"{option}: {path}"
+    if _descriptor(path) is not None:
+        return
+    named = path if option is None else f"{option}: {path}"
+    if path.is_dir():
+        raise DataError(f"{named}: cannot be written: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise DataError(f"{named}: cannot be written: there is no folder {path.parent}")
+    if not overwrite and path.is_file():
         raise SpecError(f"{named}: exists already; choose another name, or replace it with --overwrite")
 
 
@@ -166,8 +176,7 @@ def check_file(path: Path, option: str, suffixes: tuple[str, ...], *, overwrite:
         exists and must not be replaced.
     """
     if path.suffix.lower() not in suffixes:
-        choice = " or ".join(part for part in (", ".join(suffixes[:-1]), suffixes[-1]) if part)
-        raise SpecError(f"{option}: {path}: must end in {choice}")
+        raise SpecError(f"{option}: {path}: must end in {alternatives(suffixes)}")
     try:
         if path.is_dir():
             raise SpecError(f"{option}: {path}: is a folder")

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.job import sections as job_sections
 from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, PLACE, PLACE_PREFIX, Section
 
@@ -327,10 +327,12 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such job file") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: is a folder; a job is a file, such as job.toml") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
+        raise SpecError(f"{path}: cannot be read: {first_line(error)}") from None
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+        raise SpecError(f"{path}: not a job file in TOML: {error}") from None
     _resolve_paths(document, path.resolve().parent)
     for override in overrides:
         _set(document, *_parsed(override))
@@ -422,7 +424,7 @@ def _resolved(value: str, key: str, folder: Path) -> str:
     try:
         return str((folder / Path(value).expanduser()).resolve())
     except (RuntimeError, ValueError, OSError) as error:  # no such user, a null byte, a loop of links
-        raise SpecError(f"{value!r}: not a path: {error}") from None
+        raise SpecError(f"{value!r}: not a path: {first_line(error)}") from None
 
 
 def _parsed(override: str) -> tuple[str, str, Any]:
@@ -480,7 +482,7 @@ def _content_digest(path: Path, key: str) -> str:
             with part.open("rb") as file:  # it may be larger than the memory
                 digests.append(hashlib.file_digest(file, "sha256"))
     except OSError as error:
-        raise SpecError(f"{key}: {path} cannot be read: {error}") from None
+        raise SpecError(f"{key}: {path} cannot be read: {first_line(error)}") from None
     if len(digests) == 1:
         return digests[0].hexdigest()
     return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError, first_line
+from mdpext_dask.errors import SpecError, alternatives, first_line
 from mdpext_dask.files import check_new, whole_file
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
@@ -86,7 +86,7 @@ def export_city(
     """
     started = time.perf_counter()
     if packing not in PACKINGS:
-        raise SpecError(f"--packing: must be {', '.join(PACKINGS)}, got {packing!r}")
+        raise SpecError(f"--packing: must be {alternatives(PACKINGS)}, got {packing!r}")
     if not objects.is_remote(url) and objects.local_path(url).resolve() in output.resolve().parents:
         raise SpecError(f"{output}: lies inside the store")
     check_new(output, overwrite=overwrite)

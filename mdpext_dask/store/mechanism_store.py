@@ -95,7 +95,7 @@ class MechanismStore:
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
-            raise StoreError(f"{url}: cannot be created: {error}") from None
+            raise StoreError(f"{url}: cannot be created: {first_line(error)}") from None
         created = cls(url, store, root)
         created.update(state=PLANNED)
         return created

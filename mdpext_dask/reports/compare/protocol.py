@@ -119,7 +119,10 @@ def compare(
     try:
         settings = CompareSection.model_validate({**spec.compare.model_dump(), **changes})
     except ValidationError as error:
-        raise SpecError(f"compare: {first_complaint(error, CompareSection)}") from None
+        key, _, said = first_complaint(error, CompareSection).partition(":")
+        raise SpecError(
+            f"--{key.removesuffix('_seconds') if key == 'limit_seconds' else key}:{said}"
+        ) from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
     tell_beyond(observer, spec, *(case.spec for case in found))
     facts = []
@@ -186,6 +189,8 @@ def _prepared(folder: Path, overwrite: bool) -> Path:
     """Make the folder, and check that it can be written."""
     folder = folder.absolute()
     try:
+        if folder.is_file():
+            raise StoreError(f"{folder}: is a file; name a folder with --output")
         if (folder / "zarr.json").exists():
             raise StoreError(f"{folder}: is a Zarr store; choose another folder with --output")
         ours = overwrite or (folder / _ANSWERS).is_dir()
