@@ -216,7 +216,7 @@ def _of_parser(error: Any) -> str:
     if context is None:
         return text
     command = "mdpext" if context.parent is None else f"mdpext {context.info_name}"
-    return f"{text}; see {command} --help"
+    return f"{text} (see {command} --help)"
 
 
 def end_badly(message: str, code: int) -> NoReturn:

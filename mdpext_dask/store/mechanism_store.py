@@ -573,7 +573,10 @@ def _require_folder(url: str, path: Path) -> None:
     if not path.exists():
         raise StoreError(f"{url}: no such store")
     if not path.is_dir():
-        kinds = {".toml": "a job file; make its store with mdpext run", ".mdp": "an exported city"}
+        kinds = {
+            ".toml": "a job file; make its store with mdpext run",
+            ".mdp": "an exported city, which audit and open_city take",
+        }
         what = kinds.get(path.suffix.lower(), "a file")
         raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
 

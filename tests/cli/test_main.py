@@ -346,7 +346,9 @@ def test_reports_go_through_devices_and_links(done: Path, inside: Inside) -> Non
     assert Path("/dev/null").is_char_device()
     (done / "real.csv").touch()
     (done / "link.csv").symlink_to("real.csv")
-    assert inside("sample", "tiny.zarr", "p.csv", "-o", "link.csv", folder=done).returncode == 0
+    again = "sample", "tiny.zarr", "p.csv", "-o", "link.csv"
+    assert_refused(inside(*again, folder=done), "link.csv: exists already")
+    assert inside(*again, "--overwrite", folder=done).returncode == 0
     assert (done / "link.csv").is_symlink()
     assert len((done / "real.csv").read_text().splitlines()) == 2
 
@@ -411,3 +413,36 @@ def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert "pip install mdpext-dask" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_standard_input_and_output(done: Path) -> None:
+    """CSV in, CSV out, and what is told goes to standard error."""
+    (done / "points.csv").write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
+    outcome = shell("sample tiny.zarr - -o - < points.csv", done)
+    assert [line.split(",")[0] for line in outcome.stdout.splitlines()] == ["row", "0", "1"], outcome.stderr
+    assert "points" in outcome.stderr
+    assert not (done / "-").exists()
+
+
+def test_an_older_python_is_told_in_one_line() -> None:
+    code = (
+        "import sys, runpy; sys.version_info = (3, 10, 4, 'final', 0); "
+        "runpy._run_module_as_main('mdpext_dask.cli')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "mdpext_dask needs Python 3.11 or newer; this is 3.10.4" in done.stderr
+    # Nothing stands before the check that an older Python could not read or import.
+    first = (Path(__file__).parents[2] / "mdpext_dask" / "__init__.py").read_text().partition("if sys.v")[0]
+    imports = [line for line in first.splitlines() if line.startswith(("import", "from"))]
+    assert imports == [
+        "import sys", "from importlib import import_module", "from typing import TYPE_CHECKING, Any"
+    ]  # fmt: skip
+
+
+def test_a_script_on_standard_input_may_use_several_processes(done: Path) -> None:
+    """Processes that start import the script of their parent, which cannot be read again."""
+    script = "from mdpext_dask import audit; print(audit('tiny.zarr', workers=2).verdict)"
+    command = ["sh", "-c", f'echo "{script}" | {sys.executable} -']
+    outcome = subprocess.run(command, cwd=done, capture_output=True, text=True, check=False, timeout=120)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "holds\n", "")
