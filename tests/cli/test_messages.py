@@ -70,7 +70,6 @@ BAD = [
     ("export m.zarr -o .", "it is a folder; name a file in it"),
     ("sample m.zarr points.csv -o o.xlsx", "o.xlsx: reports are CSV, Parquet or GeoJSON, not .xlsx"),
     ("sample m.zarr points.csv -o points.csv --overwrite", "is points.csv itself, which would be lost"),
-    ("sample m.zarr points.csv -o - --json", "--json: - goes to standard output as well"),
     # Options.
     ("runn job.toml", "No such command 'runn'"),
     ("run", "Missing argument 'JOB.toml' (see mdpext run --help)"),
