@@ -89,8 +89,8 @@ def _more_than_records(outputs: int, geometry: Geometry) -> tuple[str, ...]:
     if outputs <= records:
         return ()
     return (
-        f"outputs: {outputs:,} for {records:,} records: more places to report than places to be at; fewer "
-        "lose hardly more, and their seed program is solved sooner",
+        f"outputs: {outputs:,} for {records:,} records: more places to report than places to be at; the "
+        "seed program grows with each, so check that this is meant",
     )
 
 
