@@ -114,10 +114,10 @@ def evaluate(
     overwrite: Replace = False,
     bound_seconds: BoundSeconds = 60.0,
     stride: Annotated[
-        int | None, Option(metavar="N", help="Bound on every Nth record, however long it takes.")
+        int | None, Option(min=1, metavar="N", help="Bound on every Nth record, however long it takes.")
     ] = None,
     offsets: Annotated[
-        int | None, Option(metavar="N", help="Estimate the bound from N lattices of that stride.")
+        int | None, Option(min=1, metavar="N", help="Estimate the bound from N lattices of that stride.")
     ] = None,
     random_seed: Annotated[
         int,

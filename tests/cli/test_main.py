@@ -258,7 +258,7 @@ def test_another_job_s_store_is_left_alone(done: Path, inside: Inside) -> None:
         (["sample", "tiny.zarr", "degrees.csv", "-o", "tiny.zarr/zarr.json"], "inside the store"),
         (["partition", "tiny.zarr"], "either a block or --range"),
         (["partition", "tiny.zarr", "--range", "x"], "A:B"),
-        (["partition", "tiny.zarr", "999"], "not in the plan"),
+        (["partition", "tiny.zarr", "999"], "there are no blocks"),
         (["run", "missing.toml"], "no such job file"),
         (["run", "job.toml", "--progress", "loud"], "--progress"),
         (["run", "job.toml", "--store", "memory://a.zarr"], "would be gone with this command"),

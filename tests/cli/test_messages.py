@@ -78,6 +78,7 @@ BAD = [
     ("compare job.toml --limit -1", "--limit: must be more than 0"),
     ("partition m.zarr 7", "there are no blocks 7:8; its blocks are 0:1"),
     ("partition m.zarr --range 5:2", "--range: 5:2 is empty; A:B is A to B - 1"),
+    ("evaluate m.zarr --stride 0", "--stride: ", "see mdpext evaluate --help"),
     ("evaluate m.zarr --bound-seconds -1", "--bound-seconds: must be at least 0"),
     ("export m.zarr -o o.mdp --packing zip", "--packing: must be auto, seed or rows, got 'zip'"),
     ("--operator mine status m.zarr", "--operator: must be module:Class, got 'mine'"),
