@@ -13,7 +13,7 @@ from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHO
 from mdpext_dask.auditors.subject import subject_of
 from mdpext_dask.compute.executor import FEW_NUMBERS, open_for_reader
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import DataError, SpecError, StoreAccessError, first_line
+from mdpext_dask.errors import DataError, SpecError, StoreAccessError, alternatives, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
@@ -40,6 +40,7 @@ def audit(
     sampling: Sampling | None = None,
     blocks: tuple[int, int] | None = None,
     picture: str | Path | None = None,
+    overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     trusted_key: Trusted | None = None,
@@ -70,6 +71,8 @@ def audit(
     picture
         File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
         map.
+    overwrite
+        Whether the picture may be there already, and is replaced.
     workers
         Number of local processes, 1 for this process alone; default: this process for little work, else one
         for each processor. The store has no say in it: the machine that computes an audit decides its
@@ -98,14 +101,14 @@ def audit(
         If a trusted key is given that has not signed the subject.
     """
     if method is not None and method not in METHODS:
-        raise SpecError(f"--method: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {method!r}")
+        raise SpecError(f"--method: must be {alternatives(METHODS)}, got {method!r}")
     if sampling is not None and method != SAMPLED:
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
     if picture is not None:
         picture = Path(picture)
-        check_picture(picture)
+        check_picture(picture, overwrite=overwrite)
     if isinstance(subject, objects.Addressed):
         subject = subject.url
     if not isinstance(subject, str | Path | np.ndarray):

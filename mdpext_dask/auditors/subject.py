@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.city import CitySource, projection_of
 from mdpext_dask.auditors.exact import Undecided, log_ratio, probability_ratio
 from mdpext_dask.auditors.findings import inspect_rows
-from mdpext_dask.auditors.foreign.read import check_exists, read_foreign
+from mdpext_dask.auditors.foreign.read import check_exists, check_known, read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
 from mdpext_dask.auditors.promise import Promise, ground_distance_km
@@ -190,6 +190,8 @@ def subject_of(
             return
     if trusted_key is not None:
         raise SpecError("--trusted-key: only mechanism stores and cities are signed")
+    if isinstance(given, str):
+        check_known(given)
     if epsilon_per_km is None:
         raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
     p = 2.0 if metric_p is None else metric_p
