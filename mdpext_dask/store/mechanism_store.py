@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -109,8 +108,7 @@ class MechanismStore:
         StoreError
             If there is no mechanism store, or one of a newer format.
         """
-        if not objects.is_remote(url):
-            _require_folder(url, objects.local_path(url))
+        objects.require_folder(url)
         store = objects.open_objects(url, read_only=mode == "r")
         root = _open_root(store, mode, f"{url}: not a mechanism store")
         schema.check_attributes(root.attrs, url)
@@ -577,25 +575,6 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
-
-
-def _require_folder(url: str, path: Path) -> None:
-    """Refuse a path where there is no folder, and say what a file there seems to be.
-
-    Raises
-    ------
-    StoreError
-        If so.
-    """
-    if not path.exists():
-        raise StoreError(f"{url}: no such store")
-    if not path.is_dir():
-        kinds = {
-            ".toml": "a job file; make its store with mdpext run",
-            ".mdp": "an exported city, which audit and open_city take",
-        }
-        what = kinds.get(path.suffix.lower(), "a file")
-        raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
 
 
 def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:

@@ -75,6 +75,27 @@ def local_path(url: str) -> Path:
     return Path(url.removeprefix("file://")).expanduser()
 
 
+def require_folder(url: str) -> None:
+    """Refuse a local path where there is no folder, and say what a file there seems to be.
+
+    Raises
+    ------
+    StoreError
+        If so.
+    """
+    path = local_path(url)
+    if is_remote(url) or path.is_dir():
+        return
+    if not path.exists():
+        raise StoreError(f"{url}: no such store")
+    kinds = {
+        ".toml": "a job file; make its store with mdpext run",
+        ".mdp": "an exported city, which audit and open_city take",
+    }
+    what = kinds.get(path.suffix.lower(), "a file")
+    raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
+
+
 def open_objects(url: str, *, read_only: bool = False) -> Store:
     """Return the Zarr store behind a local path or URL, without touching it yet.
 
