@@ -287,6 +287,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "client_bytes": client_bytes(spec.loss, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,
+        # What the seed takes, about; trials are of the whole mechanism.
+        "seed_work": {"programs": costs.solves, "rounds": costs.rounds, "trials": costs.trials},
         "scheduler": costs.scheduler(),
         "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
         "road_nodes": costs.nodes,

@@ -64,7 +64,7 @@ class MechanismStore:
     def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
         self.url = objects.absolute(url)
         self.objects = objects_store
-        self._root = root
+        self._root, self._attributes = root, schema.as_read(root.attrs)
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -90,7 +90,9 @@ class MechanismStore:
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
-                store, attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)), overwrite=False
+                store,
+                attributes=cast(Any, schema.as_stored(schema.attributes_of(spec, domain, plan, facts))),
+                overwrite=False,
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
@@ -111,9 +113,9 @@ class MechanismStore:
         if not objects.is_remote(url) and not objects.local_path(url).exists():
             raise StoreError(f"{url}: no such store")
         store = objects.open_objects(url, read_only=mode == "r")
-        root = _open_root(store, mode, f"{url}: not a mechanism store")
-        schema.check_attributes(root.attrs, url)
-        return cls(url, store, root)
+        found = cls(url, store, _open_root(store, mode, f"{url}: not a mechanism store"))
+        schema.check_attributes(found.attributes, url)
+        return found
 
     @classmethod
     def find(cls, url: str, spec: JobSpec) -> "MechanismStore | None":
@@ -183,10 +185,10 @@ class MechanismStore:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the root, as of when the store was opened or last updated here."""
-        return dict(self._root.attrs)
+        return dict(self._attributes)
 
     def update(self, **attributes: Any) -> None:
-        """Write attributes of the root in one atomic step.
+        """Write attributes of the root in one atomic step, all of them as the present version stores them.
 
         The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
 
@@ -200,9 +202,11 @@ class MechanismStore:
             raise StoreError(
                 f"{self.url}: {ROOT_KEY} is gone or damaged; was this store deleted or replaced?"
             )
-        document["attributes"].update(attributes)
+        attributes = {**schema.as_read(document["attributes"]), **attributes}
+        document["attributes"] = schema.as_stored({**attributes, "format_version": schema.FORMAT_VERSION})
         objects.put_json(self.objects, ROOT_KEY, document)
         self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
+        self._attributes = schema.as_read(self._root.attrs)
 
     @property
     def state(self) -> str:
