@@ -5,8 +5,8 @@
     inside (x, y), kept (cell_x, cell_y)   records and source cells of the region
     seed/                          corner rows (float64), log scores, budgets, objectives
     problem/                       tables of the loss, so that a finished store can be evaluated
-    receipts/                      one small object per finished block
-    audit/                         certificates and audits
+    receipts/                      one small object per finished block; a group without members
+    audit/                         certificates and audits; likewise
     remap/                         the output to report in place of each, if it was asked for
     lock.json                      the run that holds the store, while there is one
 

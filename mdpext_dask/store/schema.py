@@ -99,7 +99,7 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
 
 
 def as_stored(attributes: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """Return attributes of the root as they are stored: numbers and strings, all else as JSON in them."""
+    """Return attributes of the root as they are stored: strings and numbers; JSON for anything else."""
     return {
         key: value
         if isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -1,5 +1,6 @@
 """What a job will take is said before it runs, kept with it, and compared with what it took."""
 
+import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -63,6 +64,34 @@ def test_a_plan_by_hand(small_job: Job) -> None:
     assert planned["receipt_bytes"] == 21 * 600 + 2 * 16 * (2 * 29 + 6 * 13)
     assert planned["refused"] is None
     assert planned["scheduler"]["tasks_at_once"]["32"] == 21
+
+
+@pytest.mark.parametrize(
+    ("budget", "rounds", "work"),
+    [
+        # As searches on cities have taken: with few rounds they go on from where they began, and refine then.
+        ("bound", 20, (1, 0, 0)), ("half", 20, (5, 0, 0)), ("certified", 20, (4, 20, 88)),
+        ("certified", 8, (4, 8, 40)), ("certified", 4, (14, 4, 36)), ("certified", 0, (14, 0, 20)),
+    ],
+)  # fmt: skip
+def test_the_work_on_a_seed_is_counted(
+    small_job: Job, budget: str, rounds: int, work: tuple[int, int, int]
+) -> None:
+    planned = plan_job(parse_job(small_job(privacy={"budget": budget}, seed={"refine_rounds": rounds})))
+    assert tuple(planned["seed_work"][name] for name in ("programs", "rounds", "trials")) == work
+
+
+@pytest.mark.parametrize(
+    ("cells", "outputs", "seconds"), [((10, 11), 20, 0.22), ((9, 19), 64, 1.0), ((24, 24), 100, 5.6)]
+)
+def test_a_seed_program_takes_about_what_was_measured(
+    small_job: Job, cells: tuple[int, int], outputs: int, seconds: float
+) -> None:
+    plan = Plan.of(Grid(0, 0, *cells, 1.0, (2,)), outputs, None)
+    costs = JobCosts(parse_job(small_job()), plan, 0, 0, 1, 0, 0)
+    assert costs.program_seconds == pytest.approx(seconds, rel=0.35)
+    uniform = dataclasses.replace(costs, uniform_prior=True)
+    assert uniform.program_seconds < costs.program_seconds
 
 
 def test_receipts_are_as_large_as_planned(path: Path, small_job: Job) -> None:
