@@ -205,7 +205,7 @@ class JobCosts:
         seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs
         entries = seeds * outputs
         alone = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)
-        iterations = min((entries / _USUAL_ENTRIES) ** _MORE_ITERATIONS, _MOST_ITERATIONS)
+        iterations = min(math.pow(entries / _USUAL_ENTRIES, _MORE_ITERATIONS), _MOST_ITERATIONS)
         return alone * iterations * (_UNIFORM if self.uniform_prior else 1.0)
 
     def seconds(self, workers: int) -> dict[str, float]:

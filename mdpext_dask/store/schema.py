@@ -175,7 +175,7 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     if projection is not None:
         _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
-    # Not for what is in them, which is not Zarr's: so that Zarr does not warn of folders that it cannot place.
+    # What is in them is not Zarr's, but Zarr warns of folders that are no groups.
     for name in ("receipts", "audit"):
         root.create_group(name)
 
