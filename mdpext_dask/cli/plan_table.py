@@ -91,7 +91,7 @@ def _limit(stage: str, planned: Mapping[str, Any]) -> str:
         TOTAL: "",
     }
     if stage not in said:
-        return f"{most:,} blocks" if most == planned["blocks"] else f"handing out: {most:,} workers do"
+        return f"{most:,} blocks" if most == planned["blocks"] else f"short work items ({most:,} workers)"
     return said[stage] if programs > 1 else said[stage].replace("1 programs, one", "1 program, one")
 
 
