@@ -13,8 +13,8 @@ from mdpext_dask.errors import printable
 from mdpext_dask.events import TOTAL
 
 _WORKERS = "1", "2", "8", "32"
-# Seconds below this are all the same.
-_MOMENT = 0.05
+# Seconds below this are all the same; and nothing.
+_MOMENT, _NOTHING = 0.05, 0.01
 
 
 def plan_table(planned: Mapping[str, Any]) -> RenderableType:
@@ -30,7 +30,8 @@ def _sizes(planned: Mapping[str, Any]) -> Table:
         of_cells += f", {kept:,} of them in the region"
     work = planned["seed_work"]
     trials = f" and in {work['trials']} trials" if work["trials"] else ""
-    of_items = f"blocks in 4 stages{trials}; {work['programs'] + work['rounds']} seed programs"
+    programs = work["programs"] + work["rounds"]
+    of_items = f"blocks in 4 stages{trials}; {programs} seed program{'s' if programs > 1 else ''}"
     block, skipped = " x ".join(map(str, planned["block_cells"])), planned["blocks_skipped"]
     of_blocks = f"of {block} source cells" + (f", {skipped:,} without stored rows" if skipped else "")
     rows = [
@@ -73,7 +74,7 @@ def _seconds(planned: Mapping[str, Any]) -> Table:
         each |= {"start": max(total - sum(each.values()), 0.0), TOTAL: total}
     for stage in by_workers[0]:
         seconds = [each[stage] for each in by_workers]
-        if any(seconds):  # not every job has all stages
+        if max(seconds) >= _NOTHING:  # not every job has all stages, and starts workers
             style = "bold" if stage == TOTAL else None
             table.add_row(stage, *map(_readable, seconds), _limit(stage, planned), style=style)
     return table

@@ -35,21 +35,21 @@ def test_every_stage_has_a_row_with_its_seconds(
     small_job: Job, sections: dict[str, dict[str, Any]], limit: str
 ) -> None:
     planned = plan_job(parse_job(small_job(**sections, store={"block_cells": [1, 1]})))
-    # Seconds that are told apart: whole ones, by stage and workers.
+    # Seconds that are told apart, by stage and workers.
     for turn, (workers, seconds) in enumerate(planned["seconds_by_workers"].items()):
         planned["seconds_by_workers"][workers] = {
-            stage: 10.0 * (number + 1) - turn for number, stage in enumerate(seconds) if stage != "total"
+            stage: 2.0 * (number + 1) - turn / 10 for number, stage in enumerate(seconds) if stage != "total"
         }
-        planned["seconds_by_workers"][workers]["total"] = 350.0
+        planned["seconds_by_workers"][workers]["total"] = 58.0
     rows = shown(planned)
     assert rows["stage"] == ["1", "2", "8", "32", "limited", "by"]
-    assert rows["loss"][:8] == ["20", "s", "19", "s", "17", "s", "15", "s"]
+    assert rows["loss"][:8] == ["4.0", "s", "3.9", "s", "3.7", "s", "3.5", "s"]
     assert " ".join(rows["loss"][8:]) == "short work items (2 workers)"
-    assert rows["seed"][:8] == ["30", "s", "29", "s", "27", "s", "25", "s"]
+    assert rows["seed"][:8] == ["6.0", "s", "5.9", "s", "5.7", "s", "5.5", "s"]
     assert " ".join(rows["seed"][8:]) == limit
-    # 10 + ... + 70 less the turn for each stage; the rest is the start of workers.
-    assert rows["start"][:8] == ["1", "min", "10", "s", "1", "min", "17", "s"]
-    assert rows["total"] == 4 * ["5", "min", "50", "s"]
+    # 2 + ... + 14 less a tenth a turn for each of seven stages; the rest is the start of workers.
+    assert rows["start"][:8] == ["2.0", "s", "2.7", "s", "4.1", "s", "5.5", "s"]
+    assert rows["total"] == 4 * ["58", "s"]
     assert {"domain", "extend", "boundary", "audit", "evaluate"} <= set(rows)
     assert "cells" not in rows
 
