@@ -176,7 +176,7 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
     # What is in them is not Zarr's, but Zarr warns of folders that are no groups.
-    for name in ("receipts", "audit"):
+    for name in ("receipts", "audit", "remap"):
         root.create_group(name)
 
 
