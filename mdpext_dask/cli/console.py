@@ -35,6 +35,8 @@ from mdpext_dask.files import is_standard_output
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.console import RenderableType
+
     from mdpext_dask.events import Observer
 
 # What Typer and Click say, and how it reads better.
@@ -62,8 +64,13 @@ def keep_apart(output: "Path", as_json: bool) -> None:
         raise SpecError(f"--json: {output} goes to standard output as well; give a file instead")
 
 
-def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) -> None:
-    """Print values on standard output: one JSON document, or a table.
+def show(
+    values: dict[str, Any],
+    as_json: bool,
+    beside: "Path | None" = None,
+    drawn: "Callable[[dict[str, Any]], RenderableType] | None" = None,
+) -> None:
+    """Print values on standard output: one JSON document, or for people.
 
     Parameters
     ----------
@@ -72,7 +79,9 @@ def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) ->
     as_json
         Whether to print JSON.
     beside
-        A file that was written. If it is standard output, the table goes to standard error.
+        A file that was written. If it is standard output, what is for people goes to standard error.
+    drawn
+        Function that draws them for people; default: a table of names and values.
     """
     if as_json:
         text = json.dumps(values, sort_keys=True, allow_nan=False)
@@ -80,6 +89,13 @@ def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) ->
             print(text, flush=True)
         return
     from rich.console import Console
+
+    with _writing():
+        console = Console(stderr=beside is not None and is_standard_output(beside))
+        console.print((drawn or _names_and_values)(values))
+
+
+def _names_and_values(values: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
@@ -87,8 +103,7 @@ def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) ->
     for name, value in values.items():
         # As plain text: a path may look like markup, and hold what terminals act on.
         table.add_row(Text(printable(name)), Text(printable(_readable(value))))
-    with _writing():
-        Console(stderr=beside is not None and is_standard_output(beside)).print(table)
+    return table
 
 
 def _readable(value: Any) -> str:

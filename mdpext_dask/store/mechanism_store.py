@@ -10,6 +10,8 @@
     remap/                         the output to report in place of each, if the store is used with a remap
     lock.json                      the run that holds the store, while there is one
 
+Receipts, audits and the remap are JSON objects in groups that have no members.
+
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
 """
@@ -64,7 +66,7 @@ class MechanismStore:
     def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
         self.url = objects.absolute(url)
         self.objects = objects_store
-        self._root = root
+        self._root, self._attributes = root, schema.as_read(root.attrs)
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -90,7 +92,9 @@ class MechanismStore:
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
-                store, attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)), overwrite=False
+                store,
+                attributes=cast(Any, schema.as_stored(schema.attributes_of(spec, domain, plan, facts))),
+                overwrite=False,
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
@@ -110,9 +114,9 @@ class MechanismStore:
         """
         objects.require_folder(url)
         store = objects.open_objects(url, read_only=mode == "r")
-        root = _open_root(store, mode, f"{url}: not a mechanism store")
-        schema.check_attributes(root.attrs, url)
-        return cls(url, store, root)
+        found = cls(url, store, _open_root(store, mode, f"{url}: not a mechanism store"))
+        schema.check_attributes(found.attributes, url)
+        return found
 
     @classmethod
     def find(cls, url: str, spec: JobSpec) -> "MechanismStore | None":
@@ -182,10 +186,10 @@ class MechanismStore:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the root, as of when the store was opened or last updated here."""
-        return dict(self._root.attrs)
+        return dict(self._attributes)
 
     def update(self, **attributes: Any) -> None:
-        """Write attributes of the root in one atomic step.
+        """Write attributes of the root in one atomic step, all of them as the present version stores them.
 
         The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
 
@@ -199,9 +203,11 @@ class MechanismStore:
             raise StoreError(
                 f"{self.url}: {ROOT_KEY} is gone or damaged; was this store deleted or replaced?"
             )
-        document["attributes"].update(attributes)
+        attributes = {**schema.as_read(document["attributes"]), **attributes}
+        document["attributes"] = schema.as_stored({**attributes, "format_version": schema.FORMAT_VERSION})
         objects.put_json(self.objects, ROOT_KEY, document)
         self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
+        self._attributes = schema.as_read(self._root.attrs)
 
     @property
     def state(self) -> str:

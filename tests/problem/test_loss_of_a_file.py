@@ -194,8 +194,8 @@ def test_a_planar_store_opens_in_xarray_without_a_projection(planar: Path, mecha
     assert "grid_mapping" not in dataset.probability.attrs
     assert np.isnan(dataset.output_lon).all()
     assert np.isfinite(dataset.output_x).all()
-    assert dataset.attrs["projection"] == {"centre_lon": None, "centre_lat": None}
-    assert dataset.attrs["job"]["outputs"]["choose"] == "loss-file"
+    assert json.loads(dataset.attrs["projection"]) == {"centre_lon": None, "centre_lat": None}
+    assert json.loads(dataset.attrs["job"])["outputs"]["choose"] == "loss-file"
     assert dataset.attrs["distortion"] == 0
     store = MechanismStore.open(str(planar))
     assert store.projection is None

@@ -43,7 +43,7 @@ from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, rows_at, rows_of
-from mdpext_dask.store.schema import cells_sha256
+from mdpext_dask.store.schema import as_read, cells_sha256
 from tests.support.problems import JobMaker, all_rows, point_file, polygon_file, road_geometry
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refusal
@@ -428,10 +428,11 @@ def test_stores_of_before_regions_are_read_as_whole(tmp_path: Path, small_job: J
     shutil.rmtree(path / "kept")
     document = json.loads((path / "zarr.json").read_text())
     document.pop("consolidated_metadata", None)
+    attributes = as_read(document["attributes"])
     for key in ("kept_sha256", "source_cells_kept", "records_inside"):
-        del document["attributes"][key]
-    del document["attributes"]["projection"]["rotation_deg"]
-    (path / "zarr.json").write_text(json.dumps(document))
+        del attributes[key]
+    del attributes["projection"]["rotation_deg"]
+    (path / "zarr.json").write_text(json.dumps({**document, "attributes": attributes}))
     assert audit(str(path)).holds
     open_mechanism(path, verify=True)
     after = summarise(MechanismStore.open(str(path)))

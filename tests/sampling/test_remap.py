@@ -192,7 +192,8 @@ def test_the_same_table_from_two_processes(remapped_once: tuple[Path, dict[str, 
     before = (copy / TABLE).read_bytes()
     (copy / TABLE).unlink()
     cluster = {"kind": "local", "workers": 2}
-    edit(copy / "zarr.json", lambda root: root["attributes"]["job"]["cluster"].update(cluster))
+    store = MechanismStore.open(str(copy), mode="r+")
+    store.update(job={**store.attributes["job"], "cluster": cluster})
     answer = remap_store(str(copy))
     assert (copy / TABLE).read_bytes() == before
     assert answer["remapped_loss_km"] == remapped_once[1]["remapped_loss_km"]
@@ -256,7 +257,8 @@ def test_a_table_that_is_none_is_one_line(copy: Path, content: str) -> None:
 
 def test_a_table_of_another_store_is_refused(copy: Path, built: Path) -> None:
     refused(StoreError, "has no remap; run mdpext remap", open_mechanism, built, remap=True)
-    edit(copy / "zarr.json", lambda root: root["attributes"]["chunk_hashes"].update(digest="f" * 64))
+    store = MechanismStore.open(str(copy), mode="r+")
+    store.update(chunk_hashes={**store.attributes["chunk_hashes"], "digest": "f" * 64})
     with pytest.raises(StoreError, match="made for other bytes"):
         read_remap(MechanismStore.open(str(copy)))
     for _ in range(2):
