@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import with_config
 
-from mdpext_dask.errors import StoreError
+from mdpext_dask.errors import StoreAccessError, StoreError
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -112,8 +112,21 @@ def remove_remap(store: MechanismStore) -> None:
 
 
 def has_remap(store: MechanismStore) -> bool:
-    """Whether a store is used with a remap."""
-    return objects.exists(store.objects, TABLE)
+    """Whether a store is used with a remap.
+
+    Some servers deny what is not there to those who must not list it. So a table that is denied is none.
+
+    Raises
+    ------
+    StoreAccessError
+        If a server does not answer.
+    """
+    try:
+        return objects.exists(store.objects, TABLE)
+    except StoreAccessError as error:
+        if error.transient:
+            raise
+        return False
 
 
 def remap_of(store: MechanismStore, wanted: bool | None = None) -> Remap | None:

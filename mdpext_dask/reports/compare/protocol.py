@@ -120,9 +120,8 @@ def compare(
         settings = CompareSection.model_validate({**spec.compare.model_dump(), **changes})
     except ValidationError as error:
         key, _, said = first_complaint(error, CompareSection).partition(":")
-        raise SpecError(
-            f"--{key.removesuffix('_seconds') if key == 'limit_seconds' else key}:{said}"
-        ) from None
+        option = "limit" if key == "limit_seconds" else key.replace("_", "-")
+        raise SpecError(f"--{option}:{said}") from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
     tell_beyond(observer, spec, *(case.spec for case in found))
     facts = []
