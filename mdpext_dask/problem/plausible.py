@@ -47,8 +47,8 @@ class PointsSeen:
 
     def __init__(self, grid: Grid, projection: Projection | None) -> None:
         self._grid, self._projection = grid, projection
-        self.count = self.outside = self._as_degrees = 0
-        self._swapped, self._at_zero = _Rows(), _Rows()
+        self.count = self.outside = 0
+        self._swapped, self._degrees, self._at_zero = _Rows(), _Rows(), _Rows()
         # Its number, from 1.
         self._furthest, self._furthest_km = 0, 0.0
 
@@ -89,7 +89,7 @@ class PointsSeen:
         given, numbers = coordinates[rows], first_row + rows + 1
         self._at_zero.add(numbers[~given.any(axis=1)])
         if planar:
-            self._as_degrees += int(_hold(given, self._grid, self._projection).sum())
+            self._degrees.add(numbers[_hold(given, self._grid, self._projection)])
         else:
             self._swapped.add(numbers[_look_swapped(given, self._grid, self._projection)])
 
@@ -109,7 +109,7 @@ class PointsSeen:
     @property
     def all_degrees(self) -> bool:
         """Whether all points so far are x and y outside the grid, and would lie in it as degrees."""
-        return self._as_degrees == self.count
+        return self._degrees.count == self.count
 
     def said(self, area: str = "grid") -> str:
         """Return all that is wrong, for an error; `area` is the word for where points should be."""
@@ -142,9 +142,12 @@ class PointsSeen:
 
     def _doubts(self) -> list[str]:
         """Return what single points look like."""
-        swapped, nowhere = self._swapped, self._at_zero
-        found = [f"longitude and latitude look swapped in {swapped}"] if swapped.count else []
-        return found + ([f"0, 0 often stands for no place: {nowhere}"] if nowhere.count else [])
+        looks = {
+            "longitude and latitude look swapped": self._swapped,
+            "x_km and y_km look like degrees": self._degrees,
+            "0, 0 often stands for no place": self._at_zero,
+        }
+        return [f"{what}: {rows}" for what, rows in looks.items() if rows.count]
 
 
 @dataclass

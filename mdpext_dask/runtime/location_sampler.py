@@ -86,6 +86,9 @@ class Places:
         SpecError
             If it is not given in exactly one way, by numbers in range.
         """
+        if any(hasattr(value, "__len__") and not isinstance(value, str) for value in (lon, lat, x_km, y_km)):
+            name = "x_km, y_km" if lon is None else "lon, lat"
+            raise SpecError(f"{name}: must be one number each; sample_points takes a table of many places")
         if x_km is None and y_km is None and lon is not None and lat is not None:
             east, north = as_number(lon), as_number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):

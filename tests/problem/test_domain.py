@@ -297,7 +297,9 @@ def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: 
     domain = build(prior={"kind": "file", "file": file})
     assert domain.prior[2, 2] == 1
     [note] = domain.notes
-    assert "2 prior points lie outside" in note
+    assert note.startswith(
+        f"prior.file: {file}: 2 of 3 points lie outside the grid (the furthest, point 2, by "
+    )
 
 
 def test_prior_without_weight_inside_or_unknown_is_refused(build: Build, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def _doubtful_lengths(
         unit = "; are they in km?" if _LOOK_LIKE_KM[0] < ratio < _LOOK_LIKE_KM[1] else ""
         edge = f"edge {ends[0][row]} to {ends[1][row]}"
         found = (
-            f"{source}: {rows.sum():,} of {len(rows):,} edges are {what} the line between their ends ({edge}: "
+            f"{source}: {rows.sum():,} of {len(rows):,} edges are {what} the line between the ends ({edge}: "
             f"{length_km[row] * 1000:.4g} m for {line_km[row] * 1000:.4g} m); lengths must be in metres{unit}"
         )
         if 2 * rows.sum() > apart.sum():
