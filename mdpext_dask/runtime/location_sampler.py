@@ -86,18 +86,17 @@ class Places:
         SpecError
             If it is not given in exactly one way, by numbers in range.
         """
-        if any(hasattr(value, "__len__") and not isinstance(value, str) for value in (lon, lat, x_km, y_km)):
-            name = "x_km, y_km" if lon is None else "lon, lat"
-            raise SpecError(f"{name}: must be one number each; sample_points takes a table of many places")
         if x_km is None and y_km is None and lon is not None and lat is not None:
             east, north = as_number(lon), as_number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
-                raise SpecError(f"lon, lat: must be degrees, got {shown(lon)}, {shown(lat)}")
+                raise SpecError(f"lon, lat: must be degrees, got {_shown_number(lon)}, {_shown_number(lat)}")
             return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
             x, y = as_number(x_km), as_number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
-                raise SpecError(f"x_km, y_km: must be finite, got {shown(x_km)}, {shown(y_km)}")
+                raise SpecError(
+                    f"x_km, y_km: must be finite, got {_shown_number(x_km)}, {_shown_number(y_km)}"
+                )
             return x, y
         raise SpecError("a place is given either by lon and lat or by x_km and y_km")
 
@@ -506,7 +505,14 @@ class Reporter(ABC):
         )
 
 
-def _check_columns(table: object, *, planar: bool) -> None:
+def _shown_number(value: object) -> str:
+    """Return what was given for one number; of many numbers, which may be people's places, only that."""
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        return f"a {type(value).__name__} (sample_points takes many places)"
+    return shown(value)
+
+
+def _check_columns(table: Any, *, planar: bool) -> None:
     """Refuse tables and columns whose names say that they hold something else than longitude and latitude.
 
     Raises
