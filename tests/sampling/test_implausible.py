@@ -92,8 +92,8 @@ def test_the_command_says_it_once_on_standard_error(
 # --- users -----------------------------------------------------------------------------------------
 
 
-def with_users(path: Path, column: str) -> Path:
-    names = ["kim"] * KIM + ["lee"] * LEE + [f"once{k}" for k in range(40)] + [""] * 300
+def with_users(path: Path, column: str, nameless: int = 300) -> Path:
+    names = ["kim"] * KIM + ["lee"] * LEE + [f"once{k}" for k in range(40)] + [""] * nameless
     if path.suffix == ".ndjson":
         lines = [
             json.dumps({
@@ -119,6 +119,7 @@ def test_users_whom_nobody_counts(store: str, tmp_path: Path, name: str, column:
     assert f"every row is a release of its own: 'kim' appears {KIM} times in column {column}" in note
     assert "--user-column" in note
     # Those who name the column know.
+    with_users(source, column, nameless=0)
     assert sample_file(store, source, tmp_path / "o.csv", users=Users(column, keep=True))["notes"] == []
 
 
