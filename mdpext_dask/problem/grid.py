@@ -72,6 +72,7 @@ class Box:
         """
         low, high = (self.west_km, self.south_km), (self.east_km, self.north_km)
         past = np.maximum(np.maximum(low - xy_km, xy_km - high), 0.0)
+        past[past <= _BORDER_KM] = 0.0  # as in `contains`
         away = np.hypot(past[:, 0], past[:, 1])
         return np.asarray(np.where(np.isfinite(away), away, _HALF_ROUND_KM))
 

@@ -179,10 +179,18 @@ class Places:
         lon, lat
             The same in degrees, if it was given so.
         """
-        box, (x, y) = self.grid.box, xy_km
-        # First what most places are, in a tenth of the time.
-        if self.all_kept and box.west_km <= x <= box.east_km and box.south_km <= y <= box.north_km:
-            return ""
+        grid, (x, y) = self.grid, xy_km
+        box, factor = grid.box, grid.factor
+        # First what most places are, in a hundredth of the time.
+        if box.west_km <= x <= box.east_km and box.south_km <= y <= box.north_km:
+            if self.all_kept:
+                return ""
+            i, j = grid.record_at(x, y)
+            # The cells that the record is a vertex of, as in `are_vertices_of`.
+            across = slice(max(-(-i // factor) - 1, 0), i // factor + 1)
+            along = slice(max(-(-j // factor) - 1, 0), j // factor + 1)
+            if self.kept[across, along].any():
+                return ""
         xy = np.array([xy_km])
         if self.records(xy, None)[1][0]:
             return ""

@@ -15,6 +15,7 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.plausible import PointsSeen, doubt_on_place, notes_on_epsilon
 from mdpext_dask.problem.projection import Projection
+from mdpext_dask.runtime.location_sampler import Places
 from tests.support.problems import JobMaker, point_file
 from tests.support.refusals import refusal
 
@@ -122,6 +123,23 @@ def test_what_is_said_of_one_place_hides_how_far_it_is(km: float, said: str) -> 
     assert "swapped" not in doubt
     swapped = np.array([WORK[::-1]])
     assert "look swapped" in doubt_on_place(PLANE.to_plane(swapped), swapped, GRID, PLANE)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_one_place_is_outside_where_it_is_among_many(share: float) -> None:
+    rng = np.random.default_rng(8)
+    places = Places("m", GRID, rng.random((10, 8)) < share, PLANE, 2.0)
+    # Records and sides of cells too, and what is a millimetre or so outside.
+    xy = np.concatenate([rng.uniform(-12, 12, (300, 2)), rng.integers(-12, 13, (300, 2)), GRID.seeds_xy_km()])
+    xy = np.concatenate([xy, xy + 1e-7, xy * (1 + 1e-9), [[np.inf, np.nan]]])
+    _, inside = places.records(xy, None)
+    doubts = [places.doubt((x, y), None, None) for x, y in xy.tolist()]
+    assert [doubt == "" for doubt in doubts] == inside.tolist()
+    in_grid = GRID.box.contains(xy)
+    assert all(
+        ("region" in doubt) == bool(there) for doubt, there in zip(doubts, in_grid, strict=True) if doubt
+    )
+    assert 50 < inside.sum() < len(xy) - 50
 
 
 # --- jobs ------------------------------------------------------------------------------------------
