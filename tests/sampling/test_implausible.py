@@ -13,6 +13,7 @@ from mdpext_dask import Mechanism
 from mdpext_dask.errors import DataError, ImplausibleWarning, SpecError
 from mdpext_dask.events import Note
 from mdpext_dask.runtime import City, open_city
+from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import Users, sample_file
 from tests.support.inside import call, run_inside
@@ -72,6 +73,16 @@ def test_another_city_is_reported_from_only_if_that_is_said(
         answer = sample_file(store, source, out, rule, chunk_points=2)
         assert (answer["points"], answer["outside"]) == (reports, len(points))
         assert answer["notes"][0].startswith(said)
+
+
+def test_what_is_refused_is_not_charged(store: str, tmp_path: Path) -> None:
+    source, ledger = tmp_path / "p.csv", tmp_path / "ledger"
+    source.write_text("u,lon,lat\na,-75.16,39.95\na,-75.17,39.95\n")
+    users = Users("u", ledger=ledger, release_limit=9)
+    refusal(lambda: sample_file(store, source, tmp_path / "o.csv", users=users, chunk_points=1))
+    assert ReleaseBudget(ledger).spent("a") == 0
+    sample_file(store, source, tmp_path / "o.csv", "nearest", users=users, chunk_points=1)
+    assert ReleaseBudget(ledger).spent("a") == 2
 
 
 def test_the_command_says_it_once_on_standard_error(
