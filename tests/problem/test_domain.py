@@ -211,7 +211,7 @@ def test_output_outside_the_grid_or_twice_is_refused(build: Build, tmp_path: Pat
         ("x_km,y_km", [(0, 0), (400, 0)]),
     ):  # fmt: skip
         file = point_file(tmp_path / "outputs.csv", columns, places)
-        parts = "outputs.file", file, "1 of 2", "row 2", "outside the grid"
+        parts = "outputs.file", file, "1 of 2", "point 2", "outside the grid"
         refusal(partial(build, outputs=_file(file)), *parts, kind=DataError)
     point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
     refusal(lambda: build(outputs=_file(file)), "outputs.file", "same place", kind=DataError)
