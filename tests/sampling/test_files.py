@@ -39,8 +39,9 @@ SAMPLE_FILE = [
 
 
 def places(n: int, seed: int = 0) -> Points:
-    """Return places in and around Manhattan, some of them outside the grid."""
+    """Return places in and around Manhattan: the first lies in the grid, others outside."""
     drawn = np.random.default_rng(seed).uniform((-74.3, 40.5), (-73.7, 41.1), (n, 2)).round(6)
+    drawn[0] = -73.98, 40.75
     return [(lon, lat) for lon, lat in drawn.tolist()]
 
 
