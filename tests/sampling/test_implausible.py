@@ -33,6 +33,10 @@ def city(store: str, tmp_path_factory: pytest.TempPathFactory) -> City:
     return open_city(path)
 
 
+def sampled(store: str, source: Path, out: Path, rule: str | None = None, **how: Any) -> dict[str, Any]:
+    return sample_file(store, source, out, rule, overwrite=True, **how)
+
+
 def csv(path: Path, points: list[tuple[float, float]], columns: str = "lon,lat") -> Path:
     path.write_text("\n".join([columns, *(f"{x},{y}" for x, y in points)]) + "\n")
     return path
@@ -46,7 +50,7 @@ def test_points_that_look_wrong_are_noted_once(store: str, tmp_path: Path, chunk
     points = [INSIDE, PHILADELPHIA, ALSO, ALSO[::-1], (0.0, 0.0), NEAR, PHILADELPHIA]
     source, told = csv(tmp_path / "p.csv", points), list[Any]()
     out = tmp_path / "o.csv"
-    answer = sample_file(store, source, out, chunk_points=chunk_points, observer=told.append)
+    answer = sampled(store, source, out, chunk_points=chunk_points, observer=told.append)
     assert told == [Note(note) for note in answer["notes"]]
     outside, swapped, nowhere = answer["notes"]
     assert outside.startswith(f"{source}: 5 of 7 points lie outside the grid (the furthest, point 4, by ")
@@ -57,7 +61,7 @@ def test_points_that_look_wrong_are_noted_once(store: str, tmp_path: Path, chunk
 
 def test_what_is_near_or_inside_is_not_worth_a_word(store: str, tmp_path: Path) -> None:
     source = csv(tmp_path / "p.csv", [INSIDE, NEAR, ALSO])
-    answer = sample_file(store, source, tmp_path / "o.csv")
+    answer = sampled(store, source, tmp_path / "o.csv")
     assert (answer["outside"], answer["notes"]) == (1, [])
 
 
@@ -67,10 +71,10 @@ def test_another_city_is_reported_from_only_if_that_is_said(
 ) -> None:
     source, out = csv(tmp_path / "p.csv", points), tmp_path / "o.csv"
     said = f"{source}: all {len(points)} points lie outside the grid (the furthest, point 1, by "
-    refusal(lambda: sample_file(store, source, out, chunk_points=2), said, "--outside nearest")
+    refusal(lambda: sampled(store, source, out, chunk_points=2), said, "--outside nearest")
     assert not out.exists()
     for rule, reports in (("nearest", len(points)), ("drop", 0)):
-        answer = sample_file(store, source, out, rule, chunk_points=2)
+        answer = sampled(store, source, out, rule, chunk_points=2)
         assert (answer["points"], answer["outside"]) == (reports, len(points))
         assert answer["notes"][0].startswith(said)
 
@@ -79,9 +83,9 @@ def test_what_is_refused_is_not_charged(store: str, tmp_path: Path) -> None:
     source, ledger = tmp_path / "p.csv", tmp_path / "ledger"
     source.write_text("u,lon,lat\na,-75.16,39.95\na,-75.17,39.95\n")
     users = Users("u", ledger=ledger, release_limit=9)
-    refusal(lambda: sample_file(store, source, tmp_path / "o.csv", users=users, chunk_points=1))
+    refusal(lambda: sampled(store, source, tmp_path / "o.csv", users=users, chunk_points=1))
     assert ReleaseBudget(ledger).spent("a") == 0
-    sample_file(store, source, tmp_path / "o.csv", "nearest", users=users, chunk_points=1)
+    sampled(store, source, tmp_path / "o.csv", "nearest", users=users, chunk_points=1)
     assert ReleaseBudget(ledger).spent("a") == 2
 
 
@@ -92,12 +96,12 @@ def test_the_command_says_it_once_on_standard_error(
     shown = run_inside(capfd, "sample", store, source, "-o", out)
     assert shown.stderr.count("look swapped") == 1
     assert "swapped" not in shown.stdout
-    asked = run_inside(capfd, "sample", store, source, "-o", out, "--json")
+    asked = run_inside(capfd, "sample", store, source, "-o", out, "--overwrite", "--json")
     assert asked.stderr == shown.stderr
     assert [f"note: {note}" for note in asked.document()["notes"]] == shown.stderr.splitlines()
-    csv(source, [PHILADELPHIA])
-    assert "all 1 points lie outside" in call(capfd, "sample", store, source, "-o", out, code=2)["message"]
-    call(capfd, "sample", store, source, "-o", out, "--outside", "nearest")
+    words = ["sample", store, csv(source, [PHILADELPHIA]), "-o", out, "--overwrite"]
+    assert "all 1 points lie outside" in call(capfd, *words, code=2)["message"]
+    call(capfd, *words, "--outside", "nearest")
 
 
 # --- users -----------------------------------------------------------------------------------------
@@ -126,24 +130,24 @@ def with_users(path: Path, column: str, nameless: int = 300) -> Path:
 )
 def test_users_whom_nobody_counts(store: str, tmp_path: Path, name: str, column: str) -> None:
     source = with_users(tmp_path / name, column)
-    [note] = sample_file(store, source, tmp_path / "o.csv", chunk_points=77)["notes"]
+    [note] = sampled(store, source, tmp_path / "o.csv", chunk_points=77)["notes"]
     assert f"every row is a release of its own: 'kim' appears {KIM} times in column {column}" in note
     assert "--user-column" in note
     # Those who name the column know.
     with_users(source, column, nameless=0)
-    assert sample_file(store, source, tmp_path / "o.csv", users=Users(column, keep=True))["notes"] == []
+    assert sampled(store, source, tmp_path / "o.csv", users=Users(column, keep=True))["notes"] == []
 
 
 def test_columns_that_are_no_users_or_name_each_once(store: str, tmp_path: Path) -> None:
     for column in ("passenger_count", "name", "u", "street"):
         source = with_users(tmp_path / "p.csv", column)
-        assert sample_file(store, source, tmp_path / "o.csv")["notes"] == []
+        assert sampled(store, source, tmp_path / "o.csv")["notes"] == []
     source.write_text("user,lon,lat\na,-73.98,40.75\nb,-73.98,40.75\n")
-    assert sample_file(store, source, tmp_path / "o.csv")["notes"] == []
+    assert sampled(store, source, tmp_path / "o.csv")["notes"] == []
     # A column of another kind is left alone.
     table = pd.DataFrame({"user": [[1, 2], [1, 2]], "lon": INSIDE[0], "lat": INSIDE[1]})
     table.to_parquet(tmp_path / "p.parquet")
-    assert sample_file(store, tmp_path / "p.parquet", tmp_path / "o.csv")["notes"] == []
+    assert sampled(store, tmp_path / "p.parquet", tmp_path / "o.csv")["notes"] == []
 
 
 # --- Python ----------------------------------------------------------------------------------------
