@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from mdpext_dask.events import Observer
+    from mdpext_dask.events import Event, Observer
 
 # What Typer and Click say, and how it reads better.
 _PARSER_WORDS = (
@@ -50,6 +50,8 @@ _PARSER_WORDS = (
 )
 STYLES = ("auto", "plain", "json", "none")
 _DUMB = ("dumb", "unknown")
+# Notes of the command that runs.
+_told: set[str] = set()
 
 
 def keep_apart(output: "Path", as_json: bool) -> None:
@@ -101,6 +103,8 @@ def _names_and_values(values: dict[str, Any]) -> "RenderableType":
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
+        if name == "notes" and value and _told.issuperset(value):
+            continue
         # As plain text: a path may look like markup, and hold what terminals act on.
         table.add_row(Text(printable(name)), Text(printable(_readable(value))))
     return table
@@ -172,15 +176,29 @@ def observed(style: str) -> Iterator["Observer"]:
         from mdpext_dask.events import silent
 
         yield silent
-    elif style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
+        return
+    _told.clear()
+    if style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
         from mdpext_dask.cli.progress import RichBar
 
         with RichBar() as bar:
-            yield bar
+            yield _noted(bar)
     else:
         from mdpext_dask.cli.progress import JsonLines, PlainLines
 
-        yield JsonLines() if style == "json" else PlainLines()
+        yield _noted(JsonLines() if style == "json" else PlainLines())
+
+
+def _noted(observer: "Observer") -> "Observer":
+    """Return an observer that remembers which notes it has told, so that :func:`show` leaves them out."""
+    from mdpext_dask.events import Note
+
+    def observe(event: "Event") -> None:
+        if isinstance(event, Note):
+            _told.add(event.text)
+        observer(event)
+
+    return observe
 
 
 def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool) -> NoReturn:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
-from mdpext_dask.events import Observer, silent
+from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
@@ -21,6 +21,7 @@ from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SH
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.store.blocks import FLOAT64, Plan
 
@@ -268,6 +269,9 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     """
     tell_beyond(observer, spec)
     geometry = build_geometry(spec)
+    notes = geometry.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
+    for note in notes:
+        observer(Note(note))
     costs = JobCosts.of(spec, geometry)
     grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
@@ -283,6 +287,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     return {
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,
+        # Of network, region and ε; those of prior and outputs come with a run.
+        "notes": list(notes),
         "records": grid.records,
         "records_inside": grid.count_vertices_of(geometry.kept),
         "outputs": outputs,

@@ -222,7 +222,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
 
 
 NODES = "id,lon,lat\n1,-73.98,40.75\n2,-73.94,40.79\n3,-73.96,40.80\n4,-73.99,40.72\n"
-EDGES = "u,v,length_m,oneway\n1,2,900,0\n2,3,900,0\n3,4,900,0\n"
+EDGES = "u,v,length_m,oneway\n1,2,9900,0\n2,3,9900,0\n3,4,9900,0\n"
 BAD_FILES = {
     "text in a number column": (NODES.replace("40.75", "north"), EDGES, "line 2: lat 'north'"),
     "too few nodes": (NODES, EDGES, "holds only 4 road nodes"),

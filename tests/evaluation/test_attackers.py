@@ -329,6 +329,8 @@ def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> Non
     error = sum(p * math.dist(place, (x, y)) for p, place in zip(prior, places.tolist(), strict=True))
     assert found["inference_error_km"] == pytest.approx(error, rel=1e-12)
     assert found["points_left_out"] == 1
+    [note] = found["notes"]
+    assert f"{points}: 1 of 2 points lie outside the grid (the furthest, point 2, by " in note
     at = store.read("prior")[3, 2]
     assert found["vulnerability"] == pytest.approx(float(at), rel=1e-12)
     guess = store.array("problem/loss")[3, 2].argmin()

@@ -257,6 +257,7 @@ def test_every_executor_and_piece_by_piece_it_is_the_same(
         assert (tmp_path / "s.zarr" / shard).read_bytes() == (built / shard).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
 def test_certified_budgets_and_a_url(tmp_path: Path) -> None:
     url, job = "memory://bucket/u.zarr", u_job(tmp_path, privacy={"budget": "certified"})
     summary = build(parse_job({**job, "seed": {"refine_rounds": 1}}), url)
@@ -384,6 +385,7 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
     assert report.epsilon == math.inf
 
 
+@pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
 def test_extension_that_is_not_same_again_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another version of a solver might answer: rows that nobody has certified are never sampled."""
 
@@ -443,6 +445,7 @@ def test_stores_of_before_regions_are_read_as_whole(tmp_path: Path, small_job: J
 # --- sampling -------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
 def test_rows_of_skipped_records_come_from_the_seed(built: Path) -> None:
     store, mechanism = MechanismStore.open(str(built)), open_mechanism(built)
     x, y, rows = store.grid.x_km(), store.grid.y_km(), all_rows(store)

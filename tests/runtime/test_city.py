@@ -41,6 +41,9 @@ from tests.support.problems import all_rows
 from tests.support.refusals import refusal
 from tests.support.regions import u_job
 
+# Places outside are meant.
+pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
+
 # At most one of so many runs fails by chance.
 FALSE_ALARM = 1e-9
 # A tile of the usual size would hold all of these cities.
