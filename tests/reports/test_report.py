@@ -399,7 +399,7 @@ def test_an_earlier_evaluation_is_taken_if_it_is_about_these_bytes(store: Path, 
         (json.dumps({**document, "lower_bound_certified_km": None}), "is damaged"),
         (json.dumps(without), "gap missing"),
         ("[1]", "is not what `mdpext evaluate --json` prints"),
-        ("{", "cannot be read"),
+        ("{", "is no JSON; give what `mdpext evaluate --json` prints"),
     ):
         file.write_text(text)
         with pytest.raises(SpecError, match=message):
