@@ -24,6 +24,7 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreAc
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.runtime.city import CityFile, is_city
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
@@ -44,6 +45,7 @@ def audit(
     method: str | None = None,
     *,
     points: str | Path | ArrayLike | None = None,
+    columns: PointColumns = BY_NAME,
     epsilon_per_km: float | None = None,
     metric_p: float | None = None,
     tolerance: float = 0.0,
@@ -69,6 +71,8 @@ def audit(
     points
         Coordinates of the records of a plain array: a file with columns ``x_km,y_km`` or ``lon,lat``, or an
         array of shape (N, 2) with x and y in km.
+    columns
+        Which columns of a file of points hold longitude and latitude, where their names do not say so.
     epsilon_per_km, metric_p
         The promise to audit; default for stores and cities: their own.
     tolerance
@@ -113,6 +117,8 @@ def audit(
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
+    if columns.given and not isinstance(points, str | Path):
+        raise SpecError("--lon-column, --lat-column: only with --points, a file")
     if picture is not None:
         picture = Path(picture)
         check_picture(picture)
@@ -157,7 +163,8 @@ def audit(
                 if epsilon_per_km is None:
                     raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
                 p = 2.0 if metric_p is None else metric_p
-                found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
+                plain = plain_subject(subject, points, epsilon_per_km, p, tolerance, columns)
+                found = prepared.enter_context(plain)
             default = EXHAUSTIVE if found.city is None else CERTIFICATE
         for note in found.notes:
             observer(Note(f"{found.name}: {note}"))

@@ -28,6 +28,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.runtime.city import CityFile
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
@@ -305,6 +306,7 @@ def plain_subject(
     epsilon_per_km: float,
     metric_p: float,
     tolerance: float,
+    columns: PointColumns = BY_NAME,
 ) -> Iterator[Subject]:
     """Bring a plain array into a form that work items can read, for as long as it is audited."""
     with scratch_in(Path(tempfile.gettempdir()), "mdpext-audit-") as folder:
@@ -318,7 +320,7 @@ def plain_subject(
             subject = folder / "given.npy"
         if isinstance(points, np.ndarray):
             points = _points_file(points, folder)
-        found = read_foreign(str(subject), None if points is None else Path(points), folder)
+        found = read_foreign(str(subject), None if points is None else Path(points), folder, columns)
         xy_km, distortion = found.coordinates, None
         if not found.planar:
             lon, lat = found.coordinates.T

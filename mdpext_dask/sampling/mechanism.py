@@ -153,9 +153,8 @@ class Mechanism(Reporter):
     @property
     def dataset(self) -> xr.Dataset:
         """The store as an xarray Dataset, loaded lazily."""
-        remote = objects.is_remote(self._store.url)
-        store = self._store.objects if remote else self._store.url
-        dataset: xr.Dataset = xr.open_zarr(store, zarr_format=3)
+        # With its checks of what is read.
+        dataset: xr.Dataset = xr.open_zarr(self._store.objects, zarr_format=3)
         return dataset
 
     def row(

@@ -305,7 +305,7 @@ class MechanismStore:
         Raises
         ------
         StoreError
-            If it is missing, or its description is damaged.
+            If it is missing, or its description is damaged or not one of this store.
         """
         return self._probability if name == schema.PROBABILITY else self._array(name)
 
@@ -315,6 +315,9 @@ class MechanismStore:
             raise StoreError(
                 f"{self.url}: the array {name} is missing; is another run at work on this store?"
             )
+        outputs = None if name == schema.PROBABILITY else self.outputs
+        if complaint := schema.complaint_of(name, array, self.grid, outputs):
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: the array {complaint}")
         return array
 
     def read(self, name: str, *index: slice) -> NDArray[Any]:
