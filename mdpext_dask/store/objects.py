@@ -110,7 +110,7 @@ class ContainedStore(LocalStore):
             If so; nothing has been opened.
         """
         try:
-            found = os.stat(self.root / key)
+            found = (self.root / key).stat()
         except (OSError, ValueError):
             return  # for the reader to say
         most = _LARGEST_DOCUMENT if key.endswith(".json") else _LARGEST_OBJECT
@@ -364,7 +364,7 @@ def consolidate(store: Store) -> None:
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         try:
             zarr.consolidate_metadata(store)
-        except OSError as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:  # also of documents that nobody knows
             raise StoreError(f"{store}: zarr.json cannot be written: {first_line(error)}") from None
 
 

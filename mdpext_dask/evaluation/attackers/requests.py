@@ -123,9 +123,7 @@ class PointPrior:
         return position, self.weight[held]
 
 
-def read_attacker_prior(
-    store: MechanismStore, path: Path, columns: PointColumns = BY_NAME
-) -> PointPrior:
+def read_attacker_prior(store: MechanismStore, path: Path, columns: PointColumns = BY_NAME) -> PointPrior:
     """Return the prior of a points file: each point at its nearest record, as `prior.file` does.
 
     Raises

@@ -185,9 +185,10 @@ def _markdown(summary: CaseSummary) -> str:
     for row in summary.rows:
         name, *others = cells(row)
         name = f"**{name}**" if row["default"] else name
-        lines.append("| " + " | ".join([name, *others]) + " |")
+        cell = (text.replace("|", "\\|") for text in (name, *others))
+        lines.append("| " + " | ".join(cell) + " |")
     notes = notes_on(summary)
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+    return "\n".join(map(printable, [*lines, "", *(f"- {note}" for note in notes), ""]))
 
 
 def notes_on(summary: CaseSummary) -> list[str]:
