@@ -9,14 +9,21 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
+from mdpext_dask.errors import (
+    GuaranteeViolation,
+    IncompleteStoreError,
+    MdpextError,
+    SpecError,
+    StoreError,
+    first_line,
+)
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.blocks import FLOAT32
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, DAMAGE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, read_remap
 from mdpext_dask.store.rows import rows_at, rows_of
 from mdpext_dask.store.signature import require_signed
@@ -152,9 +159,18 @@ class Mechanism(Reporter):
 
     @property
     def dataset(self) -> xr.Dataset:
-        """The store as an xarray Dataset, loaded lazily."""
-        # With its checks of what is read.
-        dataset: xr.Dataset = xr.open_zarr(self._store.objects, zarr_format=3)
+        """The store as an xarray Dataset, loaded lazily.
+
+        Raises
+        ------
+        StoreError
+            If what describes its arrays is damaged.
+        """
+        try:
+            # Through the store's objects, with their checks of what is read.
+            dataset: xr.Dataset = xr.open_zarr(self._store.objects, zarr_format=3)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: is damaged: {first_line(error)}") from None
         return dataset
 
     def row(

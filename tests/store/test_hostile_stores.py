@@ -1,4 +1,4 @@
-"""Stores that anybody may have made: every command refuses them in a line, and reads nothing that never ends."""
+"""Stores that anybody may have made: commands refuse them in a line, and read nothing that never ends."""
 
 import json
 import os
@@ -119,8 +119,8 @@ HARMS: dict[str, tuple[Harm, str]] = {
                                                    {"name": "bytes", "configuration": {"endian": "little"}}]),
         "is written with transpose",
     ),
-    "no number in the notes": (put(ROOT_KEY, "attributes", "notes", value=[float("nan")]), "no JSON, such as"),
-    "no number as a figure": (put(ROOT_KEY, "attributes", "loss_km", value=float("inf")), "no JSON, such as"),
+    "no number in the notes": (put(ROOT_KEY, "attributes", "notes", value=[float("nan")]), "no JSON, such"),
+    "no number as a figure": (put(ROOT_KEY, "attributes", "loss_km", value=float("inf")), "no JSON, such"),
     "a job without a name": (put(ROOT_KEY, "attributes", "job", "job", value=None), "job in its attributes"),
     "a job without a method": (
         put(ROOT_KEY, "attributes", "job", "extension", "method", value=7), "job in its attributes",
