@@ -293,7 +293,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "grid": _is_grid,
     "block_cells": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)),
     "projection": _is_projection,
-    "epsilon_per_km": is_number,
+    "epsilon_per_km": lambda value: is_number(value) and value > 0,
     "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),
 }
 
