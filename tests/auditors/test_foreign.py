@@ -753,7 +753,7 @@ def test_arrow_does_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_columns_of_points_may_be_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     array, places = tmp_path / "rows.npy", [(12.5, 41.9), (12.51, 41.9), (12.5, 41.93)]
-    np.save(array, ROWS[: len(places)])
+    np.save(array, np.array([[0.5, 0.5], [0.25, 0.75], [0.125, 0.875]]))
     lines = "".join(f"{lat},{k},{lon}\n" for k, (lon, lat) in enumerate(places))
     plain = write(tmp_path / "plain.csv", f"lat,n,lon\n{lines}")
     named = write(tmp_path / "named.csv", f"north,lon,east\n{lines}")

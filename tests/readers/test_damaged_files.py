@@ -55,7 +55,7 @@ WHERE = re.compile(
 WHOLE = re.compile(
     r"save (it|the file) as|not a readable|holds no|is not (a|valid)|must be a|not a GeoJSON|where on Earth|"
     r"coordinate reference system|lies elsewhere|not numbers|cannot be read|needs columns|records and|"
-    r"\bshape\b|says of itself"
+    r"\bshape\b|says of itself|is empty"
 )
 JUNK = [
     "", " ", "x", "NaN", "-1", "1e999", "12,5", "0x1F", "None", "[1, 2]", "{}", "1" * 5000, "\0", "\x1b[31m",

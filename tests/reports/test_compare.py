@@ -357,7 +357,7 @@ def test_no_cell_of_a_table_is_a_formula(text: str, spec: JobSpec, tmp_path: Pat
     markdown = (tmp_path / "table.md").read_text()
     assert all(map(str.isprintable, markdown.split("\n")))
     lines = [line for line in markdown.split("\n") if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {10}
 
 
 def test_of_several_cases_problem_is_a_list(spec: JobSpec, tmp_path: Path) -> None:
