@@ -73,6 +73,8 @@ def reading(source: object, kind: str, also: tuple[type[Exception], ...] = ()) -
         complaint = first_line(error)
         if isinstance(error, zlib.error):
             complaint = "its compressed data are damaged"
+        elif "pickled" in complaint:
+            complaint = "holds objects of Python, not numbers"
         elif isinstance(error, TypeError | AttributeError) or _OF_PYTHON.search(complaint):
             complaint = "what it says of itself is damaged"
         raise DataError(f"{source}: not a readable {kind}: {complaint}") from None

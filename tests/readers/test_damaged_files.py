@@ -44,7 +44,7 @@ FEW, MANY = 12, 720
 # What Python and its libraries say of their own affairs, and a message that is nothing but a name.
 LEAKS = re.compile(
     r"Traceback|' object |NoneType|invalid literal|could not convert|argument |not subscriptable|unhashable|"
-    r"unexpected keyword|' codec|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|list indices|"
+    r"unexpected keyword|' codec can|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|list indices|"
     r"dtype\(|\bint\(\)|float\(\)|(file|\.\w+): '\w*'$|unpack|truth value"
 )
 # Where in a file something is wrong, and what may be wrong with all of it.
@@ -53,9 +53,9 @@ WHERE = re.compile(
     r"polygon|pixel|band|x|y|x_km|y_km|prior|loss_km|output_xy_km|zarr\.json)s?\b|'n[01]'"
 )
 WHOLE = re.compile(
-    r"save (it|the file) as|not a readable|holds no|is not (a|valid)|must be a|not a GeoJSON|where on Earth|"
-    r"coordinate reference system|lies elsewhere|not numbers|cannot be read|needs columns|records and|"
-    r"\bshape\b|says of itself|is empty"
+    r"save (it|the file) as|not a readable|holds no|is not (a|valid)|not an \.npz|must be a|not a GeoJSON|"
+    r"where on Earth|coordinate reference system|lies elsewhere|not numbers|cannot be read|needs columns|"
+    r"\brecords\b|\bshape\b|says of itself|is empty"
 )
 JUNK = [
     "", " ", "x", "NaN", "-1", "1e999", "12,5", "0x1F", "None", "[1, 2]", "{}", "1" * 5000, "\0", "\x1b[31m",
