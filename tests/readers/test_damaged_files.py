@@ -44,8 +44,8 @@ FEW, MANY = 12, 720
 # What Python and its libraries say of their own affairs, and a message that is nothing but a name.
 LEAKS = re.compile(
     r"Traceback|' object |NoneType|invalid literal|could not convert|argument |not subscriptable|unhashable|"
-    r"unexpected keyword|' codec can|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|list indices|"
-    r"dtype\(|\bint\(\)|float\(\)|(file|\.\w+): '\w*'$|unpack|truth value"
+    r"unexpected keyword|' codec can|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|"
+    r"list indices|dtype\(|\bint\(\)|float\(\)|(file|\.\w+): '\w*'$|unpack|truth value"
 )
 # Where in a file something is wrong, and what may be wrong with all of it.
 WHERE = re.compile(
