@@ -1,6 +1,5 @@
 """What a finished mechanism costs: one call, from the stored bytes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,6 @@ def measure_spread(
 
 def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
     """Return what :func:`evaluate` says of how the loss is spread, and of which bytes it says so."""
-    hashes = store.attributes.get("chunk_hashes")
     of_reports, width = spread.by_report.quantiles()
     if spread.expected_km is not None and store.grid.records <= MOST_SORTED:
         used = ~np.isnan(spread.expected_km)
@@ -156,7 +154,7 @@ def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
     else:
         of_records, resolution = spread.by_record.quantiles()
     return {
-        "content_sha256": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+        "content_sha256": store.content_sha256,
         "loss_km": spread.loss_km,
         "loss_quantiles_km": of_records,
         "loss_quantiles_resolution_km": resolution,

@@ -1,18 +1,22 @@
 """What a store of a job is like so far: the document that ``run`` and ``status`` print."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import MdpextError
 from mdpext_dask.events import STAGES
-from mdpext_dask.store import locks
-from mdpext_dask.store.mechanism_store import EXTENDING, PLANNED, MechanismStore
+from mdpext_dask.store import integrity, locks
+from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, MechanismStore
+from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.remap import has_remap
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
     """Return what ``run`` and ``status`` print."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
-    done = len(store.read_receipts()) if seed else 0
+    found = store.read_receipts() if seed else {}
+    done = len(found)
     state = store.state
     if state == PLANNED and done:
         state = EXTENDING
@@ -29,6 +33,9 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "blocks": plan.blocks,
         "blocks_skipped": len(plan.skipped),
         "blocks_done": done,
+        # Of a store that says that it is complete, else None; and why it must not be sampled all the same.
+        "receipts": None if state != COMPLETE else "all" if done == plan.blocks else "missing",
+        "refusal": _refusal(store, found) if state == COMPLETE else None,
         "epsilon_per_km": attributes["epsilon_per_km"],
         "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
         "epsilon_certified": attributes["epsilon_certified"],
@@ -60,6 +67,15 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
             "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
         ),
     }
+
+
+def _refusal(store: MechanismStore, found: Mapping[int, Receipt]) -> str | None:
+    """Return why a complete store is not sampled, and what to do; None if it may be."""
+    try:
+        integrity.require_evidence(store, found)
+    except MdpextError as error:
+        return str(error)
+    return None
 
 
 def seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:

@@ -15,7 +15,7 @@ from mdpext_dask.errors import MdpextError, StoreError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.sampling.mechanism import open_mechanism
-from mdpext_dask.store import objects
+from mdpext_dask.store import objects, schema
 from mdpext_dask.store.mechanism_store import ROOT_KEY
 from tests.support.inside import Capture, run_inside
 from tests.support.refusals import refusal
@@ -43,6 +43,8 @@ def put(key: str, *keys: str, value: Any) -> Harm:
 
     def change(store: Path) -> None:
         document = json.loads((store / key).read_text())
+        if keys[0] == "attributes":
+            document["attributes"] = schema.as_read(document["attributes"])
         holder = document
         for name in keys[:-1]:
             holder = holder[name]
@@ -72,13 +74,8 @@ def gone(key: str) -> Harm:
     return lambda store: (store / key).unlink()
 
 
-def grid(**changes: Any) -> Harm:
-    def change(store: Path) -> None:
-        document = json.loads((store / ROOT_KEY).read_text())
-        document["attributes"]["grid"] |= changes
-        (store / ROOT_KEY).write_text(json.dumps(document))
-
-    return change
+def grid(name: str, value: Any) -> Harm:
+    return put(ROOT_KEY, "attributes", "grid", name, value=value)
 
 
 def commands(store: Path, folder: Path) -> list[list[object]]:
@@ -103,9 +100,9 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "endless rows": (long("probability/c/0/0/0", 2**33), "bytes; no more than"),
     "an endless receipt": (long("receipts/00000000.json", 2**27), "bytes; no more than"),
     "endless outputs": (long("output_lon/c/0", 2**34), "bytes; no more than"),
-    "more cells than fit": (grid(cells_x=10**9), "grid in its attributes is damaged"),
-    "a row without end": (grid(refine=[10**4, 10**4, 10**4]), "grid in its attributes is damaged"),
-    "no spacing": (grid(refine=[10**400]), "grid in its attributes is damaged"),
+    "more cells than fit": (grid("cells_x", 10**9), "grid in its attributes is damaged"),
+    "a row without end": (grid("refine", [10**4, 10**4, 10**4]), "grid in its attributes is damaged"),
+    "no spacing": (grid("refine", [10**400]), "grid in its attributes is damaged"),
     "many outputs": (put("probability/zarr.json", "shape", value=[13, 29, 10**9]), "has 1000000000 outputs"),
     "many records": (put("probability/zarr.json", "shape", value=[10**6, 10**6, 8]), "has the shape"),
     "a large prior": (put("prior/zarr.json", "shape", value=[10**6, 10**6]), "has the shape"),
