@@ -338,8 +338,7 @@ class MechanismStore:
                 f"{self.url}: the array {name} is missing; is another run at work on this store?"
             )
         outputs = None if name == schema.PROBABILITY else self.outputs
-        if complaint := schema.complaint_of(name, array, self.grid, outputs):
-            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: the array {complaint}")
+        schema.check_array(f"{self.url}: {name}/{ROOT_KEY}", name, array, self.grid, outputs)
         return array
 
     def read(self, name: str, *index: slice) -> NDArray[Any]:

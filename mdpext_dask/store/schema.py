@@ -333,11 +333,13 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def complaint_of(name: str, array: zarr.Array[Any], grid: Grid, outputs: int | None) -> str | None:
-    """Return what is wrong with the description of an array, before anything is read or allocated for it.
+def check_array(place: str, name: str, array: zarr.Array[Any], grid: Grid, outputs: int | None) -> None:
+    """Refuse an array by its description, before anything is read or allocated for it.
 
     Parameters
     ----------
+    place
+        What to name in errors.
     name
         Its name in the store.
     array
@@ -346,7 +348,17 @@ def complaint_of(name: str, array: zarr.Array[Any], grid: Grid, outputs: int | N
         The store's grid.
     outputs
         Number K of outputs; None where it is this array that says it.
+
+    Raises
+    ------
+    StoreError
+        If it is none that the store could have, or far too large.
     """
+    if complaint := _complaint_of(name, array, grid, outputs):
+        raise StoreError(f"{place} is damaged: the array {complaint}")
+
+
+def _complaint_of(name: str, array: zarr.Array[Any], grid: Grid, outputs: int | None) -> str | None:
     if array.dtype.kind not in _NUMBERS:
         return f"holds {array.dtype}, not numbers"
     if others := _codecs_of(array.metadata.to_dict().get("codecs", [])) - _CODECS:
