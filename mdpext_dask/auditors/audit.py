@@ -17,6 +17,7 @@ from mdpext_dask.errors import DataError, SpecError, StoreAccessError, alternati
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
@@ -34,6 +35,7 @@ def audit(
     method: str | None = None,
     *,
     points: str | Path | ArrayLike | None = None,
+    columns: PointColumns = BY_NAME,
     epsilon_per_km: float | None = None,
     metric_p: float | None = None,
     tolerance: float = 0.0,
@@ -60,6 +62,8 @@ def audit(
     points
         Coordinates of the records of a plain array: a file with columns ``x_km,y_km`` or ``lon,lat``, or an
         array of shape (N, 2) with x and y in km.
+    columns
+        Which columns of a file of points hold longitude and latitude, where their names do not say so.
     epsilon_per_km, metric_p
         The promise to audit; default for stores and cities: their own.
     tolerance
@@ -106,6 +110,8 @@ def audit(
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
+    if columns.given and not isinstance(points, str | Path):
+        raise SpecError("--lon-column, --lat-column: only with --points, a file")
     if picture is not None:
         picture = Path(picture)
         check_picture(picture, overwrite=overwrite)
@@ -117,7 +123,8 @@ def audit(
         points = _array(points, "--points")
     if isinstance(subject, Path):
         subject = str(subject)
-    with subject_of(subject, points, epsilon_per_km, metric_p, tolerance, trusted_key) as found:
+    asked = subject_of(subject, points, epsilon_per_km, metric_p, tolerance, trusted_key, columns)
+    with asked as found:
         for note in found.notes:
             observer(Note(f"{found.name}: {note}"))
         method = method or (CERTIFICATE if found.states_promise else EXHAUSTIVE)

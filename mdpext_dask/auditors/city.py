@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.source import SAMPLER_RANGE, LatticeSource
 from mdpext_dask.errors import StoreError
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.runtime.city import CityFile
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM
@@ -137,6 +138,10 @@ def false_claims(city: CityFile, certified: float | None) -> list[str]:
         for name, value in expected.items()
         if name in header and not math.isclose(header[name], value, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
     ]
+    outputs, content = (city.output_xy_km, city.output_lonlat), header["content_sha256"]
+    identity = mechanism_sha256(content, header, (city.grid, projection), city.kept, outputs)
+    if header.get("mechanism_sha256", identity) != identity:
+        wrong.append("mechanism_sha256")
     if projection is not None:
         away = np.abs(projection.to_plane(city.output_lonlat) - city.output_xy_km).max()
         # Written so that a place without a plane fails.

@@ -27,6 +27,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.runtime.city import CityFile, is_city
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.seed.budget import planar_epsilon
@@ -154,6 +155,7 @@ def subject_of(
     metric_p: float | None,
     tolerance: float,
     trusted_key: Trusted | None,
+    columns: PointColumns = BY_NAME,
 ) -> Iterator[Subject]:
     """Yield what is to be audited, for as long as it is: of a store or city its own promise, or another.
 
@@ -195,7 +197,7 @@ def subject_of(
     if epsilon_per_km is None:
         raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
     p = 2.0 if metric_p is None else metric_p
-    with plain_subject(given, points, epsilon_per_km, p, tolerance) as found:
+    with plain_subject(given, points, epsilon_per_km, p, tolerance, columns) as found:
         yield found
 
 
@@ -289,6 +291,7 @@ def plain_subject(
     epsilon_per_km: float,
     metric_p: float,
     tolerance: float,
+    columns: PointColumns = BY_NAME,
 ) -> Iterator[Subject]:
     """Bring a plain array into a form that work items can read, for as long as it is audited."""
     with scratch_in(Path(tempfile.gettempdir()), "mdpext-audit-") as folder:
@@ -302,7 +305,7 @@ def plain_subject(
             subject = folder / "given.npy"
         if isinstance(points, np.ndarray):
             points = _points_file(points, folder)
-        found = read_foreign(str(subject), None if points is None else Path(points), folder)
+        found = read_foreign(str(subject), None if points is None else Path(points), folder, columns)
         xy_km, distortion = found.coordinates, None
         if not found.planar:
             lon, lat = found.coordinates.T

@@ -36,6 +36,12 @@ Readers = Annotated[
 Scheduler = Annotated[
     str | None, Option(metavar="ADDRESS", help="Dask scheduler, or its file, to use instead.")
 ]
+LonColumn = Annotated[
+    str | None, Option(metavar="NAME", help="Column with the longitude, if its name does not say so.")
+]
+LatColumn = Annotated[
+    str | None, Option(metavar="NAME", help="Column with the latitude, if its name does not say so.")
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output.")]
 TrustedKey = Annotated[
     str | None,

@@ -6,7 +6,18 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, keep_apart, observed, range_of, show
-from mdpext_dask.cli.options import Json, Progress, Readers, Replace, Scheduler, Store, TrustedKey, app
+from mdpext_dask.cli.options import (
+    Json,
+    LatColumn,
+    LonColumn,
+    Progress,
+    Readers,
+    Replace,
+    Scheduler,
+    Store,
+    TrustedKey,
+    app,
+)
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
 BoundSeconds = Annotated[
@@ -41,6 +52,8 @@ def audit(
     points: Annotated[
         Path | None, Option(metavar="FILE", help="Where an array's records are: CSV, Parquet or GeoJSON.")
     ] = None,
+    lon_column: LonColumn = None,
+    lat_column: LatColumn = None,
     epsilon_per_km: Annotated[float | None, Option(help="ε to test, instead of the store's.")] = None,
     metric_p: Annotated[
         float | None, Option(metavar="P|inf", help="Exponent of the metric; default for arrays: 2.")
@@ -74,6 +87,7 @@ def audit(
     from mdpext_dask.auditors.audit import audit as audit_subject
     from mdpext_dask.auditors.methods import Sampling
     from mdpext_dask.auditors.result import sentence, table
+    from mdpext_dask.readers.point_chunks import PointColumns
 
     options: dict[str, Any] = {
         "pairs": pairs, "seconds": seconds, "design": design, "random_seed": random_seed,
@@ -85,6 +99,7 @@ def audit(
             subject,
             method,
             points=points,
+            columns=PointColumns(lon_column, lat_column),
             epsilon_per_km=epsilon_per_km,
             metric_p=metric_p,
             tolerance=tolerance,
@@ -139,6 +154,8 @@ def evaluate(
         Path | None,
         Option(metavar="POINTS", help="Prior of the attacker, as points; same columns as prior.file."),
     ] = None,
+    lon_column: LonColumn = None,
+    lat_column: LatColumn = None,
     releases: Annotated[
         int, Option(min=0, metavar="N", help="Attack up to N independent releases of one place; 0: none.")
     ] = 100,
@@ -152,9 +169,15 @@ def evaluate(
     from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
     from mdpext_dask.evaluation.evaluate import evaluate as evaluate_store
     from mdpext_dask.evaluation.words import table
+    from mdpext_dask.readers.point_chunks import PointColumns
 
     attack = AttackRequest(
-        districts, attacker_prior, releases, random_seed=random_seed, district_name=district_name
+        districts,
+        attacker_prior,
+        releases,
+        random_seed=random_seed,
+        district_name=district_name,
+        prior_columns=PointColumns(lon_column, lat_column),
     )
     if not attacks and (districts or attacker_prior):
         raise SpecError("--no-attacks: has no use for --districts and --attacker-prior; leave them out")
@@ -226,12 +249,8 @@ def sample(
     verify: Annotated[
         bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
     ] = False,
-    lon_column: Annotated[
-        str | None, Option(metavar="NAME", help="Column with the longitude, if its name does not say so.")
-    ] = None,
-    lat_column: Annotated[
-        str | None, Option(metavar="NAME", help="Column with the latitude, if its name does not say so.")
-    ] = None,
+    lon_column: LonColumn = None,
+    lat_column: LatColumn = None,
     user_column: Annotated[
         str | None, Option(metavar="NAME", help="Column or property that names the user of a point.")
     ] = None,

@@ -175,6 +175,8 @@ class _Raster:
         for turn in (0.0,) if self._turn is None else (-self._turn, 0.0, self._turn):
             row, column = self._pixels_at(places + np.array([turn, 0.0]))
             place = np.stack([row, column])
+            if not np.isfinite(place).all():
+                raise DataError(f"{self._path}: its pixels have no size, so that none of it is in the grid")
             covered |= ((place >= -_EDGE) & (place <= np.array([[height], [width]]) + _EDGE)).all(axis=0)
             top, bottom = _clipped(row, height)
             left, right = (0, width) if seam else _clipped(column, width)

@@ -165,7 +165,7 @@ def wanted_columns(
         raise DataError(
             f"{path}: needs columns lon,lat (degrees) or x_km,y_km; found {', '.join(names) or 'none'}; "
             "rename them, or name those with degrees: lon_column and lat_column in a job, --lon-column and "
-            "--lat-column for sample"
+            "--lat-column of a command"
         )
     if weights:
         found[WEIGHT] = find_column(names, WEIGHT, path)

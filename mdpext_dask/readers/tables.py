@@ -70,8 +70,18 @@ def reading(source: object, kind: str, also: tuple[type[Exception], ...] = ()) -
             raise DataError(f"{source}: no such file") from None
         if isinstance(error, UnicodeDecodeError):
             raise not_utf8(source, error) from None
-        complaint = "its compressed data are damaged" if isinstance(error, zlib.error) else first_line(error)
+        complaint = first_line(error)
+        if isinstance(error, zlib.error):
+            complaint = "its compressed data are damaged"
+        elif "pickled" in complaint:
+            complaint = "holds objects of Python, not numbers"
+        elif isinstance(error, TypeError | AttributeError) or _OF_PYTHON.search(complaint):
+            complaint = "what it says of itself is damaged"
         raise DataError(f"{source}: not a readable {kind}: {complaint}") from None
+
+
+# Words of a library's own code, which say nothing of a file.
+_OF_PYTHON = re.compile(r"<class|__\w+__|unexpected keyword|object has no|argument of type|out of range$")
 
 
 def not_utf8(place: object, error: UnicodeDecodeError) -> DataError:

@@ -13,6 +13,7 @@ from mdpext_dask.errors import DataError, first_line
 from mdpext_dask.readers.longitudes import FULL_TURN
 from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.reference_systems import metres_per_unit, to_degrees
+from mdpext_dask.readers.tables import not_utf8
 
 # Regions: a shapefile is several files, which a .zip keeps together.
 POLYGON_SUFFIXES = (".shp", ".zip", ".gpkg")
@@ -77,6 +78,10 @@ def read_layers(path: Path, key: str | None = None, fields: Sequence[str] | None
                 columns = dict(zip(map(str, meta["fields"]), data, strict=True))
                 crs = None if meta["crs"] is None else str(meta["crs"])
                 layers.append(Layer(str(name), shapes, crs, columns))
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{source}: its table of properties", error) from None
+    except NameError:  # pyogrio's own, of a reference system that GDAL cannot write down
+        raise DataError(f"{source}: its coordinate reference system is damaged") from None
     except (RuntimeError, OSError, ValueError, shapely.errors.ShapelyError) as error:
         raise DataError(f"{source}: cannot be read: {first_line(error)}") from None
     return layers

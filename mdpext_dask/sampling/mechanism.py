@@ -9,14 +9,21 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
+from mdpext_dask.errors import (
+    GuaranteeViolation,
+    IncompleteStoreError,
+    MdpextError,
+    SpecError,
+    StoreError,
+    first_line,
+)
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import integrity, objects, schema
 from mdpext_dask.store.blocks import FLOAT32
-from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, DAMAGE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, remap_of
 from mdpext_dask.store.rows import rows_at, rows_of
 from mdpext_dask.store.signature import require_signed
@@ -156,10 +163,17 @@ class Mechanism(Reporter):
         """The store as an xarray Dataset, loaded lazily.
 
         Its attributes are strings and numbers; those that begin with a bracket or a brace are JSON.
+
+        Raises
+        ------
+        StoreError
+            If what describes its arrays is damaged.
         """
-        remote = objects.is_remote(self._store.url)
-        store = self._store.objects if remote else self._store.url
-        dataset: xr.Dataset = xr.open_zarr(store, zarr_format=3)
+        try:
+            # Through the store's objects, with their checks of what is read.
+            dataset: xr.Dataset = xr.open_zarr(self._store.objects, zarr_format=3)
+        except DAMAGE as error:
+            raise StoreError(f"{self.url}: is damaged: {first_line(error)}") from None
         # Older stores, too, can be written as netCDF, and have their CRS where rioxarray looks for it.
         dataset.attrs = schema.as_stored(dataset.attrs)
         return dataset.set_coords("spatial_ref") if "spatial_ref" in dataset else dataset

@@ -155,14 +155,19 @@ def _described_otherwise(store: MechanismStore) -> list[str]:
     Other readers go by the copies, written when the store was finished; this package reads the documents.
     """
     root = objects.get_json(store.objects, ROOT_KEY)
-    copies = (root.get("consolidated_metadata") or {}).get("metadata") or {}
+    consolidated = _mapping(_mapping(root).get("consolidated_metadata"))
+    copies = _mapping(consolidated.get("metadata"))
     keys = [f"{name}/{ROOT_KEY}" for name in copies]
     documents = objects.get_many_json(store.objects, keys)
     return [
         key
         for key, document, copy in zip(keys, documents, copies.values(), strict=True)
-        if not isinstance(document, Mapping) or _described(document) != _described(copy)
+        if not document or _described(_mapping(document)) != _described(_mapping(copy))
     ]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _described(document: Mapping[str, Any]) -> dict[str, Any]:

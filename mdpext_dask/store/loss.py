@@ -71,7 +71,21 @@ def read_loss(store: MechanismStore) -> Loss:
     if kind == "euclidean":
         return EuclideanLoss(store.output_xy_km())
     tables = "node_xy", "task_distance", "task_weight", "output_node"
-    return TravelLoss(*(store.read(f"problem/{name}") for name in tables))
+    found = [store.read(f"problem/{name}") for name in tables]
+    if not all(_fit(*found)):
+        raise StoreError(f"{store.url}: the tables of the loss are damaged; use --overwrite")
+    return TravelLoss(*found)
+
+
+def _fit(
+    node_xy: NDArray[Any], distance: NDArray[Any], weight: NDArray[Any], output_node: NDArray[Any]
+) -> Iterator[bool]:
+    """Yield whether tables of travel belong together; lost chunks read as NaN."""
+    nodes = len(node_xy)
+    yield node_xy.shape == (nodes, 2) and weight.ndim == 1 and distance.shape == (nodes, len(weight))
+    yield bool(np.isfinite(node_xy).all() and np.isfinite(weight).all() and not np.isnan(distance).any())
+    yield output_node.dtype.kind in "iu"
+    yield bool(((output_node >= 0) & (output_node < nodes)).all())
 
 
 def is_problem_of(store: MechanismStore) -> bool:

@@ -327,7 +327,7 @@ class MechanismStore:
         Raises
         ------
         StoreError
-            If it is missing, or its description is damaged.
+            If it is missing, or its description is damaged or not one of this store.
         """
         return self._probability if name == schema.PROBABILITY else self._array(name)
 
@@ -337,6 +337,8 @@ class MechanismStore:
             raise StoreError(
                 f"{self.url}: the array {name} is missing; is another run at work on this store?"
             )
+        outputs = None if name == schema.PROBABILITY else self.outputs
+        schema.check_array(f"{self.url}: {name}/{ROOT_KEY}", name, array, self.grid, outputs)
         return array
 
     def read(self, name: str, *index: slice) -> NDArray[Any]:

@@ -9,17 +9,18 @@ import functools
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 import zarr
 from pydantic import ConfigDict, TypeAdapter
-from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
@@ -33,6 +34,8 @@ LEFTOVER = ".partial"
 LOCK = "lock.json"
 # How a JSON object is read into a dataclass: no other keys, no other types, no NaN.
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+# The largest object that is read, in bytes: many times a shard of the usual 32 MiB; and the largest document.
+_LARGEST_OBJECT, _LARGEST_DOCUMENT = 2**32, 2**26
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -114,8 +117,33 @@ def open_objects(url: str, *, read_only: bool = False) -> Store:
 class ContainedStore(LocalStore):
     """A local folder, in which nothing is written or deleted through a link that leads out of it.
 
-    A link in the place of an object is replaced, and not followed. Reading follows links.
+    A link in the place of an object is replaced, and not followed. Reading follows links, to files alone:
+    devices and pipes would never end, and what is far larger than any part of a store would fill the memory.
     """
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> "list[Buffer | None]":
+        """Return parts of objects."""
+        return [await self.get(key, prototype, part) for key, part in key_ranges]
+
+    def check_readable(self, key: str) -> None:
+        """Refuse what is no file, or larger than an object can be.
+
+        Raises
+        ------
+        StoreError
+            If so; nothing has been opened.
+        """
+        try:
+            found = (self.root / key).stat()
+        except (OSError, ValueError):
+            return  # for the reader to say
+        most = _LARGEST_DOCUMENT if key.endswith(".json") else _LARGEST_OBJECT
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise StoreError(f"{self.root}: {key} is no file; it is not read")
+        if stat.S_ISREG(found.st_mode) and found.st_size > most:
+            raise StoreError(f"{self.root}: {key} has {found.st_size} bytes; no more than {most} are read")
 
     def check_inside(self, key: str) -> None:
         """Refuse a key whose folder lies elsewhere.
@@ -132,21 +160,28 @@ class ContainedStore(LocalStore):
             )
 
 
-def _contained(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a local store that looks first where its key leads."""
+def _checked(method: Callable[..., Any], check: Callable[[ContainedStore, str], None]) -> Callable[..., Any]:
+    """Return a method of a local store that looks first what is at its key."""
 
     @functools.wraps(method)
     def looking_first(self: ContainedStore, key: str, *arguments: Any, **named: Any) -> Any:
-        self.check_inside(key)
+        check(self, key)
         return method(self, key, *arguments, **named)
 
     return looking_first
 
 
-# All that change anything below a key; versions of Zarr have more of them or fewer.
-for _name in ("set", "set_if_not_exists", "set_sync", "delete", "delete_sync", "delete_dir"):
-    if hasattr(LocalStore, _name):
-        setattr(ContainedStore, _name, _contained(getattr(LocalStore, _name)))
+# All that read, or change anything below a key; versions of Zarr have more of them or fewer.
+for _check, _names in (
+    (ContainedStore.check_readable, ("get", "get_sync")),
+    (
+        ContainedStore.check_inside,
+        ("set", "set_if_not_exists", "set_sync", "delete", "delete_sync", "delete_dir"),
+    ),
+):
+    for _name in _names:
+        if hasattr(LocalStore, _name):
+            setattr(ContainedStore, _name, _checked(getattr(LocalStore, _name), _check))
 
 
 def impatient(store: Store, seconds: float) -> Store:
@@ -236,7 +271,7 @@ def create_exclusively(store: Store, key: str, value: bytes) -> bool:
 
 
 def get_json(store: Store, key: str, kind: type | None = None) -> Any:
-    """Return an object parsed as JSON, or None if it is missing or damaged.
+    """Return an object parsed as JSON, or None if it is missing or damaged; NaN and infinity are damage.
 
     Parameters
     ----------
@@ -355,7 +390,7 @@ def consolidate(store: Store) -> None:
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         try:
             zarr.consolidate_metadata(store)
-        except OSError as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:  # also of documents that nobody knows
             raise StoreError(f"{store}: zarr.json cannot be written: {first_line(error)}") from None
 
 
@@ -428,10 +463,16 @@ def _get_many(store: Store, keys: Sequence[str], what: str) -> list[bytes | None
 def _parsed(value: bytes | None, kind: type | None) -> Any:
     try:
         if value is not None:
-            return json.loads(value) if kind is None else _reader(kind).validate_json(value)
+            if kind is not None:
+                return _reader(kind).validate_json(value)
+            return json.loads(value, parse_constant=_no_number)
     except (ValueError, RecursionError):  # the former also of pydantic
         pass
     return None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
 
 
 _reader = functools.lru_cache(TypeAdapter)

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, WrapperStore
 
-from mdpext_dask.errors import StoreAccessError
+from mdpext_dask.errors import StoreAccessError, printable
 from mdpext_dask.store import remote_drivers as drivers
 
 T = TypeVar("T")
@@ -334,7 +334,8 @@ class RetryingStore(WrapperStore[FsspecStore]):
             if attempt >= _MENTIONED_AFTER and time.monotonic() >= _MENTIONED_NEXT[0]:
                 _MENTIONED_NEXT[0] = time.monotonic() + _MENTIONED_EVERY
                 _LOG.warning(
-                    "%s: %s cannot be %s: %s; trying again", self.url, key or "the store", done, said
+                    "%s: %s cannot be %s: %s; trying again",
+                    *map(printable, (self.url, key or "the store", done, said)),
                 )
             await asyncio.sleep(delay)
         raise StoreAccessError(

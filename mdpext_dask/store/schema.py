@@ -49,6 +49,15 @@ _COMPRESSORS = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCode
 _PLANE_CHUNK_BYTES = 2**20
 # Write fill-value chunks too: without list permission, "missing" and "forbidden" look alike.
 _WHOLE: Any = {"write_empty_chunks": True}
+# Of a grid: as many source cells as jobs may ask for, and records along an axis.
+_MOST_CELLS, _LONGEST_AXIS = 10**8, 10**7
+# Of one array: the largest chunk, and shard, in bytes as numbers; and codecs that no other software decides.
+_LARGEST_CHUNK, _LARGEST_SHARD = 2**30, 2**32
+_CODECS = {"bytes", "blosc", "zstd", "gzip", "crc32c", "sharding_indexed"}
+_NUMBERS = "biuf"
+_MOST_OUTPUTS = 10**7
+# How much larger than expected an array may be to be looked at.
+_SLACK = 8
 _SOFTWARE = ("mdpext-dask", "numpy", "scipy", "zarr", "dask", "highspy")
 
 
@@ -248,6 +257,8 @@ def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
     missing = [key for key in required if key not in attributes]
     if missing or not isinstance(version, int):
         raise StoreError(f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing")
+    if not _is_plain(attributes):
+        raise StoreError(f"{url}: not a mechanism store: its attributes hold what is no JSON, such as NaN")
     if version > FORMAT_VERSION:
         raise StoreError(
             f"{url}: format version {version} is newer than {FORMAT_VERSION}, which this software reads; "
@@ -272,7 +283,28 @@ def _is_grid(value: Any) -> bool:
         return False
     counts = all(map(_is_count, (*value["refine"], value["cells_x"], value["cells_y"])))
     lengths = all(is_number(value[key]) for key in ("west_km", "south_km", "cell_km"))
-    return counts and lengths and value["cell_km"] > 0
+    if not (counts and lengths and value["cell_km"] > 0):
+        return False
+    grid = Grid(**{**value, "refine": tuple(value["refine"])})
+    # Before an array is made for one of them.
+    return grid.source_cells <= _MOST_CELLS and max(grid.shape) <= _LONGEST_AXIS and grid.spacing_km > 0
+
+
+def _is_job(value: Any) -> bool:
+    """Whether a job has what is read of it without parsing it; older ones lack sections of today."""
+    if not _is_table(value) or not {"job", "domain", "privacy", "extension"} <= {*value}:
+        return False
+    return isinstance(value["extension"].get("method"), str) and is_number(
+        value["privacy"].get("min_probability")
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(dict(value), allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -290,14 +322,83 @@ def _is_table(value: Any) -> bool:
 
 _PROJECTION_KEYS = {field.name for field in fields(Projection)}
 _SHAPES: dict[str, Callable[[Any], bool]] = {
-    "job": _is_table,
+    "job": _is_job,
+    "notes": lambda value: isinstance(value, list) and all(isinstance(note, str) for note in value),
     "identity": _is_table,
     "grid": _is_grid,
     "block_cells": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)),
     "projection": _is_projection,
-    "epsilon_per_km": is_number,
+    "epsilon_per_km": lambda value: is_number(value) and value > 0,
     "metric_p": lambda value: value == "inf" or (is_number(value) and value >= 1),
 }
+
+
+def check_array(place: str, name: str, array: zarr.Array[Any], grid: Grid, outputs: int | None) -> None:
+    """Refuse an array by its description, before anything is read or allocated for it.
+
+    Parameters
+    ----------
+    place
+        What to name in errors.
+    name
+        Its name in the store.
+    array
+        The array.
+    grid
+        The store's grid.
+    outputs
+        Number K of outputs; None where it is this array that says it.
+
+    Raises
+    ------
+    StoreError
+        If it is none that the store could have, or far too large.
+    """
+    if complaint := _complaint_of(name, array, grid, outputs):
+        raise StoreError(f"{place} is damaged: the array {complaint}")
+
+
+def _complaint_of(name: str, array: zarr.Array[Any], grid: Grid, outputs: int | None) -> str | None:
+    if array.dtype.kind not in _NUMBERS:
+        return f"holds {array.dtype}, not numbers"
+    if others := _codecs_of(array.metadata.to_dict().get("codecs", [])) - _CODECS:
+        return f"is written with {min(others)}, which is not read"
+    chunk = math.prod(array.chunks) * array.dtype.itemsize
+    shard = math.prod(array.shards or (0,)) * array.dtype.itemsize
+    if chunk > _LARGEST_CHUNK or shard > _LARGEST_SHARD:
+        return f"has chunks of {chunk} bytes, shards of {shard}"
+    k = array.shape[-1] if outputs is None and array.shape else outputs
+    shapes: dict[str, tuple[Any, ...]] = {
+        PROBABILITY: (*grid.shape, k),
+        "x": grid.shape[:1],
+        "y": grid.shape[1:],
+        "prior": grid.shape,
+        "inside": grid.shape,
+        "kept": (grid.cells_x, grid.cells_y),
+        "seed/score": (*grid.seeds_shape, k),
+        "seed/probability": (*grid.seeds_shape, k),
+        "seed/cost": (*grid.seeds_shape, k),
+        "problem/loss": (*grid.shape, k),
+        "problem/output_node": (k,),
+        **dict.fromkeys(("output", "output_x", "output_y", "output_lon", "output_lat"), (k,)),
+    }
+    if name in shapes and array.shape != shapes[name]:
+        # Of these, others than expected are for the comparison with the certificate, which names them.
+        compared = name.startswith(("output", "kept", "inside")) or name in (PROBABILITY, "x", "y")
+        if not compared or array.size > _SLACK * math.prod(shapes[name]):
+            return f"has the shape {array.shape}, not {shapes[name]}"
+    return None if k is None or 0 < k <= _MOST_OUTPUTS else f"has {k} outputs"
+
+
+def _codecs_of(codecs: Any) -> set[str]:
+    """Return the names of codecs, and of those within them."""
+    found: set[str] = set()
+    for codec in codecs if isinstance(codecs, list | tuple) else ():
+        found.add(str(codec.get("name")))
+        inner = codec.get("configuration") or {}
+        for part in ("codecs", "index_codecs"):
+            found |= _codecs_of(inner.get(part))
+    return found
 
 
 def loss_tables(loss: Loss) -> tuple[NDArray[Any], ...]:

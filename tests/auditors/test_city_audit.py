@@ -10,7 +10,7 @@ import pytest
 from mdpext_dask import audit
 from mdpext_dask.auditors.result import HOLDS
 from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.runtime import city_layout
+from mdpext_dask.runtime import city_layout, open_city
 from mdpext_dask.runtime.city import CityFile
 from tests.support.cities import GRID, put, rewritten, write_city
 from tests.support.refusals import refusal
@@ -63,6 +63,7 @@ def stretched(header: dict[str, Any], _: list[bytes]) -> None:
     ("change", "changed"),
     [
         (put("epsilon_certified", value=0.1), "epsilon_certified"),
+        (put("mechanism_sha256", value="3" * 64), "mechanism_sha256"),
         (put("epsilon_planar_per_km", value=0.9), "epsilon_planar_per_km"),
         (put("distortion", value=0.01), "distortion"),
         (put("outputs", "lon", 2, value=-73.0), "outputs"),
@@ -76,6 +77,24 @@ def test_false_claims_are_named(change: Any, changed: str, tmp_path: Path) -> No
     report = audit(path)
     assert not report.holds
     assert changed in report.changed
+
+
+def test_the_identity_of_a_city_is_that_of_all_that_it_holds(tmp_path: Path) -> None:
+    """Where the header says which mechanism it is, and something of it has changed, audits say so too."""
+    plain = write_city(tmp_path / "c.mdp")
+    named = rewritten(
+        plain, tmp_path / "d.mdp", put("mechanism_sha256", value=open_city(plain).mechanism_sha256)
+    )
+    assert audit(named).holds
+    for change in (
+        put("content_sha256", value="5" * 64),
+        put("kept", value="b0"),
+        put("epsilon_per_km", value=1.0 + 1e-9),
+        put("outputs", "x", 0, value=-2.0000001),
+    ):
+        report = audit(rewritten(named, tmp_path / "e.mdp", change))
+        assert report.holds is False
+        assert "mechanism_sha256" in report.changed
 
 
 def test_a_larger_grid_step_makes_no_smaller_epsilon(tmp_path: Path) -> None:

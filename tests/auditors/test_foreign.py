@@ -30,6 +30,7 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.inside import call, run_inside
 from tests.support.refusals import refusal as refusal_of
 
 ROWS = np.array([[0.25, 0.75], [-0.0, np.inf], [np.nan, -1e-300]])
@@ -748,3 +749,24 @@ def test_arrow_does_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = pa.total_allocated_bytes()
     read(path, points_file(tmp_path, len(rows)))
     assert 0 < max(held) - before < rows.nbytes / 2
+
+
+def test_columns_of_points_may_be_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    array, places = tmp_path / "rows.npy", [(12.5, 41.9), (12.51, 41.9), (12.5, 41.93)]
+    np.save(array, np.array([[0.5, 0.5], [0.25, 0.75], [0.125, 0.875]]))
+    lines = "".join(f"{lat},{k},{lon}\n" for k, (lon, lat) in enumerate(places))
+    plain = write(tmp_path / "plain.csv", f"lat,n,lon\n{lines}")
+    named = write(tmp_path / "named.csv", f"north,lon,east\n{lines}")
+    given = ["--epsilon-per-km", 9, "--method", "exhaustive", "--workers", 1, "--progress", "none"]
+    expected = call(capfd, "audit", array, "--points", plain, *given)
+    found = call(
+        capfd, "audit", array, "--points", named, "--lon-column", "east", "--lat-column", "north", *given
+    )
+    assert found["epsilon_audited"] == expected["epsilon_audited"]
+    assert found["worst"] == expected["worst"]
+    for wrong in (["--lon-column", "east"], ["--lon-column", "east", "--lat-column", "N"]):
+        run = run_inside(capfd, "audit", array, "--points", named, *wrong, *given)
+        assert run.returncode == 2
+        assert str(named) in run.stderr
+    run = run_inside(capfd, "audit", array, "--lon-column", "east", *given)
+    assert "only with --points" in run.stderr

@@ -70,8 +70,8 @@ def test_pages_show_texts_and_do_not_obey_them(text: str) -> None:
     assert "<script>" not in html
     assert '"onload' not in html
     assert printable(str(StoreError(f"{text}: no"))) == str(StoreError(f"{text}: no"))
-    data = json.loads(_json({text: [text, {"x": text}], "y": 1.5}))
-    assert data == {printable(text): [printable(text), {"x": printable(text)}], "y": 1.5}
+    data = json.loads(_json({text: [text, {"x": text}], "y": 1.5, "z": [float("nan"), float("inf")]}))
+    assert data == {printable(text): [printable(text), {"x": printable(text)}], "y": 1.5, "z": [None, None]}
     page = _shown(f"{text}\nnext")
     assert page.endswith("\nnext")
     assert all(printable(line) == line for line in page.split("\n"))

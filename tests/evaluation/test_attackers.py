@@ -34,13 +34,14 @@ from mdpext_dask.evaluation.attackers.leakage import (
     sorted_ranks,
 )
 from mdpext_dask.evaluation.attackers.passes import Passes
-from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of
+from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of, read_attacker_prior
 from mdpext_dask.evaluation.attackers.tallies import Column, Tally, TallyPlan, add_column
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.words import table
 from mdpext_dask.events import silent
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition, records_km
 from tests.support.inside import call, mdpext
@@ -315,6 +316,24 @@ def test_who_believes_the_truth_is_the_informed_attacker(stores: Stores, tmp_pat
     # And being wrong does cost something.
     assert others[-1]["inference_error_km"] > found["inference_error_km"] * 1.001
     assert found["releases"] is None
+
+
+def test_columns_of_the_attackers_file_may_be_named(stores: Stores, tmp_path: Path) -> None:
+    store = MechanismStore.open(str(stores("travel")))
+    assert store.projection is not None
+    xy = places_of(store.grid)[::3]
+    lines = [
+        f"{lat!r},{k % 3},{lon!r}" for k, (lon, lat) in enumerate(store.projection.to_degrees(xy).tolist())
+    ]
+    found = []
+    for name, columns in (("lat,weight,lon", BY_NAME), ("n,weight,e", PointColumns("e", "n"))):
+        points = tmp_path / f"{name[0]}.csv"
+        points.write_text("\n".join([name, *lines]))
+        found.append(read_attacker_prior(store, points, columns))
+    assert (found[0].record == found[1].record).all()
+    assert (found[0].weight == found[1].weight).all()
+    with pytest.raises(SpecError, match="only with --attacker-prior"):
+        AttackRequest(prior_columns=PointColumns("e", "n"))
 
 
 def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ turned into something else. Messages name the file, and none of them is one of P
 import gzip
 import io
 import json
+import math
 import random
 import re
 import sqlite3
@@ -19,17 +20,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import zarr
 
 from mdpext_dask.auditors.foreign.read import read_foreign
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.evaluation.attackers.districts import read_districts
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss_file import read_problem
+from mdpext_dask.problem.population_raster import read_population
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import read_region
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.read_network import read_roads
-from tests.support.osm_files import write_osm
+from tests.support.osm_files import convert, write_osm
 from tests.support.towns import STREETS, TOWN
 
 geopandas = pytest.importorskip("geopandas")
@@ -41,8 +44,18 @@ FEW, MANY = 12, 720
 # What Python and its libraries say of their own affairs, and a message that is nothing but a name.
 LEAKS = re.compile(
     r"Traceback|' object |NoneType|invalid literal|could not convert|argument |not subscriptable|unhashable|"
-    r"unexpected keyword|codec|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|list indices|"
-    r"dtype\(|\bint\(\)|float\(\)|(file|\.\w+): '\w*'$|unpack|truth value"
+    r"unexpected keyword|' codec can|sys\.|<class|[a-z]Error\b|out of range for|index \d+ is out|"
+    r"list indices|dtype\(|\bint\(\)|float\(\)|(file|\.\w+): '\w*'$|unpack|truth value"
+)
+# Where in a file something is wrong, and what may be wrong with all of it.
+WHERE = re.compile(
+    r"\b(line|row|node|edge|feature|way|relation|column|layer|array|geometry|lon|lat|points_km|probability|graph|"
+    r"polygon|pixel|band|x|y|x_km|y_km|prior|loss_km|output_xy_km|zarr\.json)s?\b|'n[01]'"
+)
+WHOLE = re.compile(
+    r"save (it|the file) as|not a readable|holds no|is not (a|valid)|not an \.npz|must be a|not a GeoJSON|"
+    r"where on Earth|coordinate reference system|lies elsewhere|not numbers|cannot be read|needs columns|"
+    r"\brecords\b|\bshape\b|says of itself|is empty"
 )
 JUNK = [
     "", " ", "x", "NaN", "-1", "1e999", "12,5", "0x1F", "None", "[1, 2]", "{}", "1" * 5000, "\0", "\x1b[31m",
@@ -131,6 +144,12 @@ def change_json(path: Path, chance: Chance) -> None:
             holder[key] = chance.choice(VALUES)
     lines[number] = json.dumps(document)
     path.write_text("\n".join(lines))
+
+
+def change_json_whole(path: Path, chance: Chance) -> None:
+    """Change one value of a document that is written over several lines."""
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    change_json(path, chance)
 
 
 def change_xml(path: Path, chance: Chance) -> None:
@@ -229,6 +248,42 @@ def change_arrays(path: Path, chance: Chance) -> None:
     np.savez(path, **arrays)
 
 
+def change_rows(path: Path, chance: Chance) -> None:
+    rows = np.load(path)
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+        rows = chance.choice(
+            [rows[:1], rows.ravel(), rows[None], rows.T[:2], rows * np.nan, rows.astype("U8"), rows > 0,
+             rows.astype("c16"), rows.astype(">f8"), np.zeros(0), np.asfortranarray(rows), rows.astype("f2"),
+             rows.view([("a", "f8")])]
+        )  # fmt: skip
+    np.save(path, rows)
+
+
+def change_raster(path: Path, chance: Chance) -> None:
+    import rasterio
+
+    with rasterio.open(path) as file:
+        values, profile = file.read(), dict(file.profile)
+    match chance.randrange(6):
+        case 0:
+            values[0, 1, 1] = chance.choice([np.nan, np.inf, -1.0, 1e300])
+        case 1:
+            values = np.concatenate([values, values])
+        case 2:
+            profile["crs"] = chance.choice([None, 3857, 4978, 32633])
+        case 3:
+            profile["dtype"] = chance.choice(["uint8", "complex64", "int16", "float32"])
+        case 4:
+            size = chance.choice([0.0, 1e-12, -0.1, 1e9, math.inf])
+            profile["transform"] = rasterio.Affine(size, 0, 12.0, 0, -size, 42.5)
+        case _:
+            profile["nodata"] = chance.choice([0.0, 1.0, float("nan")])
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+        profile["count"] = len(values)
+        with rasterio.open(path, "w", **profile) as file:
+            file.write(values.astype(profile["dtype"]))
+
+
 # --- valid files -----------------------------------------------------------------------------------
 
 POINTS = [(12.1, 42.1, 1.0, "a"), (12.2, 42.3, 2.5, "b"), (12.4, 42.2, 3.0, "c")]
@@ -291,6 +346,43 @@ def loss(path: Path) -> None:
     np.savez(path, x_km=x, y_km=x, output_xy_km=outputs, loss_km=np.ones((3, 3, 2)), prior=np.ones((3, 3)))
 
 
+def raster(path: Path) -> None:
+    import rasterio
+
+    where = rasterio.Affine(0.05, 0, 12.0, 0, -0.05, 42.45)
+    with rasterio.open(
+        path, "w", driver="GTiff", width=8, height=10, count=1, dtype="float64", crs=4326, transform=where
+    ) as file:
+        file.write(np.arange(80.0).reshape(1, 10, 8))
+
+
+def town_in_pbf(path: Path) -> None:
+    convert(write_osm(path.with_name("town.osm"), TOWN, STREETS), path)
+
+
+def areas(path: Path) -> None:
+    import shapely
+
+    shapes = [shapely.Polygon(SQUARE), shapely.Polygon([(x + 1, y) for x, y in SQUARE])]
+    geopandas.GeoDataFrame({"name": ["a", "b"]}, geometry=shapes, crs=4326).to_file(path)
+
+
+def rows_in_zarr(path: Path) -> None:
+    group = zarr.create_group(path, overwrite=True)
+    for name, values in (("probability", ROWS), ("x_km", ROWS[:, 0]), ("y_km", ROWS[:, 1])):
+        group.create_array(name, data=values)
+
+
+def districts(path: Path) -> object:
+    return read_districts(PLACE, path, "name")
+
+
+def beside_points(path: Path) -> object:
+    points = path.with_name("points.csv")
+    points.write_text("x_km,y_km\n0,0\n1,0\n0,2\n")
+    return read_foreign(str(path), points, path.parent / "scratch")
+
+
 def with_weights(path: Path) -> object:
     return read_points(path)
 
@@ -327,27 +419,38 @@ KINDS = {
     "region.geojson": Kind(
         lambda path: features(path, AREAS), change_json, lambda path: read_region(str(path))
     ),
-    "districts.geojson": Kind(
-        lambda path: features(path, AREAS), change_json, lambda path: read_districts(PLACE, path, "name")
-    ),
+    "districts.geojson": Kind(lambda path: features(path, AREAS), change_json, districts),
     "rows.csv": Kind(lambda path: path.write_text(rows_text()), change_table, foreign),
     "rows.parquet": Kind(lambda path: as_parquet(rows_text(), path), change_parquet, foreign),
     "rows.npz": Kind(
         lambda path: np.savez(path, probability=ROWS, points_km=ROWS[:, :2]), change_arrays, foreign
     ),
+    "rows.npy": Kind(lambda path: np.save(path, ROWS), change_rows, beside_points),
+    "rows.zarr": Kind(rows_in_zarr, change_json_whole, foreign, "probability/zarr.json"),
+    "chunks.zarr": Kind(rows_in_zarr, change_bytes, foreign, "probability/c/0/0"),
+    "root.zarr": Kind(rows_in_zarr, change_json_whole, foreign, "zarr.json"),
+    "people.tif": Kind(
+        raster, change_raster, lambda path: read_population(path, PLACE.grid, PLACE.projection)
+    ),
+    "town.osm.pbf": Kind(town_in_pbf, change_bytes, roads),
+    "areas.shp": Kind(areas, change_bytes, lambda path: read_region(str(path))),
+    "names.shp": Kind(areas, change_bytes, districts, "names.dbf"),
+    "index.shp": Kind(areas, change_bytes, districts, "index.shx"),
+    "where.shp": Kind(areas, change_bytes, districts, "where.prj"),
     "loss.npz": Kind(loss, change_arrays, lambda path: read_problem(str(path)).read_loss()),
 }
 
 
 @pytest.mark.parametrize("tries", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
 def test_damaged_files_are_read_or_refused_in_a_line_with_their_name(
     tmp_path: Path, name: str, tries: int
 ) -> None:
     kind, path = KINDS[name], tmp_path / name
     kind.make(path)
     kind.read(path)
-    part = path / kind.part
+    part = path / kind.part if path.is_dir() or not kind.part else path.with_name(kind.part)
     valid = part.read_bytes()
     refused = 0
     for seed in range(tries):
@@ -358,6 +461,8 @@ def test_damaged_files_are_read_or_refused_in_a_line_with_their_name(
             kind.read(path)
         except MdpextError as error:
             message, refused = str(error), refused + 1
+            rest = message.replace(str(path), "")
+            assert WHERE.search(rest) or WHOLE.search(rest), (seed, message)
             assert str(path) in message, (seed, message)
             assert message.isprintable(), (seed, message)
             assert not LEAKS.search(message.replace(str(tmp_path), "")), (seed, message)

@@ -1,6 +1,7 @@
 """Comparing methods: limits that end what does not end, answers that are kept, and one table."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mdpext_dask.errors import MdpextError, SpecError, StoreError
+from mdpext_dask.errors import MdpextError, SpecError, StoreError, printable
 from mdpext_dask.events import Note
 from mdpext_dask.files import scratch_in
 from mdpext_dask.job.sections import ClusterSection
@@ -339,6 +340,24 @@ def test_results_are_written_as_tables_and_a_picture(spec: JobSpec, tmp_path: Pa
     ]  # fmt: skip
     assert json.loads(files["results.json"].read_text()) == json.loads(json.dumps(as_json([summary])))
     assert files["utility-time.png"].read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\uff1d1"])
+def test_no_cell_of_a_table_is_a_formula(text: str, spec: JobSpec, tmp_path: Path) -> None:
+    lost = {"completed": False, "limited": False, "reason": f"{text}\x1b[31m | x"}
+    summary = summarised(spec, tmp_path / "answers", {"em": [answer(2.0)], "lp": [lost]})
+    summary.rows[0]["title"] = text
+    write_results(tmp_path, [summary])
+    for name in ("answers.csv", "table.csv"):
+        content = (tmp_path / name).read_text()
+        cells = [cell for row in csv.reader(io.StringIO(content)) for cell in row]
+        assert not [cell for cell in cells if cell.lstrip().startswith(("=", "+", "-", "@", "\uff1d"))]
+        assert any(printable(text) in cell for cell in cells)
+        assert all(map(str.isprintable, content.split("\n")))
+    markdown = (tmp_path / "table.md").read_text()
+    assert all(map(str.isprintable, markdown.split("\n")))
+    lines = [line for line in markdown.split("\n") if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {10}
 
 
 def test_of_several_cases_problem_is_a_list(spec: JobSpec, tmp_path: Path) -> None:

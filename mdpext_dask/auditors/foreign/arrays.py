@@ -171,8 +171,14 @@ def read_zarr(url: str, source: str, folder: Path, points: Places | None) -> tup
         return path, places
 
 
+def _attributes(array: "zarr.Array[Any]") -> dict[str, Any]:
+    """Return the attributes of an array; none, where what stands there is no object."""
+    found = array.metadata.attributes
+    return found if isinstance(found, dict) else {}
+
+
 def _units(array: "zarr.Array[Any]") -> Any:
-    return array.attrs.get("units")
+    return _attributes(array).get("units")
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -281,7 +287,7 @@ def _check_coordinates(
 
 def _check_dimensions(array: "zarr.Array[Any]", source: str) -> None:
     """Refuse an array whose own names of its dimensions say that y comes before x."""
-    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    names = getattr(array.metadata, "dimension_names", None) or _attributes(array).get("_ARRAY_DIMENSIONS")
     names = list(names) if isinstance(names, list | tuple) else []
     if set(_AXES) <= set(names) and tuple(names[:2]) != _AXES:
         raise DataError(

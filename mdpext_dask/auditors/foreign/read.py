@@ -17,6 +17,7 @@ from mdpext_dask.auditors.foreign.arrays import read_npy, read_npz, read_zarr
 from mdpext_dask.auditors.foreign.row_files import Places
 from mdpext_dask.auditors.foreign.tables import CSV_SUFFIXES, PARQUET_SUFFIXES, read_csv, read_parquet
 from mdpext_dask.errors import DataError
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.tables import reading
 from mdpext_dask.store import objects
@@ -56,7 +57,9 @@ class ForeignMechanism:
     source: str
 
 
-def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechanism:
+def read_foreign(
+    path: str, points: Path | None, folder: Path, columns: PointColumns = BY_NAME
+) -> ForeignMechanism:
     """Read a mechanism of any supported format.
 
     Parameters
@@ -69,6 +72,8 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     folder
         Scratch folder of the caller, made if need be: what cannot be used where it lies is converted into a
         new file there. Nothing is left in it after an error.
+    columns
+        Which columns of the file of points hold longitude and latitude.
 
     Raises
     ------
@@ -85,7 +90,7 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     places = None
     if points is not None:
         points = points.expanduser()
-        there = read_points(points, weights=False)
+        there = read_points(points, weights=False, columns=columns)
         places = Places(there.coordinates, there.planar, str(points))
     reader = _reader_of(place)
     if remote and reader is not None:

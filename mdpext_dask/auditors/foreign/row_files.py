@@ -26,6 +26,8 @@ PIECE_BYTES = 1 << 26
 # From here on, float64 no longer tells neighbouring whole numbers apart.
 _WHOLE_LIMIT = 2**53
 # What NumPy, zipfile and Zarr raise about bytes that are not what they say, beside what every reader raises.
+# As float64 they take 80 TB.
+_MOST_NUMBERS = 10**13
 _OF_PARSERS = (
     LookupError, RuntimeError, MemoryError, TypeError, AttributeError, ArithmeticError, SyntaxError,
     tokenize.TokenError,
@@ -119,7 +121,7 @@ def check_shape(shape: tuple[int, ...], source: str) -> tuple[int, int]:
     Raises
     ------
     DataError
-        If it is of another shape, or has fewer than two records or no output.
+        If it is of another shape, has fewer than two records or no output, or far too many.
     """
     if len(shape) not in (2, 3):
         raise DataError(f"{source}: has the shape {shape}, but must be (records, outputs) or (x, y, outputs)")
@@ -127,6 +129,8 @@ def check_shape(shape: tuple[int, ...], source: str) -> tuple[int, int]:
     if records < 2 or outputs < 1:
         found = f"{records} and {outputs}"
         raise DataError(f"{source}: at least 2 records and 1 output are needed, found {found}")
+    if records * outputs > _MOST_NUMBERS:
+        raise DataError(f"{source}: has the shape {shape}, more numbers than can be read")
     return records, outputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, SpecError, printable
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
@@ -144,7 +144,7 @@ def _name(properties: Any, number: int, keys: tuple[str, ...], path: Path) -> st
     found = properties if isinstance(properties, dict) else {}
     names = [str(found[key]) for key in keys if found.get(key) not in (None, "")]
     if not names and keys is not _NAMES:
-        there = ", ".join(found) or "none"
+        there = ", ".join(map(printable, found)) or "none"
         raise DataError(
             f"{OPTION}: {path}: feature {number}: the property {keys[0]} is missing or empty; found {there}"
         )

@@ -84,7 +84,9 @@ def prepare(store: MechanismStore, request: AttackRequest) -> Attack:
         raise SpecError(f"victims: must be at least {_LEAST_DRAWN}, got {request.victims}")
     if request.random_seed < 0:
         raise SpecError(f"--random-seed: must be at least 0, got {request.random_seed}")
-    points = None if request.attacker_prior is None else read_attacker_prior(store, request.attacker_prior)
+    points, path = None, request.attacker_prior
+    if path is not None:
+        points = read_attacker_prior(store, path, request.prior_columns)
     districts = None
     if store.grid.records <= MOST_RECORDS:
         asked = request.districts

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.plausible import PointsSeen
+from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -40,11 +41,13 @@ class AttackRequest:
         For that draw.
     district_name
         Property of the polygons, or column, that names the districts; default: ``name``, or ``id``.
+    prior_columns
+        Which columns of the attacker's file hold longitude and latitude, where their names do not say so.
 
     Raises
     ------
     SpecError
-        If there is such a property, and no file.
+        If there is such a property or such columns, and no file.
     """
 
     districts: Path | None = None
@@ -53,10 +56,13 @@ class AttackRequest:
     victims: int = 200
     random_seed: int = 0
     district_name: str | None = None
+    prior_columns: PointColumns = BY_NAME
 
     def __post_init__(self) -> None:
         if self.district_name is not None and self.districts is None:
             raise SpecError("--district-name: needs --districts, a file of polygons with such a property")
+        if self.prior_columns.given and self.attacker_prior is None:
+            raise SpecError("--lon-column, --lat-column: only with --attacker-prior, a file of points")
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class PointPrior:
         return position, self.weight[held]
 
 
-def read_attacker_prior(store: MechanismStore, path: Path) -> PointPrior:
+def read_attacker_prior(store: MechanismStore, path: Path, columns: PointColumns = BY_NAME) -> PointPrior:
     """Return the prior of a points file: each point at its nearest record, as `prior.file` does.
 
     Raises
@@ -133,7 +139,7 @@ def read_attacker_prior(store: MechanismStore, path: Path) -> PointPrior:
     """
     option, grid, projection = "--attacker-prior", store.grid, store.projection
     try:
-        points = read_points(path)
+        points = read_points(path, columns=columns)
     except DataError as error:
         raise DataError(f"{option}: {error}") from None
     xy = points.coordinates

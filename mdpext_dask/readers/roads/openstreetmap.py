@@ -18,11 +18,15 @@ same as before. Which nodes stay is osmnx's rule: G. Boeing (2025), "Topological
 solutions to the street intersection miscount problem", Transactions in GIS 29 (3), e70037.
 """
 
+import contextlib
 import re
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +37,7 @@ from mdpext_dask.errors import DataError
 from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, as_swapped, east_of
 from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.roads.network import Arcs, RoadNetwork, assemble, ground_km
-from mdpext_dask.readers.tables import reading
+from mdpext_dask.readers.tables import UNREADABLE, opened, reading
 
 SUFFIXES = (".osm.pbf", ".osm", ".osm.bz2", ".osm.gz", ".pbf")
 # A table of the places of all nodes takes 16 bytes for each, about twice what its file takes; a set of ids
@@ -95,7 +99,8 @@ def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
     """
     osmium = import_optional("osmium", f"domain.roads: {path}")
     # What osmium's parsers raise arrives as one of these.
-    with reading(path, "OpenStreetMap file", also=(RuntimeError, OverflowError, osmium.InvalidLocationError)):
+    also = RuntimeError, OverflowError, osmium.InvalidLocationError
+    with _told_where(path), reading(path, "OpenStreetMap file", also=also):
         ways, ferries = _read_ways(osmium, path)
         last = _last_versions(ways.ids)
         ways = ways.only(last)
@@ -130,6 +135,29 @@ def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
     return assemble(
         ids, lonlat, (ids[arcs.start], ids[arcs.end]), arcs.length_km, oneway, str(path), notes=told
     )
+
+
+@contextmanager
+def _told_where(path: Path) -> Iterator[None]:
+    """Add the line to what osmium says of a value in XML, which it only quotes.
+
+    Raises
+    ------
+    DataError
+        As before, with the line where it can be found.
+    """
+    try:
+        yield
+    except DataError as error:
+        value = re.search(r"'([^']*)'$", str(error))
+        if value is None or path.suffix.lower() == ".pbf":
+            raise
+        written, found = f'{escape(value[1])}"'.encode(), None
+        with contextlib.suppress(*UNREADABLE), opened(path) as file:
+            found = next((number for number, line in enumerate(file, 1) if written in line), None)
+        if found is None:
+            raise
+        raise DataError(f"{error}, in line {found}") from None
 
 
 def _arcs(ways: _Ways, lonlat: NDArray[np.float64], there: NDArray[np.bool_]) -> Arcs:

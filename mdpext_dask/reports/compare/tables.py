@@ -15,6 +15,7 @@ from mdpext_dask.files import rendered
 from mdpext_dask.reports.compare.answers import ITSELF
 from mdpext_dask.reports.compare.figure import comparison_of
 from mdpext_dask.reports.compare.summary import NORMAL_95, CaseSummary
+from mdpext_dask.sampling.report_files import marked
 
 PICTURE = "utility-time.png"
 # Bounds that differ by less than this share are the same.
@@ -78,8 +79,8 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
     answers, texts = answers.reindex(columns=list(_COLUMNS)), "\n".join(map(_markdown, summaries))
     try:
         picture = _draw(summaries, folder / PICTURE)
-        answers.to_csv(folder / "answers.csv", index=False)
-        rows.to_csv(folder / "table.csv", index=False)
+        for name, table in (("answers.csv", answers), ("table.csv", rows)):
+            table.map(_cell).rename(columns=_cell).to_csv(folder / name, index=False)
         (folder / "table.md").write_text(texts, encoding="utf-8")
         (folder / "table.html").write_text(_page(summaries, picture), encoding="utf-8")
         (folder / "results.json").write_text(json.dumps(as_json(summaries), indent=1), encoding="utf-8")
@@ -109,6 +110,11 @@ def as_json(summaries: Sequence[CaseSummary]) -> dict[str, Any]:
         "problem": problems[0] if len(problems) == 1 else problems,
         "rows": [row for summary in summaries for row in summary.rows],
     }
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell of a CSV file: a text is shown, and no formula."""
+    return marked(printable(value)) if isinstance(value, str) else value
 
 
 def _escaped(text: str) -> str:
@@ -179,9 +185,10 @@ def _markdown(summary: CaseSummary) -> str:
     for row in summary.rows:
         name, *others = cells(row)
         name = f"**{name}**" if row["default"] else name
-        lines.append("| " + " | ".join([name, *others]) + " |")
+        cell = (text.replace("|", "\\|") for text in (name, *others))
+        lines.append("| " + " | ".join(cell) + " |")
     notes = notes_on(summary)
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+    return "\n".join(map(printable, [*lines, "", *(f"- {note}" for note in notes), ""]))
 
 
 def notes_on(summary: CaseSummary) -> list[str]:

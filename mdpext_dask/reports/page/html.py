@@ -63,7 +63,12 @@ def _shown(value: Any) -> Any:
 
 
 def _shown_in(values: Any) -> Any:
-    """Return a document of JSON values with :func:`_shown` of all that it holds."""
+    """Return a document of JSON values with :func:`_shown` of all that it holds, null for what is no number.
+
+    Of a store that has lost a part, which the page says, places may be none.
+    """
+    if isinstance(values, float) and not math.isfinite(values):
+        return None
     if isinstance(values, dict):
         return {_shown(key): _shown_in(value) for key, value in values.items()}
     return [_shown_in(value) for value in values] if isinstance(values, list | tuple) else _shown(values)
