@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line, reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,8 +92,8 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
         if isinstance(error, MdpextError) or (descriptor and isinstance(error, BrokenPipeError)):
             raise
         if option is None:
-            raise DataError(f"{path}: cannot be written: {error}") from None
-        raise StoreError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
+            raise DataError(f"{path}: cannot be written: {reason(error)}") from None
+        raise StoreError(f"{option}: {path}: cannot be written: {reason(error)}") from None
 
 
 def _descriptor(path: Path) -> int | None:
@@ -153,7 +153,7 @@ def check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise SpecError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
+        raise SpecError(f"{option}: {path}: cannot be written: {reason(error)}") from None
 
 
 def rendered(draw: "Callable[[], Figure]", suffix: str) -> bytes:

@@ -20,13 +20,16 @@ import typer
 
 from mdpext_dask.errors import (
     EXIT_CRASH,
+    EXIT_INCOMPLETE,
     EXIT_UNREAD,
     IncompleteStoreError,
     MdpextError,
     SpecError,
     StoreError,
-    first_line,
+    exit_code_of,
+    is_disk_full,
     printable,
+    reason,
 )
 from mdpext_dask.files import is_standard_output
 
@@ -173,7 +176,7 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
             with _writing():
                 sys.stdout.flush()
     except MdpextError as error:
-        code = _tell(error, error.exit_code, as_json=as_json)
+        code = _tell(error, exit_code_of(error), as_json=as_json)
     except KeyboardInterrupt:
         # Requests of Zarr are abandoned with the process; their warnings help nobody.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -189,6 +192,9 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         describe = getattr(error, "format_message", None)
         if describe is not None:  # an error of the parser; its class differs between versions of Typer
             code = _tell(SpecError(describe()), SpecError.exit_code, as_json=as_json)
+        elif is_disk_full(error):
+            full = StoreError(f"a file cannot be written: {reason(error)}; make room and run again")
+            code = _tell(full, EXIT_INCOMPLETE, as_json=as_json)
         else:
             print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             code = _tell(MdpextError(f"{type(error).__name__}: {error}"), EXIT_CRASH, as_json=as_json)
@@ -234,7 +240,7 @@ def _writing() -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         _drop(sys.stdout)
-        raise StoreError(f"the answer cannot be written: {first_line(error)}") from None
+        raise StoreError(f"the answer cannot be written: {reason(error)}") from None
 
 
 def _drop(stream: TextIO | None) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, reason
 from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, parse_job
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
@@ -94,7 +94,7 @@ class MechanismStore:
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
-            raise StoreError(f"{url}: cannot be created: {error}") from None
+            raise StoreError(f"{url}: cannot be created: {reason(error)}") from None
         created = cls(url, store, root)
         created.update(state=PLANNED)
         return created
@@ -329,7 +329,7 @@ class MechanismStore:
         try:
             return np.asarray(array[index] if index else array[...])
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
+            raise StoreError(f"{self.url}: {name} cannot be read: {reason(error)}") from None
 
     def _node(self, name: str) -> "zarr.Array[Any] | zarr.Group | None":
         """Return an array or a group, or None if there is none of that name.
@@ -342,7 +342,7 @@ class MechanismStore:
         try:
             return self._root.get(name)
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {first_line(error)}") from None
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {reason(error)}") from None
 
     @cached_property
     def _probability(self) -> "zarr.Array[Any]":
@@ -372,7 +372,7 @@ class MechanismStore:
         try:
             zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")[place] = owned
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
+            raise StoreError(f"{self.url}: block {block.index}: {reason(error)}") from None
         found = ((key, objects.get_bytes(scratch, key)) for key in keys)
         shards = {key: shard for key, shard in found if shard is not None}
         if len(shards) < len(keys):
@@ -446,7 +446,7 @@ class MechanismStore:
             # The attributes come last: they mark the seed as written.
             self.note_seed({**facts, **attributes})
         except OSError as error:
-            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+            raise StoreError(f"{self.url}: the seed cannot be written: {reason(error)}") from None
 
     def note_seed(self, attributes: Mapping[str, Any]) -> None:
         """Write attributes of the seed group."""
@@ -533,7 +533,7 @@ class MechanismStore:
                 **content,
             )
         except OSError as error:
-            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
+            raise StoreError(f"{self.url}: the seed cannot be written: {reason(error)}") from None
 
     @property
     def seed_attributes(self) -> dict[str, Any]:
@@ -566,7 +566,7 @@ def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
         # Consolidated metadata is for other readers; this package reads the documents themselves.
         return zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
     except DAMAGE as error:
-        raise StoreError(f"{complaint}: {first_line(error)}") from None
+        raise StoreError(f"{complaint}: {reason(error)}") from None
 
 
 def job_of(store: MechanismStore) -> JobSpec:

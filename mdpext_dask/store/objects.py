@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import zarr
 from pydantic import ConfigDict, TypeAdapter
@@ -24,8 +24,10 @@ from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, first_line
+from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, reason
 from mdpext_dask.store.remote import REQUESTS_AT_ONCE, RetryingStore, open_remote
+
+T = TypeVar("T")
 
 # Suffix that Zarr gives a local file while it is being written.
 LEFTOVER = ".partial"
@@ -33,6 +35,8 @@ LEFTOVER = ".partial"
 LOCK = "lock.json"
 # How a JSON object is read into a dataclass: no other keys, no other types, no NaN.
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+# How often a write is tried while other runs sweep.
+_TRIES = 10
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -149,13 +153,17 @@ def check_place(url: str) -> None:
     try:
         if path.is_file():
             raise StoreError(f"{url}: is a file, not a store")
-        parent = next(p for p in (path, *path.parents) if p.exists())
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        _in_spite_of_sweeping(lambda: _check_folder(path))
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
+        raise StoreError(f"{url}: cannot be written: {reason(error)}") from None
+
+
+def _check_folder(path: Path) -> None:
+    parent = next(p for p in (path, *path.parents) if p.exists())
+    with tempfile.TemporaryFile(dir=parent):
+        pass
 
 
 def get_bytes(store: Store, key: str) -> bytes | None:
@@ -178,7 +186,8 @@ def put_bytes(store: Store, key: str, value: bytes) -> None:
         If the store refuses: full, read-only, gone.
     """
     with _refused(store, key, "written"):
-        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+        content = default_buffer_prototype().buffer.from_bytes(value)
+        _in_spite_of_sweeping(lambda: sync(store.set(key, content)))
 
 
 def create_exclusively(store: Store, key: str, value: bytes) -> bool:
@@ -204,7 +213,7 @@ def create_exclusively(store: Store, key: str, value: bytes) -> bool:
     """
     with _refused(store, key, "written"):
         if isinstance(store, LocalStore):
-            return _link_exclusively(store, key, value)
+            return _in_spite_of_sweeping(lambda: _link_exclusively(store, key, value))
         assert isinstance(store, RetryingStore)  # there is no other kind here
         return sync(store.create(key, value))
 
@@ -307,7 +316,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
                 path.unlink(missing_ok=True)
         (folder / last).unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"{url}: cannot be deleted: {first_line(error)}") from None
+        raise StoreError(f"{url}: cannot be deleted: {reason(error)}") from None
 
 
 def sweep(store: Store) -> None:
@@ -330,7 +339,7 @@ def consolidate(store: Store) -> None:
         try:
             zarr.consolidate_metadata(store)
         except OSError as error:
-            raise StoreError(f"{store}: zarr.json cannot be written: {first_line(error)}") from None
+            raise StoreError(f"{store}: zarr.json cannot be written: {reason(error)}") from None
 
 
 @contextlib.contextmanager
@@ -341,7 +350,18 @@ def _refused(store: Store, what: str, done: str) -> Iterator[None]:
     except StoreError:
         raise
     except (OSError, ValueError) as error:
-        raise StoreError(f"{store}: {what} cannot be {done}: {first_line(error)}") from None
+        raise StoreError(f"{store}: {what} cannot be {done}: {reason(error)}") from None
+
+
+def _in_spite_of_sweeping(write: Callable[[], T]) -> T:
+    """Write into a local folder, again where the draft or the folder has just been deleted.
+
+    A run that ends sweeps up what it takes for leftovers, and folders that it has made and not used.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return write()
+    return write()
 
 
 def _link_exclusively(store: LocalStore, key: str, value: bytes) -> bool:

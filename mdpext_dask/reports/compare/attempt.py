@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.foreign.row_files import allocate
 from mdpext_dask.auditors.methods import compare_all
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.auditors.subject import plain_subject, store_subject
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line
+from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line, is_disk_full
 from mdpext_dask.evaluation.baselines.problem import (
     BaselineMechanism,
     Guarantee,
@@ -189,9 +190,13 @@ def _answer(request: Request, spec: JobSpec, domain: Domain, folder: Path) -> di
         given = {"given_seconds": limit} if entry_of(request.method).spends_time else {}
         return {**done, **made, "seconds": seconds, **given, **_judge(spec, domain, folder)}
     except MdpextError as error:
+        if is_disk_full(error):
+            raise  # it says nothing about the method, and the next one would meet it too
         outside = isinstance(error, StoreError | ClusterError)
         return _failure(request, " ".join(str(error).split()), passing=outside)
     except BaseException as error:  # SystemExit included: no method ends this process
+        if is_disk_full(error):
+            raise
         traceback.print_exc()
         return _failure(request, f"{type(error).__name__}: {first_line(error)}", passing=True)
 
@@ -239,6 +244,8 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
     ------
     DataError
         If the method made rows that are none.
+    StoreError
+        If there is no room for them.
     """
     assert made.rows is not None  # the caller has looked
     columns, along = problem.grid.shape
@@ -246,8 +253,7 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
     for strip in strips(problem):
         rows = made.rows(strip)
         if stored is None:
-            shape = (columns * along, problem.outputs)
-            stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=shape)
+            stored = allocate(path, (columns * along, problem.outputs), np.dtype(np.float64))
         if not (np.isfinite(rows).all() and (rows >= 0).all()):
             raise DataError("the rows hold numbers that are no probabilities")
         stored[strip.start * along : strip.stop * along] = rows.reshape(-1, problem.outputs)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mdpext_dask.compute.executor import open_executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.errors import MdpextError, SpecError, StoreError, reason
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import scratch_in
 from mdpext_dask.job.beyond import tell_beyond
@@ -189,7 +189,7 @@ def _prepared(folder: Path) -> Path:
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {first_line(error)}") from None
+        raise StoreError(f"{folder}: cannot be written: {reason(error)}") from None
     return folder
 
 
