@@ -1,17 +1,20 @@
 """What a store of a job is like so far: the document that ``run`` and ``status`` print."""
 
+import shlex
 from typing import Any
 
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.events import STAGES
 from mdpext_dask.store import locks
-from mdpext_dask.store.mechanism_store import EXTENDING, PLANNED, MechanismStore
+from mdpext_dask.store.integrity import ranges_of
+from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
     """Return what ``run`` and ``status`` print."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
-    done = len(store.read_receipts()) if seed else 0
+    receipts = store.read_receipts() if seed else {}
+    done = len(receipts)
     state = store.state
     if state == PLANNED and done:
         state = EXTENDING
@@ -28,6 +31,8 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "blocks": plan.blocks,
         "blocks_skipped": len(plan.skipped),
         "blocks_done": done,
+        "seed_solved": seed.get("sha256") is not None,
+        "next": _next(store, state, [index for index in range(plan.blocks) if index not in receipts]),
         "epsilon_per_km": attributes["epsilon_per_km"],
         "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
         "epsilon_certified": attributes["epsilon_certified"],
@@ -57,6 +62,14 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
             "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
         ),
     }
+
+
+def _next(store: MechanismStore, state: str, missing: list[int]) -> str | None:
+    """Return the command that comes next where blocks are done in pieces; None if there is none."""
+    if state in (COMPLETE, REFUSED) or store.seed_attributes.get("sha256") is None:
+        return None
+    url = shlex.quote(store.url)
+    return f"mdpext partition {url} --range {ranges_of(missing)[0]}" if missing else f"mdpext finalise {url}"
 
 
 def seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:

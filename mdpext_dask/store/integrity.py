@@ -10,8 +10,10 @@ is `spatial_ref`, which only mapping software reads, beyond its description.
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,8 @@ _SAME_PLACE_KM = 1e-3
 _ROUNDING = 1e-6
 # Of each kind of damage, in a message.
 _NAMED = 5
+# Ranges of missing blocks, in a message.
+_NAMED_RANGES = 8
 
 
 def inconsistencies(store: MechanismStore, certified: float | None = None) -> list[str]:
@@ -235,17 +239,29 @@ def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
     Raises
     ------
     IncompleteStoreError
-        With all missing blocks.
+        With all missing blocks, or if not even the seed is solved.
     """
     done = store.read_receipts()
     blocks = store.plan.blocks
-    if missing := [index for index in range(blocks) if index not in done]:
-        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    missing = [index for index in range(blocks) if index not in done]
+    if missing:
+        store.seed_sha256()  # without one there is nothing to extend yet
+        ranges = ranges_of(missing)
+        named = ", ".join(ranges[:_NAMED_RANGES]) + (", ..." if len(ranges) > _NAMED_RANGES else "")
+        some, on = ("1 range", "") if len(ranges) == 1 else (f"{len(ranges)} ranges", " and so on")
         raise IncompleteStoreError(
-            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
+            f"{store.url}: {len(missing)} of {blocks} blocks are missing, in {some}: {named}; run the job "
+            f"again, or mdpext partition {shlex.quote(store.url)} --range {ranges[0]}{on}",
             missing=missing,
         )
     return done
+
+
+def ranges_of(blocks: Sequence[int]) -> list[str]:
+    """Return ascending numbers of blocks as ranges A:B, as ``mdpext partition --range`` takes them."""
+    cuts = [k for k in range(1, len(blocks)) if blocks[k] != blocks[k - 1] + 1]
+    ends = pairwise([0, *cuts, len(blocks)])
+    return [f"{blocks[first]}:{blocks[last - 1] + 1}" for first, last in ends] if blocks else []
 
 
 def verify(store: MechanismStore) -> None:

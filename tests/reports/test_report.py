@@ -351,7 +351,7 @@ def test_there_is_no_report_on_what_is_not_finished(small_job: Job, tmp_path: Pa
     init(parse_job(small_job(store={"block_cells": [2, 2]})), str(url))
     code, _, err = command(url, "--progress", "none")
     assert code == 3
-    assert re.fullmatch(r"error: .*blocks are missing.*run the job again\n", err)
+    assert re.fullmatch(r"error: .*blocks are missing.*run the job again, or mdpext partition .*\n", err)
     partition(str(url), 0, MechanismStore.open(str(url)).plan.blocks)
     with pytest.raises(IncompleteStoreError, match="its certificate is missing; run the job again"):
         report(str(url), tmp_path / "r.html")
