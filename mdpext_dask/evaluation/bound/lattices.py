@@ -5,10 +5,11 @@ store need only hold the problem, not the rows of a mechanism.
 """
 
 import math
+import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluation.bound.lattice_program import Lattice, LatticePromise, lattice_bound, reach_of
@@ -29,6 +30,8 @@ _CALLS, _ENTRY, _BLOCK_FLOP, _INVERSE_FLOP, _SCHUR_FLOP = 0.02, 6e-6, 4e-8, 3e-9
 # Arrays over all rows of a program that an iteration holds at once, over blocks, and of Schur matrices.
 _ROW_ARRAYS, _BLOCK_ARRAYS, _SCHUR_ARRAYS = 20, 4, 3
 _FLOAT64 = 8
+# When the time of the present call is up in this process.
+_DEADLINES: dict[str, float] = {}
 
 
 def promise_of(store: MechanismStore) -> LatticePromise:
@@ -78,47 +81,110 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
     return Lattice(store.grid.x_km()[east], store.grid.y_km()[north], cost, kept)
 
 
-def bound_lattices(url: str, stride: int, offsets: list[Offset]) -> list[tuple[float, float]]:
-    """Return, for some lattices, what every mechanism loses on them at least, in km, and their share of π."""
-    return [bound_alone(url, stride, offset) for offset in offsets]
+class Found(NamedTuple):
+    """What is proved about one lattice.
+
+    Parameters
+    ----------
+    bound_km
+        What every mechanism loses on it at least, in km.
+    share
+        Its share of π.
+    free_km
+        What is lost on it without any privacy at most, in km: part of the sum over all records.
+    finished
+        Whether its program was solved, rather than stopped when the time was up.
+    """
+
+    bound_km: float
+    share: float
+    free_km: float
+    finished: bool
+
+
+def deadline_of(call: str, seconds: float) -> float:
+    """Return when the time of a call is up, in s of :func:`time.monotonic` in this process.
+
+    Its first task here starts the time, so no clocks of machines are compared.
+
+    Parameters
+    ----------
+    call
+        A random name, the same for all tasks of the call.
+    seconds
+        How much time there was when the tasks were handed out.
+    """
+    if call not in _DEADLINES:
+        _DEADLINES.clear()
+        _DEADLINES[call] = time.monotonic() + seconds
+    return _DEADLINES[call]
+
+
+def bound_lattices(
+    url: str, stride: int, offsets: list[Offset], call: str, seconds: float
+) -> list[Found | None]:
+    """Return what is proved about some lattices; None for those that there was no time for."""
+    deadline = deadline_of(call, seconds)
+    return [bound_alone(url, stride, offset, deadline - time.monotonic()) for offset in offsets]
 
 
 def bound_alone(
-    url: str, stride: int, offset: Offset, threads: int = 1, inverse_sums: InverseSums | None = None
-) -> tuple[float, float]:
+    url: str,
+    stride: int,
+    offset: Offset,
+    seconds: float = math.inf,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+) -> Found | None:
     """Return the same for one lattice.
 
     Parameters
     ----------
     url, stride, offset
         The store and the lattice.
+    seconds
+        When to stop.
     threads, inverse_sums
         See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
+    if seconds <= 0:
+        return None
+    deadline = time.monotonic() + seconds
     store = MechanismStore.open(url)
-    lattice = lattice_of(store, stride, offset)
+    lattice, promise = lattice_of(store, stride, offset), promise_of(store)
     share = math.fsum(store.read("prior", *(slice(first, None, stride) for first in offset)).ravel())
-    bound = lattice_bound(lattice, promise_of(store), threads=threads, inverse_sums=inverse_sums)
-    return bound, share
+    bound = lattice_bound(lattice, promise, threads=threads, inverse_sums=inverse_sums, deadline=deadline)
+    return Found(bound, share, lattice.free_at_most_km, time.monotonic() <= deadline)
 
 
-def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
-    """Return Σ π(x) min_y c(x, y) of the records that a block owns, by offset, rounded down.
+def time_lattice(url: str, stride: int, seconds: float, threads: int) -> float:
+    """Return how long the program of the first lattice takes now, in s, once it has been read."""
+    store = MechanismStore.open(url)
+    lattice, promise = lattice_of(store, stride, (0, 0)), promise_of(store)
+    started = time.monotonic()
+    lattice_bound(lattice, promise, threads=threads, deadline=started + seconds)
+    return time.monotonic() - started
 
-    Returns
-    -------
-    float64 of shape (stride, stride) or, where the grid is smaller, of the grid, in km.
+
+def free_loss(url: str, index: int, call: str, seconds: float) -> float:
+    """Return Σ π(x) min_y c(x, y) of the records that a block owns, rounded down, in km.
+
+    Parameters
+    ----------
+    url, index
+        The store and the block.
+    call, seconds
+        See :func:`deadline_of`; 0, which is proved as well, if the time is up.
     """
+    if time.monotonic() > deadline_of(call, seconds):
+        return 0.0
     store = MechanismStore.open(url)
     block = store.plan[index]
-    total = np.zeros([min(stride, side) for side in store.grid.shape])
     prior = store.read("prior", block.owned_x, block.owned_y)
-    for i, used, _, mass, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
-        least = losses.min(axis=1) * mass
-        residue = (block.owned_y.start + used) % stride
-        total[(block.owned_x.start + i) % stride] += np.bincount(residue, least, minlength=total.shape[1])
-    # Sums of this many numbers, none negative.
-    return np.asarray(total * (1 - prior.size * np.finfo(float).eps))
+    columns = loss_columns(store, block.owned_x, block.owned_y, prior)
+    return math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns) * (
+        1 - (max(prior.shape) + 1) * float(np.finfo(float).eps)
+    )
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
