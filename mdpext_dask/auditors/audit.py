@@ -27,7 +27,7 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.runtime.city import CityFile, is_city
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
-from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store.integrity import reopened, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.store.signature import require_signed
 
@@ -35,8 +35,6 @@ from mdpext_dask.store.signature import require_signed
 _FEW_TRIPLES = 2 * 10**9
 # Pairs drawn for a picture if the audit draws none.
 _PICTURE_PAIRS = 100_000
-# Attributes that identify a finished store.
-_SAME_STORE = "fingerprint", "chunk_hashes"
 
 
 def audit(
@@ -206,9 +204,7 @@ def _leave(store: MechanismStore, report: AuditReport) -> bool:
     document = report.as_json()
     # A read-only store is audited as well.
     with contextlib.suppress(OSError, ValueError, NotImplementedError, StoreAccessError):
-        writable = MechanismStore.open(store.url, mode="r+")
-        if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
-            return False
+        writable = reopened(store)
         if not report.passed and writable.state == COMPLETE:
             known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
             writable.update(state=REFUSED, **known)

@@ -40,6 +40,17 @@ if TYPE_CHECKING:
 
 STYLES = ("auto", "plain", "json", "none")
 _DUMB = ("dumb", "unknown")
+# What an interrupted command leaves behind.
+_GO_ON = "run again to go on"
+_KEPT = {
+    "run": f"finished blocks are kept, and the seed once it is solved; what was under way is not; {_GO_ON}",
+    "init": f"the seed is kept once it is solved, what was under way is not; {_GO_ON}",
+    "partition": f"finished blocks are kept, the one under way is not; {_GO_ON}",
+    "finalise": "the blocks are kept, checks begin anew; run again",
+    "compare": f"finished answers are kept, those under way are not; {_GO_ON}",
+    "sample": "no report is written; a ledger is charged when all reports are drawn, not before; run again",
+    "": "nothing is kept; run again",
+}
 
 
 def keep_apart(output: "Path", as_json: bool) -> None:
@@ -181,7 +192,8 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         # Requests of Zarr are abandoned with the process; their warnings help nobody.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore")
-        interrupted = IncompleteStoreError("interrupted; run again to go on")
+        command = next((name for name in given if name in _KEPT), "")
+        interrupted = IncompleteStoreError(f"interrupted; {_KEPT[command]}")
         code = _tell(interrupted, interrupted.exit_code, as_json=as_json)
         # Libraries interrupted while they start would print tracebacks at exit.
         _drop(sys.stderr)

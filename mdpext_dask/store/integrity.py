@@ -32,6 +32,8 @@ from mdpext_dask.store.schema import PROBABILITY, is_number
 CERTIFICATE = "audit/certificate.json"
 # States in which a store has been finished, whatever came of it.
 FINISHED = (COMPLETE, REFUSED)
+# Attributes that identify a finished store.
+_SAME_STORE = "fingerprint", "chunk_hashes"
 _SAME_PLACE_KM = 1e-3
 _ROUNDING = 1e-6
 # Of each kind of damage, in a message.
@@ -231,6 +233,20 @@ def _outputs_fit_projection(store: MechanismStore) -> bool:
         return not np.isfinite(lonlat).any()
     # Versions of PROJ differ by less than this, and a metre is no gain.
     return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
+
+
+def reopened(store: MechanismStore) -> MechanismStore:
+    """Return a finished store opened for writing.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be written, or another store has taken its place.
+    """
+    writable = MechanismStore.open(store.url, mode="r+")
+    if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
+        raise StoreError(f"{store.url}: another store has taken its place")
+    return writable
 
 
 def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:

@@ -6,7 +6,9 @@ store need only hold the problem, not the rows of a mechanism.
 
 import math
 import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ _CALLS, _ENTRY, _BLOCK_FLOP, _INVERSE_FLOP, _SCHUR_FLOP = 0.02, 6e-6, 4e-8, 3e-9
 # Arrays over all rows of a program that an iteration holds at once, over blocks, and of Schur matrices.
 _ROW_ARRAYS, _BLOCK_ARRAYS, _SCHUR_ARRAYS = 20, 4, 3
 _FLOAT64 = 8
-# When the time of the present call is up in this process.
+# When the time of the present call is up in this process; see :class:`Limit`.
 _DEADLINES: dict[str, float] = {}
 
 
@@ -102,37 +104,51 @@ class Found(NamedTuple):
     finished: bool
 
 
-def deadline_of(call: str, seconds: float) -> float:
-    """Return when the time of a call is up, in s of :func:`time.monotonic` in this process.
+@dataclass(frozen=True)
+class Limit:
+    """When the time of the tasks of one call is up, wherever they run.
 
-    Its first task here starts the time, so no clocks of machines are compared.
+    On the client's machine that is a moment of the clock that all its processes share. Clocks of machines are
+    not compared: elsewhere the first task of a call in a process starts the time.
 
     Parameters
     ----------
-    call
-        A random name, the same for all tasks of the call.
     seconds
         How much time there was when the tasks were handed out.
+    moment
+        Until when, in s of :func:`time.monotonic` on the client's machine; None elsewhere.
+    call
+        A random name, the same for all tasks of the call.
     """
-    if call not in _DEADLINES:
-        _DEADLINES.clear()
-        _DEADLINES[call] = time.monotonic() + seconds
-    return _DEADLINES[call]
+
+    seconds: float
+    moment: float | None = None
+    call: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, in the process that asks."""
+        if self.moment is not None:
+            return self.moment - time.monotonic()
+        if self.call not in _DEADLINES:
+            _DEADLINES.clear()
+            _DEADLINES[self.call] = time.monotonic() + self.seconds
+        return _DEADLINES[self.call] - time.monotonic()
 
 
-def bound_lattices(
-    url: str, stride: int, offsets: list[Offset], call: str, seconds: float
-) -> list[Found | None]:
+NO_LIMIT = Limit(math.inf, math.inf)
+
+
+def bound_lattices(url: str, stride: int, offsets: list[Offset], limit: Limit) -> list[Found | None]:
     """Return what is proved about some lattices; None for those that there was no time for."""
-    deadline = deadline_of(call, seconds)
-    return [bound_alone(url, stride, offset, deadline - time.monotonic()) for offset in offsets]
+    return [bound_alone(url, stride, offset, limit) for offset in offsets]
 
 
 def bound_alone(
     url: str,
     stride: int,
     offset: Offset,
-    seconds: float = math.inf,
+    limit: Limit = NO_LIMIT,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
 ) -> Found | None:
@@ -142,14 +158,14 @@ def bound_alone(
     ----------
     url, stride, offset
         The store and the lattice.
-    seconds
+    limit
         When to stop.
     threads, inverse_sums
         See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
-    if seconds <= 0:
+    deadline = time.monotonic() + limit.left
+    if limit.left <= 0:
         return None
-    deadline = time.monotonic() + seconds
     store = MechanismStore.open(url)
     lattice, promise = lattice_of(store, stride, offset), promise_of(store)
     share = math.fsum(store.read("prior", *(slice(first, None, stride) for first in offset)).ravel())
@@ -157,26 +173,23 @@ def bound_alone(
     return Found(bound, share, lattice.free_at_most_km, time.monotonic() <= deadline)
 
 
-def time_lattice(url: str, stride: int, seconds: float, threads: int) -> float:
-    """Return how long the program of the first lattice takes now, in s, once it has been read."""
+def time_lattice(url: str, stride: int, limit: Limit, threads: int) -> tuple[float, float]:
+    """Return how long the program of the first lattice takes now, and the whole of this task, in s."""
+    began = time.monotonic()
+    deadline = began + limit.left
     store = MechanismStore.open(url)
     lattice, promise = lattice_of(store, stride, (0, 0)), promise_of(store)
     started = time.monotonic()
-    lattice_bound(lattice, promise, threads=threads, deadline=started + seconds)
-    return time.monotonic() - started
+    lattice_bound(lattice, promise, threads=threads, deadline=deadline)
+    return time.monotonic() - started, time.monotonic() - began
 
 
-def free_loss(url: str, index: int, call: str, seconds: float) -> float:
+def free_loss(url: str, index: int, limit: Limit) -> float:
     """Return Σ π(x) min_y c(x, y) of the records that a block owns, rounded down, in km.
 
-    Parameters
-    ----------
-    url, index
-        The store and the block.
-    call, seconds
-        See :func:`deadline_of`; 0, which is proved as well, if the time is up.
+    Of a block that there was no time for 0, which is proved as well.
     """
-    if time.monotonic() > deadline_of(call, seconds):
+    if limit.left <= 0:
         return 0.0
     store = MechanismStore.open(url)
     block = store.plan[index]

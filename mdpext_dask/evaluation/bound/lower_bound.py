@@ -12,7 +12,6 @@ until it has one of its own, so whenever the time is up, the sum of what there i
 import math
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +50,7 @@ _LEAST_PACE = 0.1
 # Shares of what is left that the first stride, a finer one, and a part of the lattices should take at most.
 _FIRST, _FINER, _PART = 0.4, 0.9, 0.7
 # What is said about a bound.
-_FACTS = (
+FACTS = (
     "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
     "lower_bound_source", "lower_bound_stride", "offsets_used", "offsets_total", "lower_bound_offsets", "gap",
     "lower_bound_seconds",
@@ -147,7 +146,7 @@ def bound_facts(
     if not request.seconds >= 0:
         raise SpecError(f"--bound-seconds: must be at least 0, got {request.seconds:g}")
     if request.seconds == 0 and request.stride is None:
-        return dict.fromkeys(_FACTS)
+        return dict.fromkeys(FACTS)
     found = lower_bound(store, executor, stages, request)
     # The loss is a sum of this many numbers, none negative.
     rounding = (store.grid.records + store.outputs) * sys.float_info.epsilon
@@ -156,8 +155,8 @@ def bound_facts(
             f"{store.url}: its loss of {loss_km:.6g} km is less than the {found.certified_km:.6g} km that "
             "every mechanism with its promise loses; rows, prior or tables of the loss are damaged: audit it"
         )
-    if not found.certified and found.lower_bound_km > loss_km:
-        # The loss itself tells that the estimate is too high; what is proved is not.
+    if not found.certified and not found.certified_km < found.lower_bound_km <= loss_km:
+        # The loss itself tells that the estimate is too high, or what is proved that it is too low.
         found = replace(found, lower_bound_km=found.certified_km, standard_error_km=None)
     value = found.lower_bound_km
     facts = (
@@ -166,7 +165,7 @@ def bound_facts(
         None if found.whole else [list(offset) for offset in found.offsets],
         loss_km / value - 1 if value > 0 else None, found.seconds,
     )  # fmt: skip
-    return dict(zip(_FACTS, facts, strict=True))
+    return dict(zip(FACTS, facts, strict=True))
 
 
 def lower_bound(
@@ -192,6 +191,7 @@ def lower_bound(
     """
     started = time.monotonic()
     _check(store, executor, request)
+    dual = seed_dual_bound(store)
     seconds = math.inf if request.stride is not None else request.seconds
     search = _Search(store, executor, stages, started + seconds * (1 - _ON_THE_WAY))
     if request.stride is not None:
@@ -207,7 +207,6 @@ def lower_bound(
             state = _ever_finer(search, stride, free_km)
         else:
             state = _part(search, *search.part(request.offsets), free_km, request.random_seed)
-    dual = seed_dual_bound(store)
     if dual is not None and dual >= state.lower_bound_km:
         state = replace(state, lower_bound_km=dual, standard_error_km=None, source="seed dual")
     certified = max(state.certified_km, dual or 0.0)
@@ -277,12 +276,16 @@ class _Search:
             predicted = lattices.predicted_seconds(shape, *size) / use
             if predicted <= _PROBE * self.whole:
                 break
-        limit = _PROBE_LIMIT * self.whole
+        started, limit = time.monotonic(), self._limit(_PROBE_LIMIT * self.whole)
         tasks = [(store.url, stride, limit, threads)] * executor.workers
-        took = [seconds for _, seconds in executor.map("bound", lattices.time_lattice, tasks)]
+        timed = [seconds for _, seconds in executor.map("bound", lattices.time_lattice, tasks)]
+        took, task = (max(each) for each in zip(*timed, strict=True))
         # Where even that is not done in its time, it is not known how much slower it is.
-        slow = 2.0 if max(took) >= limit else 1.0
-        self.pace = max(slow * max(took) / predicted, _LEAST_PACE)
+        slow = 2.0 if task >= limit.seconds else 1.0
+        self.pace = max(slow * took / predicted, _LEAST_PACE)
+        # Tasks and answers take some time on their way; more than that is not kept for them.
+        way = time.monotonic() - started - task
+        self.deadline -= min(max(way - _ON_THE_WAY * self.whole, 0.0), _PROBE_LIMIT * self.whole)
 
     def finest(self, share: float, strides: Sequence[int]) -> int | None:
         """Return the finest of some strides all of whose lattices fit into a share of what is left."""
@@ -311,10 +314,15 @@ class _Search:
         seconds, needed = _needs(self.store, self.executor, stride, count)
         return self.pace * seconds <= share * self.left and needed <= _memory()
 
+    def _limit(self, seconds: float) -> lattices.Limit:
+        """Return a limit for tasks that are handed out now."""
+        here = self.executor.on_this_machine
+        return lattices.Limit(seconds, time.monotonic() + seconds if here else None)
+
     def free_km(self) -> float:
         """Return what is lost without any privacy at least, in km, of the blocks that there is time for."""
-        store, call, seconds = self.store, uuid.uuid4().hex, _FREE * self.left
-        blocks = [(store.url, index, call, seconds) for index in range(store.plan.blocks)]
+        store, limit = self.store, self._limit(_FREE * self.left)
+        blocks = [(store.url, index, limit) for index in range(store.plan.blocks)]
         return math.fsum(part for _, part in self.executor.map("bound", lattices.free_loss, blocks))
 
     def solve(self, stride: int, offsets: Sequence[lattices.Offset]) -> dict[lattices.Offset, lattices.Found]:
@@ -332,12 +340,15 @@ class _Search:
             if _one_by_one(len(offsets), executor):
                 for offset in offsets:
                     if self.left > 0:
-                        found = solve_alone(store, executor, lattices.bound_alone, stride, offset, self.left)
-                        take([offset], [found])
+                        limit = self._limit(self.left)
+                        take(
+                            [offset],
+                            [solve_alone(store, executor, lattices.bound_alone, stride, offset, limit)],
+                        )
             else:
-                call, size = uuid.uuid4().hex, self._at_once(stride, len(offsets))
+                limit, size = self._limit(self.left), self._at_once(stride, len(offsets))
                 parts = [offsets[first : first + size] for first in range(0, len(offsets), size)]
-                tasks = [(store.url, stride, part, call, self.left) for part in parts]
+                tasks = [(store.url, stride, part, limit) for part in parts]
                 for position, several in executor.map("bound", lattices.bound_lattices, tasks):
                     take(parts[position], several)
         if len(results) == len(offsets) and all(one.finished for one in results.values()):
