@@ -331,6 +331,29 @@ def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kin
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [("run job.toml", "finished blocks are kept, and the seed once it is solved; what was under way is not"),
+     ("init job.toml", "the seed is kept once it is solved"), ("finalise tiny.zarr", "the blocks are kept"),
+     ("partition tiny.zarr 0", "the one under way is not"), ("compare job.toml", "finished answers are kept"),
+     ("sample tiny.zarr p.csv -o o.csv", "no report is written"), ("evaluate tiny.zarr", "nothing is kept"),
+     ("report tiny.zarr", "nothing is kept"), ("plan job.toml", "nothing is kept")],
+)  # fmt: skip
+def test_an_interrupted_command_says_what_is_kept(
+    folder: Path, command: str, kept: str, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("job.spec.load_job", "store.mechanism_store.MechanismStore.open"):
+        monkeypatch.setattr(f"mdpext_dask.{place}", interrupt)
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # standard error stays
+    ended = inside(*command.split(), folder=folder)
+    assert (ended.returncode, ended.stderr.count("\n")) == (3, 1)
+    assert ended.stderr.startswith("error: interrupted; ")
+    assert kept in ended.stderr
+
+
 def test_a_job_from_windows_and_one_that_cannot_fit(folder: Path, inside: Inside) -> None:
     for command in ("plan", "run"):
         failed = inside(command, "job.toml", "--set", "domain.refine=[100, 100, 100]", folder=folder)

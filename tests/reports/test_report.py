@@ -24,8 +24,9 @@ from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.evaluation.bound import lower_bound
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.evaluation.evaluate import BOUND, evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid
@@ -406,6 +407,28 @@ def test_an_earlier_evaluation_is_taken_if_it_is_about_these_bytes(store: Path, 
         with pytest.raises(SpecError, match=message):
             report(str(store), tmp_path / "s.html", evaluation=file)
     assert not (tmp_path / "s.html").exists()
+
+
+def test_the_best_bound_of_evaluations_is_kept_for_the_page(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(str(store), bound=BoundRequest(stride=1), attacks=None)
+    kept = json.loads((store / BOUND).read_text())
+    evaluate(str(store), bound=BoundRequest(stride=9), attacks=None)
+    assert json.loads((store / BOUND).read_text()) == kept  # a worse one
+    monkeypatch.setattr(lower_bound, "lower_bound", None)  # none is computed
+    report(str(store), tmp_path / "r.html")
+    said = Page((tmp_path / "r.html").read_text(encoding="utf-8")).texts["losses"]
+    assert words.rounded_down(kept["lower_bound_certified_km"], 4) in said
+    assert f"an evaluation has left it there on {kept['computed']}" in said
+    monkeypatch.undo()
+    assert "evaluation has left" not in made(store, tmp_path / "s.html", bound_seconds=1)[1].texts["losses"]
+    # Of other bytes, damaged, or more than the mechanism loses: none of it is shown.
+    for wrong in ({"content_sha256": "0" * 64}, {"lower_bound_km": "1"}, {"lower_bound_certified_km": 1e3}):
+        (store / BOUND).write_text(json.dumps({**kept, **wrong}))
+        report(str(store), tmp_path / "t.html")
+        page = Page((tmp_path / "t.html").read_text(encoding="utf-8"))
+        assert "evaluation has left" not in page.texts["losses"]
 
 
 # --- few enough to be looked at -------------------------------------------------------------------
