@@ -14,6 +14,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -34,8 +35,6 @@ from mdpext_dask.errors import (
 from mdpext_dask.files import is_standard_output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mdpext_dask.events import Observer
 
 STYLES = ("auto", "plain", "json", "none")
@@ -53,7 +52,7 @@ _KEPT = {
 }
 
 
-def keep_apart(output: "Path", as_json: bool) -> None:
+def keep_apart(output: Path, as_json: bool) -> None:
     """Refuse ``--json`` if the output file is standard output too.
 
     Raises
@@ -65,7 +64,7 @@ def keep_apart(output: "Path", as_json: bool) -> None:
         raise SpecError(f"--json: {output} goes to standard output as well; give a file instead")
 
 
-def show(values: dict[str, Any], as_json: bool, beside: "Path | None" = None) -> None:
+def show(values: dict[str, Any], as_json: bool, beside: Path | None = None) -> None:
     """Print values on standard output: one JSON document, or a table.
 
     Parameters
@@ -205,7 +204,10 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         if describe is not None:  # an error of the parser; its class differs between versions of Typer
             code = _tell(SpecError(describe()), SpecError.exit_code, as_json=as_json)
         elif is_disk_full(error):
-            full = StoreError(f"a file cannot be written: {reason(error)}; make room and run again")
+            # Not the file itself, which may be one of a moment.
+            named = getattr(error, "filename", None)
+            place = f"{Path(os.fsdecode(named)).parent}: " if isinstance(named, str | bytes) else ""
+            full = StoreError(f"{place}a file cannot be written: {reason(error)}; make room and run again")
             code = _tell(full, EXIT_INCOMPLETE, as_json=as_json)
         else:
             print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)

@@ -30,7 +30,15 @@ from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.auditors.subject import plain_subject, store_subject
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line, is_disk_full
+from mdpext_dask.errors import (
+    ClusterError,
+    DataError,
+    MdpextError,
+    StoreError,
+    first_line,
+    is_disk_full,
+    reason,
+)
 from mdpext_dask.evaluation.baselines.problem import (
     BaselineMechanism,
     Guarantee,
@@ -96,12 +104,30 @@ def attempt(request: Request) -> None:
     ------
     ClusterError
         If the process ends before it has begun with the method.
+    StoreError
+        If the folder cannot be written.
     """
     path = Path(request.answer)
-    reason = given_up(path, request.limit_seconds)
-    if reason is not None and request.method != BOUND:
-        write_answer(path, _failure(request, reason, limited=True))
+    because = given_up(path, request.limit_seconds)
+    if because is not None and request.method != BOUND:
+        write_answer(path, _failure(request, because, limited=True))
         return
+    try:
+        code, said = _ended(request)
+    except OSError as error:
+        raise StoreError(f"{path.parent}: nothing can be run there: {reason(error)}") from None
+    if code == -signal.SIGALRM:
+        late = f"not finished within {request.limit_seconds:g} s"
+        write_answer(path, _failure(request, late, limited=True))
+    elif code < 0:
+        write_answer(path, _failure(request, f"ended by signal {-code}", passing=True))
+    elif code > 0:
+        last = (said.strip().splitlines() or ["no reason given"])[-1]
+        raise ClusterError(f"compare: a process ended with {code}: {last}; run again to go on")
+
+
+def _ended(request: Request) -> tuple[int, str]:
+    """Have a request answered, and return how the process ended and what it said."""
     with tempfile.TemporaryDirectory(dir=request.scratch) as folder:
         asked = Path(folder) / "request.json"
         asked.write_text(json.dumps(asdict(request)), encoding="utf-8")
@@ -121,15 +147,7 @@ def attempt(request: Request) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-    code = process.returncode
-    if code == -signal.SIGALRM:
-        late = f"not finished within {request.limit_seconds:g} s"
-        write_answer(path, _failure(request, late, limited=True))
-    elif code < 0:
-        write_answer(path, _failure(request, f"ended by signal {-code}", passing=True))
-    elif code > 0:
-        last = (said.strip().splitlines() or ["no reason given"])[-1]
-        raise ClusterError(f"compare: a process ended with {code}: {last}; run again to go on")
+    return process.returncode, said
 
 
 def _failure(
