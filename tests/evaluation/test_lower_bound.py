@@ -282,6 +282,11 @@ def bound_of(store: MechanismStore, **options: Any) -> LowerBound:
     return lower_bound(store, InlineExecutor(), Stages(silent), BoundRequest(**options))
 
 
+def searching(store: MechanismStore) -> Any:
+    crew = driver._Crew.of(InlineExecutor())
+    return driver._Search(store, InlineExecutor(), Stages(silent), crew, time.monotonic() + 1e6)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> MechanismStore:
     return problem(small_job(domain={"refine": [2]}), tmp_path_factory.mktemp("bound") / "tiny.zarr")
@@ -392,7 +397,7 @@ def test_what_is_solved_of_a_finer_stride_replaces_what_stood_for_it(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of stride 4, all of 2 but the last lattice, by hand."""
-    search = driver._Search(tiny, InlineExecutor(), Stages(silent), time.monotonic() + 1e6)
+    search = searching(tiny)
     solve = search.solve
     asked = []
 
@@ -414,10 +419,10 @@ def test_what_is_solved_of_a_finer_stride_replaces_what_stood_for_it(
 
 
 def test_the_speed_that_is_seen_decides_the_stride(tiny: MechanismStore) -> None:
-    search = driver._Search(tiny, InlineExecutor(), Stages(silent), time.monotonic() + 1e6)
+    search = searching(tiny)
     powers = driver._powers(tiny)
     assert powers[0] == 1
-    seconds = driver._needs(tiny, InlineExecutor(), 1, 1)[0]
+    seconds = driver._needs(tiny, search.crew, 1, 1)[0]
     assert search.finest(0.5, powers) == 1
     search.pace = 1e6 / seconds  # twice as long as there is
     assert search.finest(0.5, powers) != 1

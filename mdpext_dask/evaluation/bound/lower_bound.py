@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -189,11 +189,11 @@ def lower_bound(
     SpecError
         If there is no such stride or number of offsets, or programs that large do not fit into the memory.
     """
-    started = time.monotonic()
-    _check(store, executor, request)
+    started, crew = time.monotonic(), _Crew.of(executor)
+    _check(store, crew, request)
     dual = seed_dual_bound(store)
     seconds = math.inf if request.stride is not None else request.seconds
-    search = _Search(store, executor, stages, started + seconds * (1 - _ON_THE_WAY))
+    search = _Search(store, executor, stages, crew, started + seconds * (1 - _ON_THE_WAY))
     if request.stride is not None:
         total = _count(request.stride, store.grid.shape)
         count = min(request.offsets or total, total)
@@ -243,6 +243,23 @@ def estimate(bounds: Sequence[float], shares: Sequence[float], total: int) -> tu
     return value, math.sqrt(max(variance, 0.0))
 
 
+class _Crew(NamedTuple):
+    """Who solves: workers, threads of a task that is alone, and whether they are on this machine."""
+
+    workers: int
+    threads: int
+    here: bool
+
+    @classmethod
+    def of(cls, executor: Executor) -> "_Crew":
+        """Return the workers of an executor as they are now: asking for them is a request each time."""
+        return cls(executor.workers, executor.threads, executor.on_this_machine)
+
+    def one_by_one(self, offsets: int) -> bool:
+        """Whether every lattice gets all workers or threads, rather than each worker a lattice."""
+        return offsets < self.workers or self.workers < self.threads
+
+
 class _Search:
     """Solves lattices of a store until a deadline, and knows how fast that goes.
 
@@ -250,12 +267,17 @@ class _Search:
     ----------
     store, executor, stages
         Of :func:`lower_bound`.
+    crew
+        Of the executor.
     deadline
         In s of :func:`time.monotonic`.
     """
 
-    def __init__(self, store: MechanismStore, executor: Executor, stages: Stages, deadline: float) -> None:
-        self.store, self.executor, self.stages, self.deadline = store, executor, stages, deadline
+    def __init__(
+        self, store: MechanismStore, executor: Executor, stages: Stages, crew: _Crew, deadline: float
+    ) -> None:
+        self.store, self.executor, self.stages, self.crew = store, executor, stages, crew
+        self.deadline = deadline
         self.whole = self.left
         # Seconds that a predicted one takes.
         self.pace = 1.0
@@ -267,9 +289,9 @@ class _Search:
 
     def measure(self) -> None:
         """Measure how fast programs are solved now, with all workers at it."""
-        store, executor = self.store, self.executor
+        store, workers = self.store, self.crew.workers
         size = store.outputs, store.metric_p
-        threads = executor.threads if _one_by_one(1, executor) and executor.workers == 1 else 1
+        threads = self.crew.threads if workers == 1 else 1
         use = max(_THREADS_USE * threads, 1.0)
         for stride in range(1, max(max(store.grid.shape) // _LEAST_SIDE, 1) + 1):
             (shape, _), *_ = lattices.shapes_of(store.grid.shape, stride)
@@ -277,8 +299,8 @@ class _Search:
             if predicted <= _PROBE * self.whole:
                 break
         started, limit = time.monotonic(), self._limit(_PROBE_LIMIT * self.whole)
-        tasks = [(store.url, stride, limit, threads)] * executor.workers
-        timed = [seconds for _, seconds in executor.map("bound", lattices.time_lattice, tasks)]
+        tasks = [(store.url, stride, limit, threads)] * workers
+        timed = [seconds for _, seconds in self.executor.map("bound", lattices.time_lattice, tasks)]
         took, task = (max(each) for each in zip(*timed, strict=True))
         # Where even that is not done in its time, it is not known how much slower it is.
         slow = 2.0 if task >= limit.seconds else 1.0
@@ -303,7 +325,7 @@ class _Search:
                 count = min(wanted, total)
                 # Of one or two lattices nothing would be left if they take longer.
                 if count >= LEAST_PART and self.fits(stride, count, _PART):
-                    each = self.pace * _needs(self.store, self.executor, stride, count)[0] / count
+                    each = self.pace * _needs(self.store, self.crew, stride, count)[0] / count
                     return stride, count if offsets else min(max(count, int(_PART * self.left / each)), total)
         # Not even three small lattices: the time will be up.
         stride = max(max(shape) // _LEAST_SIDE, 1)
@@ -311,13 +333,12 @@ class _Search:
 
     def fits(self, stride: int, count: int, share: float) -> bool:
         """Whether so many lattices fit into a share of what is left, and into the memory."""
-        seconds, needed = _needs(self.store, self.executor, stride, count)
+        seconds, needed = _needs(self.store, self.crew, stride, count)
         return self.pace * seconds <= share * self.left and needed <= _memory()
 
     def _limit(self, seconds: float) -> lattices.Limit:
         """Return a limit for tasks that are handed out now."""
-        here = self.executor.on_this_machine
-        return lattices.Limit(seconds, time.monotonic() + seconds if here else None)
+        return lattices.Limit(seconds, time.monotonic() + seconds if self.crew.here else None)
 
     def free_km(self) -> float:
         """Return what is lost without any privacy at least, in km, of the blocks that there is time for."""
@@ -337,14 +358,11 @@ class _Search:
                     self.stages.observer(TaskDone("bound"))
 
         with self.stages.stage("bound", len(offsets), "lattices"):
-            if _one_by_one(len(offsets), executor):
+            if self.crew.one_by_one(len(offsets)):
                 for offset in offsets:
                     if self.left > 0:
-                        limit = self._limit(self.left)
-                        take(
-                            [offset],
-                            [solve_alone(store, executor, lattices.bound_alone, stride, offset, limit)],
-                        )
+                        which = stride, offset, self._limit(self.left)
+                        take([offset], [solve_alone(store, executor, lattices.bound_alone, *which)])
             else:
                 limit, size = self._limit(self.left), self._at_once(stride, len(offsets))
                 parts = [offsets[first : first + size] for first in range(0, len(offsets), size)]
@@ -352,7 +370,7 @@ class _Search:
                 for position, several in executor.map("bound", lattices.bound_lattices, tasks):
                     take(parts[position], several)
         if len(results) == len(offsets) and all(one.finished for one in results.values()):
-            predicted, _ = _needs(store, executor, stride, len(offsets))
+            predicted, _ = _needs(store, self.crew, stride, len(offsets))
             self.pace = (time.monotonic() - started) / predicted
         return results
 
@@ -360,7 +378,7 @@ class _Search:
         """Return how many lattices a task solves."""
         (largest, _), *_ = lattices.shapes_of(self.store.grid.shape, stride)
         each = self.pace * lattices.predicted_seconds(largest, self.store.outputs, self.store.metric_p)
-        most = max(count // (_TASKS_EACH * self.executor.workers), 1)
+        most = max(count // (_TASKS_EACH * self.crew.workers), 1)
         return min(max(math.ceil(_TASK_SECONDS / each), 1), most)
 
 
@@ -386,7 +404,7 @@ def _ever_finer(search: _Search, stride: int, free_km: float) -> LowerBound:
             parts.setdefault((a % finer, b % finer), []).append(value)
         stands = {offset: math.fsum(values) * (1 + _ROUNDING) for offset, values in parts.items()}
         stride = finer
-    total *= 1 - _ROUNDING
+    total *= 1 - 8 * _ROUNDING  # levels are few
     return LowerBound(total, None, total, stride, done, len(offsets), "lattices", 0.0)
 
 
@@ -426,7 +444,7 @@ def _powers(store: MechanismStore, most: int | None = None) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _check(store: MechanismStore, executor: Executor, request: BoundRequest) -> None:
+def _check(store: MechanismStore, crew: _Crew, request: BoundRequest) -> None:
     """Refuse a stride or a number of offsets that cannot be.
 
     Raises
@@ -441,7 +459,7 @@ def _check(store: MechanismStore, executor: Executor, request: BoundRequest) -> 
         return
     if not 1 <= request.stride <= max(shape):
         raise SpecError(f"--stride: must be between 1 and {max(shape)} for this grid, got {request.stride}")
-    _, needed = _needs(store, executor, request.stride, offsets or _count(request.stride, shape))
+    _, needed = _needs(store, crew, request.stride, offsets or _count(request.stride, shape))
     if needed > _memory():
         raise SpecError(
             f"--stride: programs of every {request.stride}. record need {needed / 2**30:,.1f} GiB of "
@@ -458,19 +476,14 @@ def _count(stride: int, shape: tuple[int, int]) -> int:
     return min(stride, shape[0]) * min(stride, shape[1])
 
 
-def _one_by_one(offsets: int, executor: Executor) -> bool:
-    """Whether every lattice gets all workers or threads, rather than each worker a lattice."""
-    return offsets < executor.workers or executor.workers < executor.threads
-
-
-def _needs(store: MechanismStore, executor: Executor, stride: int, count: int) -> tuple[float, int]:
+def _needs(store: MechanismStore, crew: _Crew, stride: int, count: int) -> tuple[float, int]:
     """Return about how many seconds the programs of `count` offsets take, and how many bytes at once."""
     size = store.outputs, store.metric_p
     shapes = list(lattices.shapes_of(store.grid.shape, stride))
     largest, total = shapes[0][0], sum(many for _, many in shapes)
     work = sum(many * lattices.predicted_seconds(shape, *size) for shape, many in shapes) * count / total
-    at_once = executor.workers if executor.on_this_machine else 1
-    if _one_by_one(count, executor):
-        return work / max(_THREADS_USE * executor.threads, 1.0), lattices.predicted_bytes(largest, *size)
-    seconds = max(work / executor.workers, lattices.predicted_seconds(largest, *size))
+    at_once = crew.workers if crew.here else 1
+    if crew.one_by_one(count):
+        return work / max(_THREADS_USE * crew.threads, 1.0), lattices.predicted_bytes(largest, *size)
+    seconds = max(work / crew.workers, lattices.predicted_seconds(largest, *size))
     return seconds, lattices.predicted_bytes(largest, *size) * min(at_once, count)
