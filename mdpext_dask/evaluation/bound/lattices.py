@@ -5,6 +5,7 @@ store need only hold the problem, not the rows of a mechanism.
 """
 
 import math
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -195,9 +196,8 @@ def free_loss(url: str, index: int, limit: Limit) -> float:
     block = store.plan[index]
     prior = store.read("prior", block.owned_x, block.owned_y)
     columns = loss_columns(store, block.owned_x, block.owned_y, prior)
-    return math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns) * (
-        1 - (max(prior.shape) + 1) * float(np.finfo(float).eps)
-    )
+    total = math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns)
+    return total * (1 - (max(prior.shape) + 1) * sys.float_info.epsilon)
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
