@@ -94,12 +94,17 @@ class PlainLines(_Lines):
                 self._print(f"{event.stage}: given up after {event.seconds:.2f} s")
         elif message := _message(event):
             self._print(message)
+            # A stage may have notes alone, for long.
+            for name in self._forecast.stages:
+                running = self._forecast.stage(name)
+                if running and running.overtaken and running.passed >= self._next[name]:
+                    self._print_stage(name, running)
 
     def _print_stage(self, name: str, stage: StageProgress) -> None:
         self._next[name] = stage.passed + min(max(_FIRST_SECONDS, _SHARE * stage.passed), _LAST_SECONDS)
         of, job_left = f" of {stage.total}" if stage.total else "", self._forecast.left()
         parts = [
-            f"{stage.done}{of} {stage.unit}",
+            f"{stage.done}{of} {stage.unit}" if stage.done or stage.total else "",
             readable_rate(stage.rate) if stage.rate is not None else "",
             stage.overtaken,
             f"{readable_seconds(stage.left)} left" if stage.left else "",

@@ -117,6 +117,12 @@ def test_a_plan_that_is_overtaken_is_no_estimate_any_more(clock: Clock, bar_of: 
         for observer in (lines, machine):
             observer(TaskDone("seed"))
         assert file.getvalue().splitlines()[-1] == "seed: 1 tasks, 10/h, longer than planned: 6 min so far"
+        # Until it is told again, a tenth of the time must have passed.
+        for clock.now, more in ((390.0, 0), (400.0, 1)):
+            before = len(file.getvalue().splitlines())
+            lines(Note("round 2"))
+            assert len(file.getvalue().splitlines()) == before + 1 + more
+        clock.now = 360.0
         last = json.loads(told.getvalue().splitlines()[-1])
         assert (last["overtaken"], last["seconds_left"], last["job_seconds_left"]) == (True, None, None)
         # What comes is judged by what has been seen, while the stage still runs: (3.1 + 361) / (3.1 + 21).
