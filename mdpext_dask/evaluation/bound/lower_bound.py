@@ -44,7 +44,7 @@ _MEMORY_SHARE = 0.8
 _ROUNDING = 4 * sys.float_info.epsilon
 # Shares of the time: what is kept for answers on their way; until when losses without privacy are added up;
 # how large a program may be by which speed is measured, and how long it may take.
-_ON_THE_WAY, _FREE, _PROBE, _PROBE_LIMIT = 0.03, 0.5, 0.02, 0.1
+_ON_THE_WAY, _FREE, _PROBE, _PROBE_LIMIT = 0.05, 0.5, 0.02, 0.1
 # No machine is faster than the one that predictions were fitted on by more.
 _LEAST_PACE = 0.1
 # Shares of what is left that the first stride, a finer one, and a part of the lattices should take at most.
@@ -369,6 +369,8 @@ class _Search:
                 tasks = [(store.url, stride, part, limit) for part in parts]
                 for position, several in executor.map("bound", lattices.bound_lattices, tasks):
                     take(parts[position], several)
+                    if self.left < -_ON_THE_WAY * self.whole:
+                        break  # the tasks that are left would only say that the time is up
         if len(results) == len(offsets) and all(one.finished for one in results.values()):
             predicted, _ = _needs(store, self.crew, stride, len(offsets))
             self.pace = (time.monotonic() - started) / predicted
