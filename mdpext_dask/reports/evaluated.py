@@ -1,6 +1,7 @@
 """What ``mdpext evaluate --json`` has found earlier, checked before a page shows it."""
 
 import json
+import re
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from mdpext_dask.reports.page.contents import store_name
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 _ROUNDING = 1e-6
+_WHEN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", re.ASCII)
 # What a page shows of it.
 _SHOWN = (
     "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
@@ -75,9 +77,9 @@ def read_kept_bound(store: MechanismStore, loss_km: float) -> dict[str, Any] | N
         _EVALUATION.validate_python(found)
     except ValidationError:
         return None
-    certified, computed = found["lower_bound_certified_km"], document.get("computed")
+    certified, computed = found["lower_bound_certified_km"], str(document.get("computed"))
     # A loss is a sum of rounded numbers; `evaluate` looks closer.
-    if certified is None or not 0 <= certified <= loss_km * (1 + _ROUNDING) or not isinstance(computed, str):
+    if certified is None or not 0 <= certified <= loss_km * (1 + _ROUNDING) or not _WHEN.fullmatch(computed):
         return None
     return {**found, "bound_computed": computed}
 

@@ -424,7 +424,10 @@ def test_the_best_bound_of_evaluations_is_kept_for_the_page(
     monkeypatch.undo()
     assert "evaluation has left" not in made(store, tmp_path / "s.html", bound_seconds=1)[1].texts["losses"]
     # Of other bytes, damaged, or more than the mechanism loses: none of it is shown.
-    for wrong in ({"content_sha256": "0" * 64}, {"lower_bound_km": "1"}, {"lower_bound_certified_km": 1e3}):
+    for wrong in (
+        {"content_sha256": "0" * 64}, {"lower_bound_km": "1"}, {"lower_bound_certified_km": 1e3},
+        {"computed": "yesterday"}, {"lower_bound_certified_km": None},
+    ):  # fmt: skip
         (store / BOUND).write_text(json.dumps({**kept, **wrong}))
         report(str(store), tmp_path / "t.html")
         page = Page((tmp_path / "t.html").read_text(encoding="utf-8"))
