@@ -49,6 +49,7 @@ _ON_THE_WAY, _FREE, _PROBE, _PROBE_LIMIT = 0.05, 0.5, 0.02, 0.1
 _LEAST_PACE = 0.1
 # Shares of what is left that the first stride, a finer one, and a part of the lattices should take at most.
 _FIRST, _FINER, _PART = 0.4, 0.9, 0.7
+_LATTICES = "lattices"
 # What is said about a bound.
 FACTS = (
     "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
@@ -317,7 +318,7 @@ class _Search:
         return None
 
     def part(self, offsets: int | None) -> tuple[int, int]:
-        """Return a stride and how many of its lattices fit into the time, if not so many are asked for."""
+        """Return a stride of which a good part fits into the time, and how many lattices to solve at most."""
         shape = self.store.grid.shape
         for wanted in (offsets,) if offsets else (_GOOD_PART, LEAST_PART):
             for stride in range(1, max(shape) + 1):
@@ -325,11 +326,19 @@ class _Search:
                 count = min(wanted, total)
                 # Of one or two lattices nothing would be left if they take longer.
                 if count >= LEAST_PART and self.fits(stride, count, _PART):
-                    each = self.pace * _needs(self.store, self.crew, stride, count)[0] / count
-                    return stride, count if offsets else min(max(count, int(_PART * self.left / each)), total)
+                    return stride, count if offsets else total
         # Not even three small lattices: the time will be up.
         stride = max(max(shape) // _LEAST_SIDE, 1)
         return stride, min(offsets or LEAST_PART, _count(stride, shape))
+
+    def batch(self, stride: int, before: int, count: int) -> int:
+        """Return how many of `count` lattices to solve next, after some: all, if there is no hurry."""
+        if math.isinf(self.whole):
+            return count - before
+        size = min(max(before, LEAST_PART, self.crew.workers), count - before)
+        while before and size and not self.fits(stride, size, _FINER):
+            size //= 2
+        return size
 
     def fits(self, stride: int, count: int, share: float) -> bool:
         """Whether so many lattices fit into a share of what is left, and into the memory."""
@@ -407,14 +416,15 @@ def _ever_finer(search: _Search, stride: int, free_km: float) -> LowerBound:
         stands = {offset: math.fsum(values) * (1 + _ROUNDING) for offset, values in parts.items()}
         stride = finer
     total *= 1 - 8 * _ROUNDING  # levels are few
-    return LowerBound(total, None, total, stride, done, len(offsets), "lattices", 0.0)
+    return LowerBound(total, None, total, stride, done, len(offsets), _LATTICES, 0.0)
 
 
 def _part(search: _Search, stride: int, count: int, free_km: float, random_seed: int) -> LowerBound:
     """Solve lattices of a stride, all or some that are drawn at random, for an estimate.
 
-    There is no estimate if the time is up: what is solved then is no random part, for the quick ones are more
-    likely in it.
+    Within a time limit they are solved in batches, each as large as all before, in the order in which they
+    were drawn. The estimate is from whole batches: of the last one, the lattices that are done when the time
+    is up are no random part, for quick ones are more likely among them.
     """
     every = lattices.offsets_of(stride, search.store.grid.shape)
     # In the order in which they are drawn: the first has a part of its own in the estimate.
@@ -422,16 +432,25 @@ def _part(search: _Search, stride: int, count: int, free_km: float, random_seed:
     if count < len(every):
         order = np.random.default_rng(random_seed).permutation(len(every))[:count]
         drawn = [every[i] for i in order.tolist()]
-    found = search.solve(stride, sorted(drawn))
-    done = tuple(offset for offset in sorted(drawn) if offset in found and found[offset].finished)
+    found: dict[lattices.Offset, lattices.Found] = {}
+    whole = 0
+    while whole < count:
+        batch = sorted(drawn[whole : whole + search.batch(stride, whole, count)])
+        found |= search.solve(stride, batch) if batch else {}
+        if not batch or not all(offset in found and found[offset].finished for offset in batch):
+            break
+        whole += len(batch)
     certified = free_km + _gain(found, {})
     if len(found) == len(every):
         certified = max(certified, math.fsum(one.bound_km for one in found.values()))
-    value, error = certified * (1 - _ROUNDING), None
-    if len(done) == count < len(every):
-        bounds, shares = ([found[offset][part] for offset in drawn] for part in (0, 1))
+    certified *= 1 - _ROUNDING
+    if LEAST_PART <= whole < len(every):
+        used = drawn[:whole]
+        bounds, shares = ([found[offset][part] for offset in used] for part in (0, 1))
         value, error = estimate(bounds, shares, len(every))
-    return LowerBound(value, error, certified * (1 - _ROUNDING), stride, done, len(every), "lattices", 0.0)
+        return LowerBound(value, error, certified, stride, tuple(sorted(used)), len(every), _LATTICES, 0.0)
+    done = tuple(offset for offset in sorted(found) if found[offset].finished)
+    return LowerBound(certified, None, certified, stride, done, len(every), _LATTICES, 0.0)
 
 
 def _gain(found: Mapping[lattices.Offset, lattices.Found], stands: Mapping[lattices.Offset, float]) -> float:
