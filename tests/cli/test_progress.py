@@ -116,7 +116,8 @@ def test_a_plan_that_is_overtaken_is_no_estimate_any_more(clock: Clock, bar_of: 
         assert job == "whole job: 6 min so far, longer than the 31 s planned"
         for observer in (lines, machine):
             observer(TaskDone("seed"))
-        assert file.getvalue().splitlines()[-1] == "seed: 1 tasks, 0.17/min, longer than planned: 6 min so far"
+        said = "seed: 1 tasks, 0.17/min, longer than planned: 6 min so far"
+        assert file.getvalue().splitlines()[-1] == said
         # Until it is told again, a tenth of the time must have passed.
         for clock.now, more in ((390.0, 0), (400.0, 1)):
             before = len(file.getvalue().splitlines())

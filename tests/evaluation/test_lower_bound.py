@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
+from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound import lower_bound as driver
 from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePromise, lattice_bound, reach_of
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
@@ -36,6 +38,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.seed import interior_point
 from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.store.loss import cached_loss
@@ -355,6 +358,11 @@ class Ticks:
         self.now += self.seconds
         return self.now
 
+    def rule(self, patch: pytest.MonkeyPatch) -> None:
+        """Be the clock of all that a bound is made by; libraries keep theirs."""
+        for module in (driver, lattices, interior_point):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=self))
+
 
 # Steps of a clock that stand for machines of any speed, from one that is done in a moment to one that hardly
 # begins: all moments at which the time may be up.
@@ -366,7 +374,7 @@ def test_a_limit_is_kept_and_what_there_is_then_is_certified(
     best = bound_of(tiny, stride=1).certified_km
     free = lattice_of(tiny, 1, (0, 0)).free_km
     clock = Ticks(tick)
-    monkeypatch.setattr("time.monotonic", clock)
+    clock.rule(monkeypatch)
     found = bound_of(tiny, seconds=1.0, **asked)
     monkeypatch.undo()
     # Beyond it are those looks at the clock that find the time up: one for each task that is left.
@@ -388,7 +396,7 @@ def test_a_program_that_is_stopped_proves_less(seed: int, looks: int) -> None:
     lattice = random_lattice(np.random.default_rng(seed), (4, 5), 3)
     whole = lattice_bound(lattice, LatticePromise(1.0, 2.0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.monotonic", Ticks(1.0))
+        Ticks(1.0).rule(patch)
         stopped = lattice_bound(lattice, LatticePromise(1.0, 2.0), deadline=looks)
     assert lattice.free_km <= stopped <= whole * (1 + MISSED)
 

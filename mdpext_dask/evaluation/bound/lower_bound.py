@@ -312,20 +312,21 @@ class _Search:
 
     def finest(self, share: float, strides: Sequence[int]) -> int | None:
         """Return the finest of some strides all of whose lattices fit into a share of what is left."""
+        seconds = share * self.left
         for stride in strides:
-            if self.fits(stride, _count(stride, self.store.grid.shape), share):
+            if self.fits(stride, _count(stride, self.store.grid.shape), seconds):
                 return stride
         return None
 
     def part(self, offsets: int | None) -> tuple[int, int]:
         """Return a stride of which a good part fits into the time, and how many lattices to solve at most."""
-        shape = self.store.grid.shape
+        shape, seconds = self.store.grid.shape, _PART * self.left
         for wanted in (offsets,) if offsets else (_GOOD_PART, LEAST_PART):
             for stride in range(1, max(shape) + 1):
                 total = _count(stride, shape)
                 count = min(wanted, total)
                 # Of one or two lattices nothing would be left if they take longer.
-                if count >= LEAST_PART and self.fits(stride, count, _PART):
+                if count >= LEAST_PART and self.fits(stride, count, seconds):
                     return stride, count if offsets else total
         # Not even three small lattices: the time will be up.
         stride = max(max(shape) // _LEAST_SIDE, 1)
@@ -336,14 +337,15 @@ class _Search:
         if math.isinf(self.whole):
             return count - before
         size = min(max(before, LEAST_PART, self.crew.workers), count - before)
-        while before and size and not self.fits(stride, size, _FINER):
+        seconds = _FINER * self.left
+        while before and size and not self.fits(stride, size, seconds):
             size //= 2
         return size
 
-    def fits(self, stride: int, count: int, share: float) -> bool:
-        """Whether so many lattices fit into a share of what is left, and into the memory."""
-        seconds, needed = _needs(self.store, self.crew, stride, count)
-        return self.pace * seconds <= share * self.left and needed <= _memory()
+    def fits(self, stride: int, count: int, seconds: float) -> bool:
+        """Whether so many lattices fit into a time, as fast as it goes now, and into the memory."""
+        predicted, needed = _needs(self.store, self.crew, stride, count)
+        return self.pace * predicted <= seconds and needed <= _memory()
 
     def _limit(self, seconds: float) -> lattices.Limit:
         """Return a limit for tasks that are handed out now."""
@@ -369,9 +371,11 @@ class _Search:
         with self.stages.stage("bound", len(offsets), "lattices"):
             if self.crew.one_by_one(len(offsets)):
                 for offset in offsets:
-                    if self.left > 0:
-                        which = stride, offset, self._limit(self.left)
-                        take([offset], [solve_alone(store, executor, lattices.bound_alone, *which)])
+                    left = self.left
+                    if left <= 0:
+                        break
+                    which = stride, offset, self._limit(left)
+                    take([offset], [solve_alone(store, executor, lattices.bound_alone, *which)])
             else:
                 limit, size = self._limit(self.left), self._at_once(stride, len(offsets))
                 parts = [offsets[first : first + size] for first in range(0, len(offsets), size)]
@@ -407,7 +411,7 @@ def _ever_finer(search: _Search, stride: int, free_km: float) -> LowerBound:
             break
         # The finest that can be had whole; or as much as there is time for of the next.
         finer = search.finest(_FINER, _powers(search.store, stride // 2)) or stride // 2
-        if not search.fits(finer, 1, _FINER):
+        if not search.fits(finer, 1, _FINER * search.left):
             break
         parts: dict[lattices.Offset, list[float]] = {}
         for (a, b), one in found.items():
