@@ -197,7 +197,7 @@ def free_loss(url: str, index: int, limit: Limit) -> float:
     prior = store.read("prior", block.owned_x, block.owned_y)
     columns = loss_columns(store, block.owned_x, block.owned_y, prior)
     total = math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns)
-    return total * (1 - (max(prior.shape) + 1) * sys.float_info.epsilon)
+    return float(total * (1 - (max(prior.shape) + 1) * sys.float_info.epsilon))
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
