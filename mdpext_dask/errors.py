@@ -138,19 +138,13 @@ class BudgetExceeded(MdpextError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its name where there is none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, or its name where there is none.
 
-
-def reason(error: BaseException) -> str:
-    """Return why a file or a store cannot be read or written, in one line.
-
-    An error of the operating system names the file that it met, which may be one of a moment: callers name
-    the one that is meant.
+    Of errors of the operating system only what went wrong: the caller names the path, no temporary one.
     """
-    if isinstance(error, OSError) and error.strerror and not isinstance(error, MdpextError):
-        return f"[Errno {error.errno}] {error.strerror}"
-    return first_line(error)
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -169,6 +163,11 @@ def exit_code_of(error: MdpextError) -> int:
     return EXIT_INCOMPLETE if is_disk_full(error) else error.exit_code
 
 
+def alternatives(names: Sequence[str]) -> str:
+    """Return names as one of which something must be: ``a, b or c``."""
+    return " or ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
 def as_number(value: object) -> float:
     """Return an argument that should be a number, infinite where it is too large; NaN for everything else.
 
@@ -185,7 +184,7 @@ def as_number(value: object) -> float:
 def shown(value: object) -> str:
     """Return what an argument was, for a message of one line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a whole number of thousands of digits"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

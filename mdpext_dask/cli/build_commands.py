@@ -14,6 +14,7 @@ from mdpext_dask.cli.options import (
     Overwrite,
     Progress,
     Readers,
+    Replace,
     Scheduler,
     Store,
     Workers,
@@ -162,13 +163,14 @@ def compare(
     limit: Annotated[float | None, Option(metavar="SECONDS", help="Time limit of one construction.")] = None,
     methods: Annotated[str | None, Option(metavar="A,B,...", help="Methods to run; default: all.")] = None,
     cases: Annotated[
-        str | None, Option(metavar="all|NAME,...", help="Cases under [compare] to run, instead of the job.")
+        str | None, Option(metavar="all|NAME,...", help="Cases under \\[compare] to run, instead of the job.")
     ] = None,
     bound_seconds: Annotated[float | None, Option(help="Time for the lower bound; 0: no bound.")] = None,
     output: Annotated[
         Path | None,
         Option("--output", "-o", metavar="FOLDER", help="Folder of results; default: ./NAME-compare."),
     ] = None,
+    overwrite: Replace = False,
     override: Override = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -183,7 +185,7 @@ def compare(
     folder = Path(f"{spec.job.name}-compare") if output is None else output
     options: dict[str, Any] = {
         "cases": _names(cases), "methods": _names(methods), "repeats": repeats, "limit_seconds": limit,
-        "bound_seconds": bound_seconds, "workers": workers,
+        "bound_seconds": bound_seconds, "overwrite": overwrite, "workers": workers,
     }  # fmt: skip
     with observed(progress) as observer:
         summaries = compare_methods(spec, folder, **options, observer=observer)

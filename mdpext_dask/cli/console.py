@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,16 +28,26 @@ from mdpext_dask.errors import (
     MdpextError,
     SpecError,
     StoreError,
+    alternatives,
     exit_code_of,
+    first_line,
     is_disk_full,
     printable,
-    reason,
 )
 from mdpext_dask.files import is_standard_output
 
 if TYPE_CHECKING:
     from mdpext_dask.events import Observer
 
+# What Typer and Click say, and how it reads better.
+_PARSER_WORDS = (
+    (r"^Invalid value for '\[?(.*?)\]?': ", r"\1: "),
+    (r"Input should be greater than or equal to ", "must be at least "),
+    (r"Input should be less than or equal to ", "must be at most "),
+    (r"Input should be a valid integer, .*", "must be a whole number"),
+    (r"Input should be a valid number, .*", "must be a number"),
+    (r"Input should be ", "must be "),
+)
 STYLES = ("auto", "plain", "json", "none")
 _DUMB = ("dumb", "unknown")
 # What an interrupted command leaves behind.
@@ -109,11 +120,13 @@ def range_of(option: str, text: str | None) -> tuple[int, int]:
     Raises
     ------
     SpecError
-        If the text is no such range.
+        If the text is no such range, or nothing lies in it.
     """
     first, colon, last = (text or "").partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise SpecError(f"{option}: must look like A:B, got {text!r}")
+    if int(first) >= int(last):
+        raise SpecError(f"{option}: {text} is empty; A:B is A to B - 1")
     return int(first), int(last)
 
 
@@ -152,7 +165,7 @@ def observed(style: str) -> Iterator["Observer"]:
         If there is no such style.
     """
     if style not in STYLES:
-        raise SpecError(f"--progress: must be {', '.join(STYLES[:-1])} or {STYLES[-1]}, got {style!r}")
+        raise SpecError(f"--progress: must be {alternatives(STYLES)}, got {style!r}")
     if style == "none":
         from mdpext_dask.events import silent
 
@@ -200,19 +213,32 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         for broken in (error, error.__context__):  # the parser and the table printer exit with 1
             if isinstance(broken, BrokenPipeError):
                 raise broken from None
-        describe = getattr(error, "format_message", None)
-        if describe is not None:  # an error of the parser; its class differs between versions of Typer
-            code = _tell(SpecError(describe()), SpecError.exit_code, as_json=as_json)
+        if hasattr(error, "format_message"):  # an error of the parser; its class differs between versions
+            code = _tell(SpecError(_of_parser(error)), SpecError.exit_code, as_json=as_json)
         elif is_disk_full(error):
             # Not the file itself, which may be one of a moment.
             named = getattr(error, "filename", None)
             place = f"{Path(os.fsdecode(named)).parent}: " if isinstance(named, str | bytes) else ""
-            full = StoreError(f"{place}a file cannot be written: {reason(error)}; make room and run again")
+            full = StoreError(
+                f"{place}a file cannot be written: {first_line(error)}; make room and run again"
+            )
             code = _tell(full, EXIT_INCOMPLETE, as_json=as_json)
         else:
             print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             code = _tell(MdpextError(f"{type(error).__name__}: {error}"), EXIT_CRASH, as_json=as_json)
     sys.exit(code)
+
+
+def _of_parser(error: Any) -> str:
+    """Return what the parser says of a command line, in our words, and where to read on."""
+    text = str(error.format_message()).rstrip(".")
+    for pattern, words in _PARSER_WORDS:
+        text = re.sub(pattern, words, text)
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return text
+    command = "mdpext" if context.parent is None else f"mdpext {context.info_name}"
+    return f"{text} (see {command} --help)"
 
 
 def end_badly(message: str, code: int) -> NoReturn:
@@ -254,7 +280,7 @@ def _writing() -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         _drop(sys.stdout)
-        raise StoreError(f"the answer cannot be written: {reason(error)}") from None
+        raise StoreError(f"the answer cannot be written: {first_line(error)}") from None
 
 
 def _drop(stream: TextIO | None) -> None:

@@ -7,7 +7,7 @@
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
     audit/                         certificates and audits, a signature, the best lower bound
-    remap/                         the output to report in place of each, if it was asked for
+    remap/                         the output to report in place of each, if the store is used with a remap
     lock.json                      the run that holds the store, while there is one
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, reason
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
 from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, parse_job
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
@@ -94,7 +95,7 @@ class MechanismStore:
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
-            raise StoreError(f"{url}: cannot be created: {reason(error)}") from None
+            raise StoreError(f"{url}: cannot be created: {first_line(error)}") from None
         created = cls(url, store, root)
         created.update(state=PLANNED)
         return created
@@ -108,8 +109,8 @@ class MechanismStore:
         StoreError
             If there is no mechanism store, or one of a newer format.
         """
-        if not objects.is_remote(url) and not objects.local_path(url).exists():
-            raise StoreError(f"{url}: no such store")
+        if not objects.is_remote(url):
+            _require_folder(url, objects.local_path(url))
         store = objects.open_objects(url, read_only=mode == "r")
         root = _open_root(store, mode, f"{url}: not a mechanism store")
         schema.check_attributes(root.attrs, url)
@@ -329,7 +330,7 @@ class MechanismStore:
         try:
             return np.asarray(array[index] if index else array[...])
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: {name} cannot be read: {reason(error)}") from None
+            raise StoreError(f"{self.url}: {name} cannot be read: {first_line(error)}") from None
 
     def _node(self, name: str) -> "zarr.Array[Any] | zarr.Group | None":
         """Return an array or a group, or None if there is none of that name.
@@ -342,7 +343,7 @@ class MechanismStore:
         try:
             return self._root.get(name)
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {reason(error)}") from None
+            raise StoreError(f"{self.url}: {name}/{ROOT_KEY} is damaged: {first_line(error)}") from None
 
     @cached_property
     def _probability(self) -> "zarr.Array[Any]":
@@ -372,7 +373,7 @@ class MechanismStore:
         try:
             zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")[place] = owned
         except DAMAGE as error:
-            raise StoreError(f"{self.url}: block {block.index}: {reason(error)}") from None
+            raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
         found = ((key, objects.get_bytes(scratch, key)) for key in keys)
         shards = {key: shard for key, shard in found if shard is not None}
         if len(shards) < len(keys):
@@ -446,7 +447,7 @@ class MechanismStore:
             # The attributes come last: they mark the seed as written.
             self.note_seed({**facts, **attributes})
         except OSError as error:
-            raise StoreError(f"{self.url}: the seed cannot be written: {reason(error)}") from None
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
     def note_seed(self, attributes: Mapping[str, Any]) -> None:
         """Write attributes of the seed group."""
@@ -533,7 +534,7 @@ class MechanismStore:
                 **content,
             )
         except OSError as error:
-            raise StoreError(f"{self.url}: the seed cannot be written: {reason(error)}") from None
+            raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
     @property
     def seed_attributes(self) -> dict[str, Any]:
@@ -561,12 +562,33 @@ class MechanismStore:
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
 
 
+def _require_folder(url: str, path: Path) -> None:
+    """Refuse a path where there is no folder, and say what a file there seems to be.
+
+    Raises
+    ------
+    StoreError
+        If so.
+    """
+    if not path.exists():
+        raise StoreError(f"{url}: no such store")
+    if not path.is_dir():
+        kinds = {
+            ".toml": "a job file; make its store with mdpext run",
+            ".mdp": "an exported city, which audit and open_city take",
+        }
+        what = kinds.get(path.suffix.lower(), "a file")
+        raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
+
+
 def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
     try:
         # Consolidated metadata is for other readers; this package reads the documents themselves.
         return zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
+    except zarr.errors.GroupNotFoundError:
+        raise StoreError(f"{complaint}: there is no Zarr group") from None
     except DAMAGE as error:
-        raise StoreError(f"{complaint}: {reason(error)}") from None
+        raise StoreError(f"{complaint}: {first_line(error)}") from None
 
 
 def job_of(store: MechanismStore) -> JobSpec:

@@ -24,7 +24,7 @@ from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, reason
+from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, first_line
 from mdpext_dask.store.remote import REQUESTS_AT_ONCE, RetryingStore, open_remote
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ def check_place(url: str) -> None:
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"{url}: cannot be written: {reason(error)}") from None
+        raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
 
 
 def _check_folder(path: Path) -> None:
@@ -316,7 +316,7 @@ def delete_everything(store: Store, url: str, *, first: str, last: str) -> None:
                 path.unlink(missing_ok=True)
         (folder / last).unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"{url}: cannot be deleted: {reason(error)}") from None
+        raise StoreError(f"{url}: cannot be deleted: {first_line(error)}") from None
 
 
 def sweep(store: Store) -> None:
@@ -339,7 +339,7 @@ def consolidate(store: Store) -> None:
         try:
             zarr.consolidate_metadata(store)
         except OSError as error:
-            raise StoreError(f"{store}: zarr.json cannot be written: {reason(error)}") from None
+            raise StoreError(f"{store}: zarr.json cannot be written: {first_line(error)}") from None
 
 
 @contextlib.contextmanager
@@ -350,7 +350,7 @@ def _refused(store: Store, what: str, done: str) -> Iterator[None]:
     except StoreError:
         raise
     except (OSError, ValueError) as error:
-        raise StoreError(f"{store}: {what} cannot be {done}: {reason(error)}") from None
+        raise StoreError(f"{store}: {what} cannot be {done}: {first_line(error)}") from None
 
 
 def _in_spite_of_sweeping(write: Callable[[], T]) -> T:

@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from mdpext_dask.compute import executor
-from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, exit_code_of, is_disk_full
-from mdpext_dask.errors import reason as reason_of
+from mdpext_dask.errors import (
+    DataError,
+    MdpextError,
+    SpecError,
+    StoreError,
+    exit_code_of,
+    first_line,
+    is_disk_full,
+)
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.runtime.signatures import new_signing_key
@@ -70,9 +77,9 @@ def test_a_ledger_s_full_disk_is_one() -> None:
 
 
 def test_reasons_name_no_file_of_a_moment() -> None:
-    assert reason_of(FULL) == "[Errno 28] No space left on device"
-    assert reason_of(StoreError("s.zarr: is full")) == "s.zarr: is full"
-    assert reason_of(ValueError("bad\nworse")) == "bad"
+    assert first_line(FULL) == "No space left on device"
+    assert first_line(StoreError("s.zarr: is full")) == "s.zarr: is full"
+    assert first_line(ValueError("bad\nworse")) == "bad"
 
 
 def test_a_worker_s_full_disk_arrives_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,9 @@ READERS: dict[str, Callable[..., object]] = {
     "evaluate": evaluate,
     "remap": lambda path, **how: remap_store(str(path), **how),
     "finalise": lambda path, **how: finalise(str(path), **how),
-    "report": lambda path, **how: report(path, path.parent / "r.html", bound_seconds=0, **how),
+    "report": lambda path, **how: report(
+        path, path.parent / "r.html", bound_seconds=0, overwrite=True, **how
+    ),
     "plot": lambda path, **how: plot_loss(MechanismStore.open(str(path)), **how),
 }
 SECTIONS = {

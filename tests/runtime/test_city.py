@@ -265,7 +265,7 @@ def test_stores_and_cities_of_before_have_the_identity_they_would_have_been_give
 
 
 def test_draws_follow_the_row(cities: Cities) -> None:
-    city = open_city(cities["plain"])
+    city = open_city(cities["plain"], remap=False)
     row = city.row(-73.98, 40.75)
     n = 200_000
     drawn, _ = city.sample_points(np.tile([[-73.98, 40.75]], (n, 1)))
@@ -288,7 +288,10 @@ def test_a_remap_comes_along(stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities["plain"], remap=True), open_mechanism(stores["plain"], remap=True)
     place = {"lon": -73.98, "lat": 40.75}
     assert np.array_equal(city.row(**place), mechanism.row(**place).values)
-    assert not np.array_equal(city.row(**place), open_city(cities["plain"]).row(**place))
+    assert np.array_equal(open_city(cities["plain"]).row(**place), city.row(**place))
+    without = open_city(cities["plain"], remap=False)
+    assert not np.array_equal(city.row(**place), without.row(**place))
+    assert (city.remapped, without.remapped) == (True, False)
     message = refusal(lambda: open_city(cities["region"], remap=True), kind=StoreError)
     assert "without a remap; run mdpext remap and export it again" in message
 

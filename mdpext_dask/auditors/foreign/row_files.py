@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError, StoreError, reason
+from mdpext_dask.errors import DataError, SpecError, StoreError, first_line
 from mdpext_dask.readers.point_chunks import check_numbers
 from mdpext_dask.readers.tables import LONLAT, PLANAR, reading
 
@@ -190,7 +190,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {reason(error)}") from None
+        raise StoreError(f"{folder}: cannot be written: {first_line(error)}") from None
 
 
 @contextmanager

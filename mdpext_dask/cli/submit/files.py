@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mdpext_dask.compute.dask_settings import nested
-from mdpext_dask.errors import SpecError, reason
+from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec
@@ -88,7 +88,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[str]:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SpecError(f"{folder}: cannot be written: {reason(error)}") from None
+        raise SpecError(f"{folder}: cannot be written: {first_line(error)}") from None
     return [str(folder / name) for name in texts]
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from mdpext_dask.auditors.certificate import certify_source_cells
-from mdpext_dask.errors import StoreError, reason
+from mdpext_dask.errors import StoreError, first_line
 from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.extend.normalise import exponential, logarithm
@@ -60,7 +60,7 @@ class LatticeArray:
         try:
             store.array(f"seed/{self.name}")[box.part(self.padding)] = values
         except (OSError, ValueError, RuntimeError) as error:
-            raise StoreError(f"{store.url}: {self.name} cannot be written: {reason(error)}") from None
+            raise StoreError(f"{store.url}: {self.name} cannot be written: {first_line(error)}") from None
 
 
 # What probabilities of records cost, in km.

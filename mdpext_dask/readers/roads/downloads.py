@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mdpext_dask.errors import DataError, MdpextError, first_line, reason
+from mdpext_dask.errors import DataError, MdpextError, first_line
 from mdpext_dask.job.spec import ROAD_FILES
 from mdpext_dask.readers.longitudes import HALF_TURN
 from mdpext_dask.readers.optional_libraries import import_optional
@@ -106,7 +106,7 @@ def _kept(
             _make(folder, kind, place, key, download)
         return folder, _facts(folder, kind, place, key)
     except OSError as error:
-        raise DataError(f"{key}: the cache in {folder} cannot be used: {reason(error)}") from None
+        raise DataError(f"{key}: the cache in {folder} cannot be used: {first_line(error)}") from None
 
 
 def _make(

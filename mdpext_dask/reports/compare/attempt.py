@@ -30,15 +30,7 @@ from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.auditors.subject import plain_subject, store_subject
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import (
-    ClusterError,
-    DataError,
-    MdpextError,
-    StoreError,
-    first_line,
-    is_disk_full,
-    reason,
-)
+from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line, is_disk_full
 from mdpext_dask.evaluation.baselines.problem import (
     BaselineMechanism,
     Guarantee,
@@ -115,7 +107,7 @@ def attempt(request: Request) -> None:
     try:
         code, said = _ended(request)
     except OSError as error:
-        raise StoreError(f"{path.parent}: nothing can be run there: {reason(error)}") from None
+        raise StoreError(f"{path.parent}: nothing can be run there: {first_line(error)}") from None
     if code == -signal.SIGALRM:
         late = f"not finished within {request.limit_seconds:g} s"
         write_answer(path, _failure(request, late, limited=True))

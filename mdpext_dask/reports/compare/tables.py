@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from mdpext_dask.errors import StoreError, printable, reason
+from mdpext_dask.errors import StoreError, first_line, printable
 from mdpext_dask.files import rendered
 from mdpext_dask.reports.compare.answers import ITSELF
 from mdpext_dask.reports.compare.figure import comparison_of
@@ -84,7 +84,7 @@ def write_results(folder: Path, summaries: Sequence[CaseSummary]) -> list[Path]:
         (folder / "table.html").write_text(_page(summaries, picture), encoding="utf-8")
         (folder / "results.json").write_text(json.dumps(as_json(summaries), indent=1), encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {reason(error)}") from None
+        raise StoreError(f"{folder}: cannot be written: {first_line(error)}") from None
     names = ["table.md", "table.html", "table.csv", "answers.csv", "results.json"]
     return [folder / name for name in [*names, *([PICTURE] if picture else [])]]
 
