@@ -74,7 +74,7 @@ def read_kept_bound(store: MechanismStore, loss_km: float) -> dict[str, Any] | N
     document = kept_bound(store) or {}
     found = {**{key: document.get(key) for key in _SHOWN}, "adversary": None}
     try:
-        _EVALUATION.validate_python(found)
+        _EVALUATION.validate_python(found, strict=True)
     except ValidationError:
         return None
     certified, computed = found["lower_bound_certified_km"], str(document.get("computed"))

@@ -89,11 +89,14 @@ def test_more_workers_never_take_longer(small_job: Job, workers: int, more: int)
 
 
 HERE, ROME = [(-73.98, 40.75, 1.0)], [(12.5, 41.9, 1.0)]
-SOUTH = [[-74.02, 40.70], [-73.99, 40.70], [-73.99, 40.72], [-74.02, 40.72], [-74.02, 40.70]]
+CORNER, TRIANGLE = (
+    [(-74.01, 40.79, 1.0)],
+    [[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]],
+)
 REFUSED_FILES = {
     "a prior of another city": (ROME, {"prior": {"kind": "file", "file": "FILE"}}, "no weight lies inside"),
     "a prior outside the region": (
-        HERE,
+        CORNER,
         {"prior": {"kind": "file", "file": "FILE"}, "domain": {"region": "REGION", "cell_km": 1.0}},
         "all of the prior lies outside the region",
     ),
@@ -116,7 +119,7 @@ def test_a_plan_is_refused_where_a_run_is(case: str, tmp_path: Path, small_job: 
         file.write_bytes(b"none")
     else:
         point_file(file, "lon,lat,weight", places)
-    (tmp_path / "region.json").write_text(json.dumps({"type": "Polygon", "coordinates": [SOUTH]}))
+    (tmp_path / "region.json").write_text(json.dumps({"type": "Polygon", "coordinates": [TRIANGLE]}))
     names = {"FILE": str(file), "REGION": str(tmp_path / "region.json")}
     found = {name: {k: names.get(v, v) for k, v in keys.items()} for name, keys in sections.items()}
     job = small_job(**found)

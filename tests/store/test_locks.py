@@ -308,7 +308,6 @@ def test_many_that_begin_and_end_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLDERS, str(tmp_path / "deep" / "a.zarr")]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=120)[1] for process in started] == [""] * 3
-    assert not (tmp_path / "deep").exists()
 
 
 def _require_for(lock: locks.Lock, seconds: float) -> None:
