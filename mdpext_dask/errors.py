@@ -1,4 +1,4 @@
-"""The errors for users, as one small tree.
+"""The errors for users, as one small tree, and the warning for Python.
 
 Every class has the exit code of the command line, and derives from the built-in exception that a caller who
 does not know this package would catch.
@@ -135,6 +135,10 @@ class BudgetExceeded(MdpextError):
     def __init__(self, message: str, users: int = 1) -> None:
         super().__init__(message)
         self.users = users
+
+
+class ImplausibleWarning(UserWarning):
+    """A place can be reported from, and is hardly one that was meant."""
 
 
 def first_line(error: BaseException) -> str:

@@ -7,36 +7,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mdpext_dask.auditors.figure import draw_audit
-from mdpext_dask.auditors.foreign.read import check_exists, check_known
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
-from mdpext_dask.auditors.subject import (
-    city_subject,
-    is_store,
-    plain_subject,
-    rewritten_subject,
-    store_subject,
-)
+from mdpext_dask.auditors.subject import subject_of
 from mdpext_dask.compute.executor import FEW_NUMBERS, open_for_reader
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import (
-    DataError,
-    GuaranteeViolation,
-    SpecError,
-    StoreAccessError,
-    alternatives,
-    first_line,
-)
+from mdpext_dask.errors import DataError, SpecError, StoreAccessError, alternatives, first_line
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.runtime.city import CityFile, is_city
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
-from mdpext_dask.store.integrity import reopened, require_all_blocks
+from mdpext_dask.store.integrity import reopened
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
-from mdpext_dask.store.signature import require_signed
 
 # With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
@@ -130,48 +114,12 @@ def audit(
         subject = _array(subject, "the mechanism")
     if points is not None and not isinstance(points, str | Path):
         points = _array(points, "--points")
-    with contextlib.ExitStack() as prepared:
-        own, signed_by = False, None
-        if not isinstance(subject, np.ndarray) and is_store(str(subject)):
-            if points is not None:
-                raise SpecError("--points: a mechanism store knows where its records are")
-            store = MechanismStore.open(str(subject))
-            rewritten = store.state == COMPLETE and not store.read_receipts()
-            if rewritten:
-                if trusted_key is not None:
-                    raise GuaranteeViolation(
-                        f"{store.url}: its receipts are gone: nothing shows that its bytes were signed"
-                    )
-                again = rewritten_subject(store, epsilon_per_km, metric_p, tolerance)
-                found = prepared.enter_context(again)
-            else:
-                found = store_subject(store, epsilon_per_km, metric_p, tolerance)
-                require_all_blocks(store)
-                signed_by = None if trusted_key is None else require_signed(store, trusted_key)
-            own = epsilon_per_km is None and metric_p is None and not tolerance and not rewritten
-            default = CERTIFICATE
-        else:
-            if not isinstance(subject, np.ndarray):
-                check_exists(str(subject))
-            if not isinstance(subject, np.ndarray) and is_city(str(subject)):
-                if points is not None:
-                    raise SpecError("--points: a city knows where its records are")
-                city = CityFile(Path(objects.absolute(str(subject))))
-                signed_by = None if trusted_key is None else city.require_signed(trusted_key)
-                found = city_subject(city, epsilon_per_km, metric_p, tolerance)
-            else:
-                if trusted_key is not None:
-                    raise SpecError("--trusted-key: only mechanism stores and cities are signed")
-                if not isinstance(subject, np.ndarray):
-                    check_known(str(subject))
-                if epsilon_per_km is None:
-                    raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
-                p = 2.0 if metric_p is None else metric_p
-                found = prepared.enter_context(plain_subject(subject, points, epsilon_per_km, p, tolerance))
-            default = EXHAUSTIVE if found.city is None else CERTIFICATE
+    if isinstance(subject, Path):
+        subject = str(subject)
+    with subject_of(subject, points, epsilon_per_km, metric_p, tolerance, trusted_key) as found:
         for note in found.notes:
             observer(Note(f"{found.name}: {note}"))
-        method = method or default
+        method = method or (CERTIFICATE if found.states_promise else EXHAUSTIVE)
         if tolerance and method not in (EXHAUSTIVE, SAMPLED):
             raise SpecError(f"--tolerance: {method} has none; use --method exhaustive or sampled")
         stages, records, outputs = Stages(observer), found.source.records, found.source.outputs
@@ -187,14 +135,13 @@ def audit(
                 report = check_boundary(found, blocks, executor, stages)
             else:
                 report = sample_pairs(found, sampling or Sampling(), executor, stages)
-            if signed_by is not None:
-                report.details["signed_by"] = signed_by
             drawn = report
             if picture is not None and method != SAMPLED:
                 few = Sampling(pairs=_PICTURE_PAIRS, random_seed=0)
                 drawn = sample_pairs(found, few, executor, stages)
-        if own and not _leave(store, report):
-            observer(Note(f"{store.url} cannot be written: the audit result is not stored there"))
+        own = (epsilon_per_km, metric_p, tolerance) == (None, None, 0)
+        if found.store is not None and own and not _leave(found.store, report):
+            observer(Note(f"{found.name} cannot be written: the audit result is not stored there"))
         # Last: a picture that cannot be written must not cost the result.
         if picture is not None:
             draw_audit(report, drawn, found, picture)

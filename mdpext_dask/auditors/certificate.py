@@ -36,6 +36,7 @@ from mdpext_dask.auditors.source import (
     Range,
 )
 from mdpext_dask.errors import StoreError
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,
     certificate_allowance,
@@ -117,8 +118,8 @@ class _UnsoundTotalError(Exception):
 
 def certify_cells(
     probability: NDArray[np.floating],
-    x_km: NDArray[np.float64],
-    y_km: NDArray[np.float64],
+    x_km: Array,
+    y_km: Array,
     metric_p: float,
     limit: float = math.inf,
     usable: Range = SAMPLER_RANGE,
@@ -224,8 +225,7 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
     found = certify_cells(probability, x, y, metric_p, limit)
     findings: list[Finding] = []
     if math.isinf(found.epsilon):
-        i, j = (np.arange(part.start, part.stop) for part in (block.closed_x, block.closed_y))
-        records = (i[:, None] * grid.shape[1] + j).ravel()
+        records = grid.record_numbers(x=block.closed_x, y=block.closed_y)
         rows = probability.reshape(len(records), -1)
         findings = inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1]
     cells = _moved(found, block.closed_x.start, block.closed_y.start)
@@ -286,7 +286,7 @@ def _moved(found: Certificate, i: int, j: int) -> Certificate:
     return found._replace(place=Place(found.place.i + i, found.place.j + j, found.place.output))
 
 
-def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_probability(probability: NDArray[np.float32]) -> Array:
     """Return ℓ = log p − log Σ p over the last axis: the log of what the sampler uses."""
     wide = probability.astype(np.float64)
     total = np.add.reduce(wide, axis=-1, keepdims=True)
@@ -295,7 +295,7 @@ def log_probability(probability: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def certify_source_cells(
     probability: NDArray[np.float32], side_km: float, factor: int, metric_p: float
-) -> NDArray[np.float64]:
+) -> Array:
     """Return the certificate of each source cell and output of a block, rounded outward, in 1/km.
 
     Parameters
@@ -363,12 +363,8 @@ def _allowance(
 
 
 def _ranks(
-    probability: NDArray[np.floating],
-    step_x: NDArray[np.float64],
-    step_y: NDArray[np.float64],
-    q: float,
-    usable: Range,
-) -> Iterator[NDArray[np.float64]]:
+    probability: NDArray[np.floating], step_x: Array, step_y: Array, q: float, usable: Range
+) -> Iterator[Array]:
     """Yield :func:`norm_rank` of the fine cells between fine rows, in a buffer that is reused.
 
     Raises
@@ -410,7 +406,7 @@ def _ranks(
         yield norm_rank(along_x, along_y, q)
 
 
-def norm_rank(first: NDArray[np.float64], second: NDArray[np.float64], q: float) -> NDArray[np.float64]:
+def norm_rank(first: Array, second: Array, q: float) -> Array:
     """Return the norm ‖(first, second)‖_q elementwise, for q = 2 its square; overwrites both.
 
     The square saves a root per element. Other powers must not be taken without scaling: for p near 1, q
@@ -498,9 +494,7 @@ def steepest_slopes(probability: NDArray[np.float32], side_km: float, factor: in
     return Slopes(vector, worst)
 
 
-def _worst(
-    east: NDArray[np.float64], north: NDArray[np.float64], factor: int, q: float
-) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
+def _worst(east: Array, north: Array, factor: int, q: float) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
     """Return the largest vector of each cell of a row of source cells, and its place.
 
     The norm grows with both components, so the worst corner of a fine cell has the larger D1 and the larger

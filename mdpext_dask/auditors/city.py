@@ -76,9 +76,7 @@ class CitySource(LatticeSource):
 
     def part(self, index: int) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
         """Return the records of a tile, and their rows."""
-        x, y = self.city.tiles.records(index)
-        i, j = (np.arange(side.start, side.stop) for side in (x, y))
-        records = (i[:, None] * self.grid.shape[1] + j).ravel()
+        records = self.grid.record_numbers(*self.city.tiles.records(index))
         return records, self._rows(index).reshape(len(records), -1)
 
     def rows(self, records: NDArray[np.intp]) -> NDArray[np.floating]:

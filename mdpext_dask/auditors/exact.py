@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.problem.grid import Array
+
 # Digits to begin with, and to give up at; no case that reaches the latter is known.
 _DIGITS, _MOST_DIGITS = 40, 2_560
 # Last digits of a result that rounding may have changed; a wide margin.
@@ -72,7 +74,7 @@ def norm(components: Sequence[Fraction | Decimal], p: float | Decimal, digits: i
         return largest * shares ** (1 / exponent)
 
 
-def displacement(first_km: NDArray[np.float64], second_km: NDArray[np.float64]) -> tuple[Fraction, Fraction]:
+def displacement(first_km: Array, second_km: Array) -> tuple[Fraction, Fraction]:
     """Return x − x' of two points of shape (2,), in km, without rounding."""
     (x, y), (x_prime, y_prime) = first_km.tolist(), second_km.tolist()
     return Fraction(x) - Fraction(x_prime), Fraction(y) - Fraction(y_prime)
@@ -110,12 +112,7 @@ def pair_exceeds(
 
 
 def cell_exceeds(
-    rows: NDArray[np.floating],
-    x_km: NDArray[np.float64],
-    y_km: NDArray[np.float64],
-    output: int,
-    p: float,
-    epsilon: float,
+    rows: NDArray[np.floating], x_km: Array, y_km: Array, output: int, p: float, epsilon: float
 ) -> bool:
     """Return whether the certificate of one fine cell and output, ‖(max |D1|, max |D2|)‖_q, exceeds ε.
 

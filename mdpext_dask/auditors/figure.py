@@ -8,7 +8,7 @@ which is imported late: workers never need it.
 import math
 import textwrap
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from mdpext_dask.files import rendered, whole_file
 from mdpext_dask.problem import maps
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.objects import is_remote
+from mdpext_dask.store.objects import shown_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,8 +88,8 @@ def figure_of(report: AuditReport, drawn: AuditReport, subject: Subject) -> "Fig
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     west, east, south, north = maps.limits_of(_box_of(subject))
-    width = _HEIGHT_INCHES * (east - west) / (north - south) + _BESIDE_INCHES
-    width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
+    ratio = (east - west) / (north - south)
+    width = maps.width_inches(ratio, _HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES)
     left, right = figure.subplots(1, 2, width_ratios=(SIZE_INCHES[0] - width, width))
     draw_ratios(left, report, drawn)
     draw_map(right, report, subject)
@@ -100,7 +100,7 @@ def figure_of(report: AuditReport, drawn: AuditReport, subject: Subject) -> "Fig
     figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    attribution = "" if subject.store is None else str(subject.store.attributes.get("attribution", ""))
+    attribution = "" if subject.store is None else subject.store.attribution
     looks: dict[str, Any] = {"fontsize": _TITLE_POINTS, "linespacing": 1.35, "parse_math": False}
     title = figure.suptitle(_title(report, attribution), x=0.012, ha="left", **looks)
     room = title.get_window_extent().width / (figure.bbox.width * 0.976)
@@ -407,14 +407,10 @@ def _draw_pair(
 
 def _title(report: AuditReport, attribution: str) -> str:
     """Return the verdict, what was audited, how, and what it promises, in lines that fit the figure."""
-    # Pictures are passed around: of a local path, whose folders say where its user works, only the name.
-    name = report.subject if is_remote(report.subject) else PurePath(report.subject).name
-    if len(name) > _SUBJECT_WIDTH:
-        name = "…" + name[1 - _SUBJECT_WIDTH :]
+    name = maps.shortened(shown_name(report.subject), _SUBJECT_WIDTH)
     said = dict(table(replace(report, subject=name)))
     lines = textwrap.wrap(sentence(report), _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
     audited = f"{said['audited']}. {attribution}" if attribution else said["audited"]
     for line in (audited, f"{said['method']}; promised {said['promise']}"):
         lines += textwrap.wrap(line, _TITLE_WIDTH)
-    # Names of files may hold what is no text.
-    return "\n".join(lines).encode("utf-8", "replace").decode()
+    return maps.as_title(lines)

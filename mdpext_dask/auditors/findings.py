@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 
 from mdpext_dask.auditors.source import Range
 from mdpext_dask.job.spec import json_number
+from mdpext_dask.problem.grid import Array
 
 # Rows that are distributions but for rounding (of float32, or of text) add up to 1 this closely.
 _TOTAL_ERROR = 1e-6
@@ -111,9 +112,7 @@ def _severity(kind: str, value: float) -> float:
     return abs(value - 1) if kind in (TOO_MUCH, EMPTY, NOT_ONE) else -value
 
 
-def _finding(
-    kind: str, bad: NDArray[np.bool_], values: NDArray[np.float64], records: NDArray[np.intp]
-) -> Finding:
+def _finding(kind: str, bad: NDArray[np.bool_], values: Array, records: NDArray[np.intp]) -> Finding:
     """Return a finding about entries of rows, arrays of shape (n, K), or totals, arrays of shape (n,)."""
     extreme = max(values[bad].tolist(), key=lambda value: _severity(kind, value))
     first = records[bad.reshape(len(records), -1).any(axis=1)].min()

@@ -3,15 +3,16 @@
 import math
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from mdpext_dask.auditors import result
 from mdpext_dask.auditors.certificate import Place, bands_of, certify_band, certify_block
-from mdpext_dask.auditors.findings import inspect_rows, merged
+from mdpext_dask.auditors.city import damaged_tiles, false_claims
+from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows, merged
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
@@ -23,7 +24,8 @@ from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import json_number
-from mdpext_dask.store.integrity import ShardDamage, damage_of_block
+from mdpext_dask.store.integrity import FINISHED, ShardDamage, damage_of_block, extra_shards, inconsistencies
+from mdpext_dask.store.loss import is_problem_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Pairs that are drawn, if neither a number nor a time is given.
@@ -123,7 +125,8 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
     at_fault = [part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km]
     across, along = source.lattice_shape
-    return subject.report(
+    return _report(
+        subject,
         result.CERTIFICATE,
         verdict,
         worst.epsilon,
@@ -211,7 +214,8 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
         "triples_compared": tally.compared,
         "peak_bytes_per_task": exhaustive.peak_bytes(source),
     }
-    return subject.report(
+    return _report(
+        subject,
         result.EXHAUSTIVE,
         verdict,
         math.inf if refused else _audited_epsilon(subject, tally),
@@ -340,7 +344,8 @@ def sample_pairs(subject: Subject, sampling: Sampling, executor: Executor, stage
         ],
         "peak_bytes_per_task": sampled.peak_bytes(source, sampling.design, in_a_batch),
     }
-    return subject.report(
+    return _report(
+        subject,
         result.SAMPLED,
         verdict,
         steepness(worst, "distance_km") if worst else 0.0,
@@ -418,7 +423,8 @@ def check_boundary(
             for mismatch in mismatches
         ],
     }
-    return subject.report(
+    return _report(
+        subject,
         result.BOUNDARY,
         result.ROWS_DIFFER if mismatches else result.ROWS_AGREE,
         math.nan,
@@ -432,3 +438,84 @@ def check_boundary(
         damage=damage.values(),
         blocks_at_fault=tuple(sorted({mismatch.block for mismatch in mismatches} | {*_at_fault(damage)})),
     )
+
+
+# --- what is reported -----------------------------------------------------------------------------
+
+
+def _report(
+    subject: Subject,
+    method: str,
+    verdict: str,
+    epsilon: float,
+    started: float,
+    details: dict[str, Any],
+    *,
+    damage: Iterable[ShardDamage] = (),
+    certified: float | None = None,
+    **found: Any,
+) -> AuditReport:
+    """Return a report about a subject, with what has changed since it was written.
+
+    Parameters
+    ----------
+    subject
+        What was audited.
+    method, verdict, epsilon, details, found
+        Fields of the report. What has changed takes the verdict's place where nothing else is wrong.
+    started
+        When the audit was begun, by :func:`time.perf_counter`.
+    damage
+        What is wrong with the shards of each block that was compared with its receipt.
+    certified
+        What a store's certificate has just been found to be, if it has.
+    """
+    damage = list(damage)
+    of_city = any(finding.kind == NOT_FINITE for finding in found.get("findings", ()))
+    wrong = _changed(subject, damage, certified, tiles=of_city)
+    if wrong and result.VERDICTS[verdict][1] is not False:
+        verdict = result.CHANGED
+    facts: dict[str, Any] = {"planar": subject.promised.distortion is None, "notes": list(subject.notes)}
+    if (store := subject.store) is not None:  # of which bytes of which job all this is said
+        content = store.content_digest(store.read_receipts())
+        facts |= {"fingerprint": store.fingerprint, "content_sha256": content}
+    facts["receipts_compared"] = None if store is None else len(damage)
+    if subject.signed_by is not None:
+        facts["signed_by"] = subject.signed_by
+    return AuditReport(
+        subject=subject.name,
+        method=method,
+        verdict=verdict,
+        epsilon_per_km=subject.promised.epsilon_per_km,
+        epsilon_planar_per_km=subject.promise.kept_per_km,
+        limit_per_km=subject.promise.epsilon_per_km,
+        epsilon=epsilon,
+        metric_p=subject.promise.metric_p,
+        tolerance=subject.promise.tolerance,
+        records=subject.source.records,
+        outputs=subject.source.outputs,
+        seconds=time.perf_counter() - started,
+        details={**details, **facts},
+        **asdict(wrong),
+        **found,
+    )
+
+
+def _changed(
+    subject: Subject, blocks: Sequence[ShardDamage], certified: float | None, *, tiles: bool
+) -> ShardDamage:
+    """Return what is wrong with a store or city besides its rows; of an array, nothing is known."""
+    store, city = subject.store, subject.city
+    whole = store or city
+    if whole is None:
+        return ShardDamage()
+    # The certificate for another metric is no claim of theirs.
+    certified = certified if subject.promise.metric_p == whole.metric_p else None
+    if city is not None:
+        return ShardDamage((*false_claims(city, certified), *(damaged_tiles(city) if tiles else ())))
+    assert store is not None  # one of both
+    changed = inconsistencies(store, certified)
+    if store.state in FINISHED and not is_problem_of(store):
+        changed.append("problem_sha256")
+    all_of_it = ShardDamage.joined([*blocks, ShardDamage(tuple(changed), extra=extra_shards(store))])
+    return ShardDamage(**{kind: tuple(dict.fromkeys(keys)) for kind, keys in asdict(all_of_it).items()})

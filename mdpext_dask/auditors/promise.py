@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors import exact
 from mdpext_dask.auditors.pairs.tiles import LENGTH_ERROR, lengths
 from mdpext_dask.errors import SpecError
+from mdpext_dask.problem.grid import Array
 
 # A geodesic is good to 15 nanometres (Karney 2013); in km, with a margin, and relative to it.
 _GEODESIC_ERROR_KM, _GEODESIC_ERROR = 5e-11, 1e-13
@@ -24,7 +25,7 @@ _PLANE_ERROR_KM = 1e-6
 # Below this, squares lose digits; such distances are decided exactly.
 _SHORTEST_KM = 1e-140
 # Two rows, float of shape (K,), and two places as the promise measures them, float64 of shape (2, 2).
-Pair = tuple[NDArray[np.floating], NDArray[np.floating], NDArray[np.float64]]
+Pair = tuple[NDArray[np.floating], NDArray[np.floating], Array]
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ class Promise:
         """What a distance in the plane may be off by, because the plane stands for something else."""
         return 0.0 if self.distortion is None else _PLANE_ERROR_KM
 
-    def apart_km(
-        self, dx: NDArray[np.float64], dy: NDArray[np.float64], out: NDArray[np.float64] | None = None
-    ) -> NDArray[np.float64]:
+    def apart_km(self, dx: Array, dy: Array, out: Array | None = None) -> Array:
         """Return ‖(dx, dy)‖_p, less what the plane may be off by, 0 for next to nothing; overwrites both."""
         apart = lengths(dx, dy, self.metric_p, out=out)
         if self.plane_error_km:
@@ -92,11 +91,11 @@ class Promise:
             apart[apart < _SHORTEST_KM] = 0.0
         return apart
 
-    def furthest_km(self, apart_km: NDArray[np.float64]) -> NDArray[np.float64]:
+    def furthest_km(self, apart_km: Array) -> Array:
         """Return what a distance in the plane is at most that is computed as `apart_km`."""
         return np.asarray((apart_km + (2 * self.plane_error_km + _SHORTEST_KM)) * (1 + LENGTH_ERROR))
 
-    def is_broken(self, ratio: Fraction, places: NDArray[np.float64], *, tolerant: bool = True) -> bool:
+    def is_broken(self, ratio: Fraction, places: Array, *, tolerant: bool = True) -> bool:
         """Return whether one pair breaks the promise for an output, decided beyond float64.
 
         Parameters
@@ -130,7 +129,7 @@ class Promise:
         return answers.pop()
 
 
-def ground_distance_km(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+def ground_distance_km(first: Array, second: Array) -> float:
     """Return the length, in km, of the geodesic on WGS 84 between two places, lon and lat in degrees."""
     from pyproj import Geod
 
@@ -159,9 +158,7 @@ class Verdicts:
     undecided: int
 
 
-def may_break(
-    differences: NDArray[np.float64], apart_km: NDArray[np.float64], error: float, promise: Promise
-) -> NDArray[np.bool_]:
+def may_break(differences: Array, apart_km: Array, error: float, promise: Promise) -> NDArray[np.bool_]:
     """Return which triples are not sure to keep the promise without any tolerance.
 
     Parameters
@@ -180,8 +177,8 @@ def may_break(
 
 
 def judge(
-    differences: NDArray[np.float64],
-    apart_km: NDArray[np.float64],
+    differences: Array,
+    apart_km: Array,
     error: float,
     promise: Promise,
     pair_of: Callable[[int], Pair],

@@ -228,13 +228,12 @@ class StoreSource(LatticeSource):
         """Return the records of a piece of a block, and their rows."""
         store = self.store
         x, y = _pieces(self.url, self.token)[index]
-        i, j = (np.arange(part.start, part.stop) for part in (x, y))
-        records = (i[:, None] * store.grid.shape[1] + j).ravel()
+        records = store.grid.record_numbers(x, y)
         try:
             rows = rows_of(store, x, y)
         except StoreError:
             # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
-            rows = np.full((len(i), len(j), store.outputs), np.nan, dtype=np.float32)
+            rows = np.full((len(records), store.outputs), np.nan, dtype=np.float32)
         return records, rows.reshape(len(records), -1)
 
     def rows(self, records: NDArray[np.intp]) -> NDArray[np.floating]:

@@ -3,9 +3,8 @@
 import contextlib
 import math
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.city import CitySource, damaged_tiles, false_claims, projection_of
+from mdpext_dask.auditors.city import CitySource, projection_of
 from mdpext_dask.auditors.exact import Undecided, log_ratio, probability_ratio
-from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows
-from mdpext_dask.auditors.foreign.read import read_foreign
+from mdpext_dask.auditors.findings import inspect_rows
+from mdpext_dask.auditors.foreign.read import check_exists, check_known, read_foreign
 from mdpext_dask.auditors.foreign.row_files import writing
 from mdpext_dask.auditors.pairs.compare import Triple
 from mdpext_dask.auditors.promise import Promise, ground_distance_km
-from mdpext_dask.auditors.result import CHANGED, NOT_PROVED, VERDICTS, VIOLATED, AuditReport
+from mdpext_dask.auditors.result import NOT_PROVED, VIOLATED
 from mdpext_dask.auditors.source import INFINITE_DIFFERENCE, ArraySource, Source, StoreSource
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError
 from mdpext_dask.extend.record_metrics import PlanarMetric
 from mdpext_dask.files import scratch_in
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.longitudes import arc
-from mdpext_dask.runtime.city import CityFile
+from mdpext_dask.runtime.city import CityFile, is_city
+from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.store import objects
-from mdpext_dask.store.integrity import FINISHED, ShardDamage, extra_shards, inconsistencies
-from mdpext_dask.store.loss import is_problem_of
-from mdpext_dask.store.mechanism_store import ROOT_KEY, MechanismStore
+from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store.mechanism_store import COMPLETE, ROOT_KEY, MechanismStore
+from mdpext_dask.store.signature import require_signed
 
 _LARGEST_KM = 1e9
 
@@ -69,6 +69,10 @@ class Subject:
         The city, if it is one.
     notes
         What people must know besides.
+    states_promise
+        Whether it says itself what it promises, as stores and cities do.
+    signed_by
+        The trusted public key that has signed it, if that was asked for.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Subject:
     store: MechanismStore | None = None
     city: CityFile | None = None
     notes: tuple[str, ...] = ()
+    states_promise: bool = True
+    signed_by: str | None = None
 
     def describe(self, triple: Triple | None) -> dict[str, Any]:
         """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
@@ -139,80 +145,58 @@ class Subject:
             return probability_ratio(first, second, triple.output)
         return Fraction(1) if ours == theirs else None
 
-    def report(
-        self,
-        method: str,
-        verdict: str,
-        epsilon: float,
-        started: float,
-        details: dict[str, Any],
-        *,
-        damage: Iterable[ShardDamage] = (),
-        certified: float | None = None,
-        **found: Any,
-    ) -> AuditReport:
-        """Return a report about it; of a store, what has changed since it was written is looked up for it.
 
-        Parameters
-        ----------
-        method, verdict, epsilon, details, found
-            Fields of the report. What has changed takes the verdict's place where nothing else is wrong.
-        started
-            When the audit was begun, by :func:`time.perf_counter`.
-        damage
-            What is wrong with the shards of each block that was compared with its receipt.
-        certified
-            What a store's certificate has just been found to be, if it has.
-        """
-        damage = list(damage)
-        if self.city is None:
-            wrong = self._damage(damage, certified)
-        else:
-            own = self.promise.metric_p == self.city.metric_p
-            changed = false_claims(self.city, certified if own else None)
-            if any(finding.kind == NOT_FINITE for finding in found["findings"]):
-                changed += damaged_tiles(self.city)
-            wrong = ShardDamage(tuple(changed))
-        if wrong and VERDICTS[verdict][1] is not False:
-            verdict = CHANGED
-        compared = None if self.store is None else len(damage)
-        return AuditReport(
-            subject=self.name,
-            method=method,
-            verdict=verdict,
-            epsilon_per_km=self.promised.epsilon_per_km,
-            epsilon_planar_per_km=self.promise.kept_per_km,
-            limit_per_km=self.promise.epsilon_per_km,
-            epsilon=epsilon,
-            metric_p=self.promise.metric_p,
-            tolerance=self.promise.tolerance,
-            records=self.source.records,
-            outputs=self.source.outputs,
-            seconds=time.perf_counter() - started,
-            details={**details, **self._facts(), "receipts_compared": compared},
-            **asdict(wrong),
-            **found,
-        )
+@contextlib.contextmanager
+def subject_of(
+    given: str | NDArray[np.floating],
+    points: str | Path | NDArray[np.float64] | None,
+    epsilon_per_km: float | None,
+    metric_p: float | None,
+    tolerance: float,
+    trusted_key: Trusted | None,
+) -> Iterator[Subject]:
+    """Yield what is to be audited, for as long as it is: of a store or city its own promise, or another.
 
-    def _facts(self) -> dict[str, Any]:
-        """Return what every audit says of its subject: of a store, which bytes of which job it is about."""
-        facts = {"planar": self.promised.distortion is None, "notes": list(self.notes)}
-        if self.store is None:
-            return facts
-        content = self.store.content_digest(self.store.read_receipts())
-        return {**facts, "fingerprint": self.store.fingerprint, "content_sha256": content}
-
-    def _damage(self, blocks: Sequence[ShardDamage], certified: float | None) -> ShardDamage:
-        """Return what is wrong with a store besides its rows; of an array, nothing is known."""
-        store = self.store
-        if store is None:
-            return ShardDamage()
-        own = self.promise.metric_p == store.metric_p
-        changed = inconsistencies(store, certified if own else None)
-        if store.state in FINISHED and not is_problem_of(store):
-            changed.append("problem_sha256")
-        all_of_it = ShardDamage.joined([*blocks, ShardDamage(tuple(changed), extra=extra_shards(store))])
-        return ShardDamage(**{kind: tuple(dict.fromkeys(keys)) for kind, keys in asdict(all_of_it).items()})
+    Raises
+    ------
+    IncompleteStoreError, StoreError, DataError, SpecError, GuaranteeViolation
+        See :func:`~mdpext_dask.auditors.audit.audit`.
+    """
+    asked = epsilon_per_km, metric_p, tolerance
+    if isinstance(given, str) and is_store(given):
+        if points is not None:
+            raise SpecError("--points: a mechanism store knows where its records are")
+        store = MechanismStore.open(given)
+        if store.state == COMPLETE and not store.read_receipts():
+            if trusted_key is not None:
+                raise GuaranteeViolation(
+                    f"{store.url}: its receipts are gone: nothing shows that its bytes were signed"
+                )
+            with rewritten_subject(store, *asked) as found:
+                yield found
+            return
+        found = store_subject(store, *asked)
+        require_all_blocks(store)
+        yield found if trusted_key is None else replace(found, signed_by=require_signed(store, trusted_key))
+        return
+    if isinstance(given, str):
+        check_exists(given)
+        if is_city(given):
+            if points is not None:
+                raise SpecError("--points: a city knows where its records are")
+            city = CityFile(Path(objects.absolute(given)))
+            signed_by = None if trusted_key is None else city.require_signed(trusted_key)
+            yield replace(city_subject(city, *asked), signed_by=signed_by)
+            return
+    if trusted_key is not None:
+        raise SpecError("--trusted-key: only mechanism stores and cities are signed")
+    if isinstance(given, str):
+        check_known(given)
+    if epsilon_per_km is None:
+        raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
+    p = 2.0 if metric_p is None else metric_p
+    with plain_subject(given, points, epsilon_per_km, p, tolerance) as found:
+        yield found
 
 
 def store_subject(
@@ -334,7 +318,7 @@ def plain_subject(
         _check_extent(float(np.abs(xy_km).max()), promise)
         lonlat = None if distortion is None else found.coordinates
         source = ArraySource.of(found.rows, xy_km, folder, lonlat, found.lattice)
-        yield Subject(name, source, promise, promise)
+        yield Subject(name, source, promise, promise, states_promise=False)
 
 
 def _check_extent(furthest_km: float, promise: Promise) -> None:

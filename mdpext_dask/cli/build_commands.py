@@ -48,12 +48,13 @@ def run(
 @app.command()
 def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
     """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
+    from mdpext_dask.cli.plan_table import plan_table
     from mdpext_dask.pipeline.cost_model import plan_job
 
     spec = _load(job, override)
     with observed("plain") as observer:
         planned = plan_job(spec, observer)
-    show(planned, as_json)
+    show(planned, as_json, drawn=plan_table)
     if planned["refused"] is not None:
         end_badly(planned["refused"], EXIT_BAD_INPUT)
 

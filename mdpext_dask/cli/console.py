@@ -37,7 +37,9 @@ from mdpext_dask.errors import (
 from mdpext_dask.files import is_standard_output
 
 if TYPE_CHECKING:
-    from mdpext_dask.events import Observer
+    from rich.console import RenderableType
+
+    from mdpext_dask.events import Event, Observer
 
 # What Typer and Click say, and how it reads better.
 _PARSER_WORDS = (
@@ -61,6 +63,8 @@ _KEPT = {
     "sample": "no report is written; a ledger is charged when all reports are drawn, not before; run again",
     "": "nothing is kept; run again",
 }
+# Notes of the command that runs.
+_told: set[str] = set()
 
 
 def keep_apart(output: Path, as_json: bool) -> None:
@@ -75,8 +79,13 @@ def keep_apart(output: Path, as_json: bool) -> None:
         raise SpecError(f"--json: {output} goes to standard output as well; give a file instead")
 
 
-def show(values: dict[str, Any], as_json: bool, beside: Path | None = None) -> None:
-    """Print values on standard output: one JSON document, or a table.
+def show(
+    values: dict[str, Any],
+    as_json: bool,
+    beside: Path | None = None,
+    drawn: "Callable[[dict[str, Any]], RenderableType] | None" = None,
+) -> None:
+    """Print values on standard output: one JSON document, or for people.
 
     Parameters
     ----------
@@ -85,7 +94,9 @@ def show(values: dict[str, Any], as_json: bool, beside: Path | None = None) -> N
     as_json
         Whether to print JSON.
     beside
-        A file that was written. If it is standard output, the table goes to standard error.
+        A file that was written. If it is standard output, what is for people goes to standard error.
+    drawn
+        Function that draws them for people; default: a table of names and values.
     """
     if as_json:
         text = json.dumps(values, sort_keys=True, allow_nan=False)
@@ -93,15 +104,23 @@ def show(values: dict[str, Any], as_json: bool, beside: Path | None = None) -> N
             print(text, flush=True)
         return
     from rich.console import Console
+
+    with _writing():
+        console = Console(stderr=beside is not None and is_standard_output(beside))
+        console.print((drawn or _names_and_values)(values))
+
+
+def _names_and_values(values: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
+        if name == "notes" and value and _told.issuperset(value):
+            continue
         # As plain text: a path may look like markup, and hold what terminals act on.
         table.add_row(Text(printable(name)), Text(printable(_readable(value))))
-    with _writing():
-        Console(stderr=beside is not None and is_standard_output(beside)).print(table)
+    return table
 
 
 def _readable(value: Any) -> str:
@@ -170,15 +189,29 @@ def observed(style: str) -> Iterator["Observer"]:
         from mdpext_dask.events import silent
 
         yield silent
-    elif style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
+        return
+    _told.clear()
+    if style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
         from mdpext_dask.cli.progress import RichBar
 
         with RichBar() as bar:
-            yield bar
+            yield _noted(bar)
     else:
         from mdpext_dask.cli.progress import JsonLines, PlainLines
 
-        yield JsonLines() if style == "json" else PlainLines()
+        yield _noted(JsonLines() if style == "json" else PlainLines())
+
+
+def _noted(observer: "Observer") -> "Observer":
+    """Return an observer that remembers which notes it has told, so that :func:`show` leaves them out."""
+    from mdpext_dask.events import Note
+
+    def observe(event: "Event") -> None:
+        if isinstance(event, Note):
+            _told.add(event.text)
+        observer(event)
+
+    return observe
 
 
 def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool) -> NoReturn:

@@ -213,12 +213,13 @@ def sample(
     ],
     overwrite: Replace = False,
     outside: Annotated[
-        str,
+        str | None,
         Option(
             metavar="nearest|drop|error",
-            help="Points outside the grid or region: report from the nearest record, skip, or refuse.",
+            help="Points outside the grid or region: report from the nearest record, skip, or refuse; "
+            "default: nearest, unless all are outside.",
         ),
-    ] = "nearest",
+    ] = None,
     remap: UseRemap = None,
     verify: Annotated[
         bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
@@ -257,19 +258,21 @@ def sample(
     keep_apart(output, as_json)
     users = Users(user_column, keep_users, sticky_key, ledger, release_limit)
     columns = PointColumns(lon_column, lat_column)
-    result = sample_file(
-        store,
-        points,
-        output,
-        outside,
-        remap=remap,
-        users=users,
-        columns=columns,
-        place_km=place_km,
-        verify=verify,
-        overwrite=overwrite,
-        trusted_key=trusted_key,
-    )
+    with observed("plain") as observer:
+        result = sample_file(
+            store,
+            points,
+            output,
+            outside,
+            remap=remap,
+            users=users,
+            columns=columns,
+            place_km=place_km,
+            verify=verify,
+            overwrite=overwrite,
+            trusted_key=trusted_key,
+            observer=observer,
+        )
     show(result, as_json, output)
 
 

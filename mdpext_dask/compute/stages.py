@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from mdpext_dask import events
@@ -65,13 +65,7 @@ class Stages:
         self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
     ) -> Iterator[T]:
         """Run tasks and yield their results in the order of the arguments."""
-        early: dict[int, T] = {}
-        following = 0
-        for position, result in self.run(executor, name, function, arguments):
-            early[position] = result
-            while following in early:
-                yield early.pop(following)
-                following += 1
+        yield from sorted_out(self.run(executor, name, function, arguments))
 
     def run(
         self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]
@@ -85,6 +79,17 @@ class Stages:
     def total(self) -> float:
         """Seconds since the first stage."""
         return time.perf_counter() - self._started
+
+
+def sorted_out(results: Iterable[tuple[int, T]]) -> Iterator[T]:
+    """Yield results that come with their positions, in any order, by position."""
+    early: dict[int, T] = {}
+    following = 0
+    for position, result in results:
+        early[position] = result
+        while following in early:
+            yield early.pop(following)
+            following += 1
 
 
 def observe_cluster(executor: Executor, observer: events.Observer) -> None:

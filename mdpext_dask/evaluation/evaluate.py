@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +145,7 @@ def evaluate(
 
 def kept_bound(store: MechanismStore) -> dict[str, Any] | None:
     """Return the bound that evaluations have left in a store, as it is there; None if not about its bytes."""
-    found, hashes = objects.get_json(store.objects, BOUND), store.attributes.get("chunk_hashes")
-    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+    found, digest = objects.get_json(store.objects, BOUND), store.content_sha256
     about = digest is not None and isinstance(found, dict) and found.get("content_sha256") == digest
     return found if about else None
 
@@ -180,7 +178,6 @@ def measure_spread(
 
 def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
     """Return what :func:`evaluate` says of how the loss is spread, and of which bytes it says so."""
-    hashes = store.attributes.get("chunk_hashes")
     of_reports, width = spread.by_report.quantiles()
     if spread.expected_km is not None and store.grid.records <= MOST_SORTED:
         used = ~np.isnan(spread.expected_km)
@@ -188,7 +185,7 @@ def spread_facts(store: MechanismStore, spread: Spread) -> dict[str, Any]:
     else:
         of_records, resolution = spread.by_record.quantiles()
     return {
-        "content_sha256": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+        "content_sha256": store.content_sha256,
         "loss_km": spread.loss_km,
         "loss_quantiles_km": of_records,
         "loss_quantiles_resolution_km": resolution,

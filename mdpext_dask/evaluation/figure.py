@@ -1,15 +1,13 @@
 """A map of what each record can expect to lose; matplotlib is imported late: workers never need it."""
 
 import textwrap
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mdpext_dask.evaluation.spread import Spread
-from mdpext_dask.problem.maps import MOST_SHOWN, around_records, averaged, draw_field, draw_outputs, frame
+from mdpext_dask.problem import maps
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.objects import is_remote
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +25,7 @@ def loss_map(store: MechanismStore, spread: Spread) -> "Figure":
     from matplotlib.figure import Figure
 
     box = store.grid.box
-    width = _HEIGHT_INCHES * box.width_km / box.height_km + _BESIDE_INCHES
-    width = min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1])
+    width = maps.width_inches(box.width_km / box.height_km, _HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES)
     figure = Figure(figsize=(width, _HEIGHT_INCHES), dpi=DOTS_PER_INCH, layout="constrained")
     step = draw_loss(figure.subplots(), store, spread)
     figure.legend(loc="outside lower center", frameon=False)
@@ -47,30 +44,24 @@ def draw_loss(axes: "Axes", store: MechanismStore, spread: Spread) -> int:
     Records along a side of each square that is shown: their mean.
     """
     assert spread.expected_km is not None  # kept for the map
-    values, step = averaged(spread.expected_km, MOST_SHOWN)
+    values, step = maps.averaged(spread.expected_km, maps.MOST_SHOWN)
     present = values[np.isfinite(values)]
     lowest, top = float(present.min()), float(np.quantile(present, _TOP_SHARE))
-    draw_field(
+    maps.draw_field(
         axes, store.grid, values, "expected loss of the record (km)", step=step,
         vmin=lowest, vmax=max(top, lowest), extend="max" if present.max() > top else "neither",
     )  # fmt: skip
-    draw_outputs(axes, store.output_xy_km())
-    frame(axes, around_records(store.grid))
+    maps.draw_outputs(axes, store.output_xy_km())
+    maps.frame(axes, maps.around_records(store.grid))
     return step
 
 
 def _title(store: MechanismStore, spread: Spread, step: int, width: int) -> str:
-    # Pictures are passed around, and folders may be private: of a local path only the name is shown.
-    name = store.url if is_remote(store.url) else PurePath(store.url).name
-    if len(name) > _NAME_WIDTH:
-        name = "…" + name[1 - _NAME_WIDTH :]
     means = "" if step == 1 else f", means over {step} by {step}"
     epsilon = float(store.attributes["epsilon_per_km"])
+    name = maps.shortened(store.name, _NAME_WIDTH)
     said = (
         f"{name}: expected loss {spread.loss_km:.4g} km at ε = {epsilon:g} per km; "
         f"{spread.records:,} records with a prior{means}"
     )
-    attribution = str(store.attributes.get("attribution", ""))
-    lines = [*textwrap.wrap(said, width), *textwrap.wrap(attribution, width)]
-    # Names of files may hold what is no text.
-    return "\n".join(lines).encode("utf-8", "replace").decode()
+    return maps.as_title([*textwrap.wrap(said, width), *textwrap.wrap(store.attribution, width)])

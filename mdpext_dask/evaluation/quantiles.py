@@ -8,7 +8,6 @@ with a positive weight.
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -23,6 +22,7 @@ _SHIFT = 52 - int(math.log2(BINS_PER_OCTAVE))
 _LEAST, _MOST = 2.0**-20, 2.0**40
 # The bits of a positive float64 ascend with it: first the exponent, then the fraction.
 _BASE = int(np.float64(_LEAST).view(np.int64)) >> _SHIFT
+_BINS = (int(np.float64(_MOST).view(np.int64)) >> _SHIFT) - _BASE + 2
 
 
 def weighted_quantiles(
@@ -81,31 +81,11 @@ def exact_sum(numbers: NDArray[np.float64]) -> Fraction:
         parts.append(rest)
 
 
-@dataclass(frozen=True)
-class Bins:
-    """What a tally holds, in the bins that hold anything: small enough to be sent.
-
-    Parameters
-    ----------
-    position
-        Which bins, of shape (n,), ascending.
-    weight
-        What they hold, float64 of shape (n,).
-    least, most
-        The least and the largest number; infinity and minus infinity where there is none.
-    """
-
-    position: NDArray[np.int64]
-    weight: NDArray[np.float64]
-    least: float
-    most: float
-
-
 class Tally:
     """Weights of numbers v ≥ 0 by bins, each at most 1/1024 of its lower end wide."""
 
     def __init__(self) -> None:
-        self._weight = np.zeros(int(_bin_of(np.array([_MOST]))[0]) + 1)
+        self._weight = np.zeros(_BINS)
         self._least, self._most = math.inf, -math.inf
 
     def add(self, values: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
@@ -116,15 +96,20 @@ class Tally:
         self._weight[lowest : highest + 1] += counts
         self._least, self._most = min(self._least, least), max(self._most, most)
 
-    def merge(self, bins: Bins) -> None:
+    def merge(self, other: "Tally") -> None:
         """Add what another tally holds."""
-        self._weight[bins.position] += bins.weight
-        self._least, self._most = min(self._least, bins.least), max(self._most, bins.most)
+        self._weight += other._weight
+        self._least, self._most = min(self._least, other._least), max(self._most, other._most)
 
-    def bins(self) -> Bins:
-        """Return what it holds."""
+    def __getstate__(self) -> tuple[NDArray[np.int64], NDArray[np.float64], float, float]:
+        """Return the bins that hold anything, which are few: small enough to be sent."""
         position = np.flatnonzero(self._weight)
-        return Bins(position, self._weight[position], self._least, self._most)
+        return position, self._weight[position], self._least, self._most
+
+    def __setstate__(self, state: tuple[NDArray[np.int64], NDArray[np.float64], float, float]) -> None:
+        position, weight, self._least, self._most = state
+        self._weight = np.zeros(_BINS)
+        self._weight[position] = weight
 
     def quantiles(self, shares: Iterable[str] = SHARES) -> tuple[dict[str, float], float]:
         """Return quantiles, each at most so much too large, and how much that is.

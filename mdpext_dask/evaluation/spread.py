@@ -7,7 +7,7 @@ NaN.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from mdpext_dask.evaluation.loss import finite, lines_of
-from mdpext_dask.evaluation.quantiles import Bins, Tally
+from mdpext_dask.evaluation.quantiles import Tally
 from mdpext_dask.problem.grid import Array, Box, Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -23,39 +23,64 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 _STEPS = (1, 2, 5)
 
 
-@dataclass(frozen=True)
-class BlockSpread:
-    """What the records of a block add.
+@dataclass
+class Spread:
+    """How the loss of some records is spread.
 
     Parameters
     ----------
-    loss_km
-        Their part of UL(M), in km.
-    distance_km
-        Their part of E ‖X − Y‖₂, in km.
+    edges_km
+        Edges of the bands of distances; see :func:`band_edges_km`.
+    bands
+        By band: its probability, and its part of the expected loss in km, float64 of shape (2, bands).
+    expected_km
+        ℓ(x), float64 of the records' shape, in km; NaN without a prior. None unless asked for.
+    loss_km, distance_km
+        Their parts of UL(M) and of E ‖X − Y‖₂, in km.
     records
         How many of them have a prior.
-    bands
-        By band of distances: its probability, and its part of the expected loss in km, float64 of shape
-        (2, bands).
     by_record
         Prior of the records' expected losses.
     by_report
         Probabilities π(x) M(y|x) of the losses c(x, y).
-    expected_km
-        ℓ(x), float64 of the shape of the owned records, in km; NaN without a prior. None unless asked for.
     """
 
-    loss_km: float
-    distance_km: float
-    records: int
+    edges_km: Array
     bands: Array
-    by_record: Bins
-    by_report: Bins
     expected_km: Array | None
+    loss_km: float = 0.0
+    distance_km: float = 0.0
+    records: int = 0
+    by_record: Tally = field(default_factory=Tally)
+    by_report: Tally = field(default_factory=Tally)
+
+    @classmethod
+    def nothing(cls, store: MechanismStore, shape: tuple[int, int] | None) -> "Spread":
+        """Return that of no records; with the loss of each one of such a shape, if there is one."""
+        edges = band_edges_km(store.grid, store.output_xy_km())
+        return cls(edges, np.zeros((2, len(edges) - 1)), None if shape is None else np.full(shape, np.nan))
+
+    def add(self, other: "Spread", block: Block) -> None:
+        """Add what a block has."""
+        self.loss_km += other.loss_km
+        self.distance_km += other.distance_km
+        self.records += other.records
+        self.bands += other.bands
+        self.by_record.merge(other.by_record)
+        self.by_report.merge(other.by_report)
+        if self.expected_km is not None and other.expected_km is not None:
+            self.expected_km[block.owned_x, block.owned_y] = other.expected_km
+
+    def by_distance(self) -> list[dict[str, Any]]:
+        """Return the bands as plain JSON values; the loss is the mean within the band, if there is any."""
+        found = []
+        for edges, (share, loss) in zip(pairwise(self.edges_km.tolist()), self.bands.T.tolist(), strict=True):
+            mean = loss / share if share else None
+            found.append({"from_km": edges[0], "to_km": edges[1], "probability": share, "loss_km": mean})
+        return found
 
 
-def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
+def spread_block(url: str, index: int, keep_records: bool) -> Spread:
     """Return what the records that a block owns add; with the loss of each one if `keep_records`.
 
     Raises
@@ -64,28 +89,24 @@ def spread_block(url: str, index: int, keep_records: bool) -> BlockSpread:
         If what is stored is damaged.
     """
     store = MechanismStore.open(url)
-    block = store.plan[index]
-    outputs = store.output_xy_km()
-    edges = band_edges_km(store.grid, outputs)
-    loss_km, distance_km, records, bands = 0.0, 0.0, 0, np.zeros((2, len(edges) - 1))
-    by_record, by_report = Tally(), Tally()
-    expected = np.full(block.owned_shape, np.nan) if keep_records else None
+    block, outputs = store.plan[index], store.output_xy_km()
+    found = Spread.nothing(store, block.owned_shape if keep_records else None)
     for line in lines_of(store, block):
         column = line.column
         # A NaN has no bin.
-        loss_km += finite(line.part_km(), store)
-        records += len(column.used)
+        found.loss_km += finite(line.part_km(), store)
+        found.records += len(column.used)
         apart = cdist(column.records_km, outputs)
         weights, losses, distances = line.joint.ravel(), column.loss_km.ravel(), apart.ravel()
-        distance_km += finite(float(weights @ distances), store)
-        band = np.searchsorted(edges[1:-1], distances, side="right")
-        for total, weight in zip(bands, (weights, weights * losses), strict=True):
+        found.distance_km += finite(float(weights @ distances), store)
+        band = np.searchsorted(found.edges_km[1:-1], distances, side="right")
+        for total, weight in zip(found.bands, (weights, weights * losses), strict=True):
             total += np.bincount(band, weight, len(total))
-        by_record.add(line.expected_km, column.prior)
-        by_report.add(losses, weights)
-        if expected is not None:
-            expected[column.i, column.used] = line.expected_km
-    return BlockSpread(loss_km, distance_km, records, bands, by_record.bins(), by_report.bins(), expected)
+        found.by_record.add(line.expected_km, column.prior)
+        found.by_report.add(losses, weights)
+        if found.expected_km is not None:
+            found.expected_km[column.i, column.used] = line.expected_km
+    return found
 
 
 def band_edges_km(grid: Grid, output_xy_km: Array) -> Array:
@@ -120,45 +141,7 @@ def band_edges_km(grid: Grid, output_xy_km: Array) -> Array:
     return np.array([0.0, *edges[first : last + 1]])
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How the loss of a whole mechanism is spread; see :class:`BlockSpread`.
-
-    Parameters
-    ----------
-    loss_km, distance_km
-        UL(M) and E ‖X − Y‖₂, in km.
-    records
-        How many records have a prior.
-    edges_km
-        Edges of the bands; see :func:`band_edges_km`.
-    bands
-        By band: its probability, and its part of the expected loss in km, float64 of shape (2, bands).
-    by_record, by_report
-        Tallies of ℓ(x), and of c(x, y).
-    expected_km
-        ℓ(x), float64 of the grid's shape, in km; NaN without a prior. None unless asked for.
-    """
-
-    loss_km: float
-    distance_km: float
-    records: int
-    edges_km: Array
-    bands: Array
-    by_record: Tally
-    by_report: Tally
-    expected_km: Array | None
-
-    def by_distance(self) -> list[dict[str, Any]]:
-        """Return the bands as plain JSON values; the loss is the mean within the band, if there is any."""
-        found = []
-        for edges, (share, loss) in zip(pairwise(self.edges_km.tolist()), self.bands.T.tolist(), strict=True):
-            mean = loss / share if share else None
-            found.append({"from_km": edges[0], "to_km": edges[1], "probability": share, "loss_km": mean})
-        return found
-
-
-def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bool) -> Spread:
+def add_up(store: MechanismStore, parts: Iterable[Spread], keep_records: bool) -> Spread:
     """Add up what all blocks answer.
 
     Parameters
@@ -176,21 +159,11 @@ def add_up(store: MechanismStore, parts: Iterable[BlockSpread], keep_records: bo
     StoreError
         If the sum is not finite.
     """
-    edges = band_edges_km(store.grid, store.output_xy_km())
-    losses, distance_km, records = [], 0.0, 0
-    bands = np.zeros((2, len(edges) - 1))
-    by_record, by_report = Tally(), Tally()
-    expected = np.full(store.grid.shape, np.nan) if keep_records else None
-    blocks: Iterable[Block] = store.plan
+    total = Spread.nothing(store, store.grid.shape if keep_records else None)
+    losses, blocks = [], iter(store.plan)
     for block, part in zip(blocks, parts, strict=True):
         losses.append(part.loss_km)
-        distance_km += part.distance_km
-        records += part.records
-        bands += part.bands
-        by_record.merge(part.by_record)
-        by_report.merge(part.by_report)
-        if expected is not None and part.expected_km is not None:
-            expected[block.owned_x, block.owned_y] = part.expected_km
+        total.add(part, block)
     # Added up as where a job is finished.
-    loss_km = finite(float(sum(losses)), store)
-    return Spread(loss_km, distance_km, records, edges, bands, by_record, by_report, expected)
+    total.loss_km = finite(float(sum(losses)), store)
+    return total

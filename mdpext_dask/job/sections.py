@@ -170,7 +170,7 @@ class DomainSection(Section):
         if value is None:
             return None
         west, south, east, north = value
-        must = "the order is [west, south, east, north], in degrees, with west < east"
+        must = "must be [west, south, east, north], in this order, in degrees, with west < east"
         if not (abs(west) <= 180 and abs(east) <= 180 and west != east and -90 < south < north < 90):
             raise ValueError(f"{must} and south < north, got {list(value)}")
         if west > east and east + 360 - west > 180:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
+from mdpext_dask.compute.stages import sorted_out
 from mdpext_dask.pipeline.tasks import solve_seed
 from mdpext_dask.seed import budget
 from mdpext_dask.seed.model import SeedMechanism
@@ -62,8 +63,8 @@ def solve_splits(store: MechanismStore, executor: Executor, design_epsilon: floa
     else:
         split = budget.even_split(design_epsilon, p)
         candidates = [budget.bound_budgets(split, store.grid.cell_km, operator.steepening)]
-    solved = dict(executor.map("seed", solve_seed, [(store.url, c.beta, GAP) for c in candidates]))
-    seeds = [solved[position] for position in sorted(solved)]
+    arguments = [(store.url, candidate.beta, GAP) for candidate in candidates]
+    seeds = list(sorted_out(executor.map("seed", solve_seed, arguments)))
     best = min(range(len(seeds)), key=lambda position: seeds[position].primal)
     tried = [
         {"split_per_km": list(candidate.split), "primal_km": seed.primal, "dual_km": seed.dual}

@@ -52,7 +52,7 @@ _SEARCH_GAP = 1e-5
 _CLOSE_ENOUGH = 1.005
 # Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
 # time.
-_ROUNDS_BEFORE_REFINING, _ENOUGH_REFINING = 1, 8
+_ROUNDS_BEFORE_REFINING, ENOUGH_REFINING = 1, 8
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class _Search:
             return False
         seconds = self._limits.refine_seconds
         programs = math.inf if seconds is None else seconds / self._slowest
-        return min(self._limits.refine_rounds, programs) >= _ENOUGH_REFINING
+        return min(self._limits.refine_rounds, programs) >= ENOUGH_REFINING
 
     def _closed_form(self, design_epsilon: float) -> list[_Found]:
         """Return the budgets by what the operator promises, if they hold: they compete, or help out."""

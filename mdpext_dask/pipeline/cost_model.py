@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
-from mdpext_dask.events import Observer, silent
+from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.job.spec import JobSpec, check_min_probability
+from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
@@ -19,14 +22,15 @@ from mdpext_dask.problem.domain import check_places
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.store.blocks import FLOAT64, Plan
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
-# About how many seed programs and trials of a whole mechanism a search for certified budgets takes, without
-# and with refining.
-_SEARCH_SOLVES, _SEARCH_TRIALS = 13, 20
-_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND = 4, 2, 3, 3
+# About how many seed programs and trials of a whole mechanism a search for certified budgets takes; where
+# refining has rounds enough, it begins sooner; and trials of a round of refining.
+_SEARCH_SOLVES, _SEARCH_TRIALS = 14, 20
+_STARTS, _FEW_STARTS, _TRIALS_OF_START, _TRIALS_OF_ROUND = 4, 2, 2, 4
 # Cell programs: tries of a sweep on a coarse level, splits that are searched; arrays over records and outputs
 # that are there at once.
 _TRIES, _SPLITS, _ARRAYS = 3, {"certified": 5, "half": 2, "bound": 2}, 6
@@ -39,8 +43,8 @@ _ANSWER_BYTES = 500
 # plan, they do not promise. `workflows/benchmarks/plan_check.py` compares them with jobs on this machine;
 # docs/scaling.md has what it finds. First those of a worker: an element of the (records x outputs) array; and
 # a task, whatever it does: opening the store, reading the corners, writing small objects.
-ELEMENT = {"loss": 0.9e-8, "extend": 2.0e-8, "audit": 1.9e-8, "evaluate": 0.7e-8, "trial": 6e-8}
-TASK = {"loss": 0.005, "extend": 0.012, "audit": 0.010, "evaluate": 0.007, "trial": 0.008}
+ELEMENT = {"loss": 0.9e-8, "extend": 2.0e-8, "audit": 1.9e-8, "evaluate": 0.7e-8, "trial": 3.2e-8}
+TASK = {"loss": 0.005, "extend": 0.012, "audit": 0.010, "evaluate": 0.007, "trial": 0.013}
 # What operators that make scores of their own take more for an element, in extending and in trials.
 _SCORES = 3.5e-8
 # Reading and checking one element of a loss file.
@@ -52,10 +56,14 @@ _CLOSE, _CLOSE_BLOCK = 0.05, 1.0e-3
 # Reading a network costs so much a node; a shortest-path tree, so much a node again; the libraries that it
 # takes; and the prior, a record.
 _NODE, _TREE_NODE, _LIBRARIES, _RECORD = 6e-6, 1.7e-7, 0.35, 1.2e-8
-# The structured solver: measured 0.1 s at 132 x 20, 0.9 s at 200 x 64, 5 s at 625 x 100, 65 s at 2,401 x 100.
-_SEED_ENTRY, _SEED_FLOP = 5e-5, 2.5e-9
+# The structured solver at 10,000 entries (seeds x outputs): a line of seeds, an entry, and what the sum of
+# inverses takes. Larger programs take more iterations, by this power of their entries up to twice as many;
+# those of a uniform prior, fewer. Measured 0.22 s at 132 x 20, 1.0 s at 200 x 64, 5.6 s at 625 x 100, 13 s at
+# 760 x 100, 65 s at 2,401 x 100; most programs of other cities, outputs and cells are within 30 %.
+_SEED_LINE, _SEED_ENTRY, _SEED_FLOP = 2.2e-2, 4.6e-5, 1.1e-9
+_USUAL_ENTRIES, _MORE_ITERATIONS, _MOST_ITERATIONS, _UNIFORM = 10_000, 0.28, 2.0, 0.8
 # A program of a round of refining, as a share of one from the start.
-_PROGRAM = 0.5
+_PROGRAM = 0.63
 # Cell programs: a number of a lattice in a try.
 _CELL = 4e-6
 # Starting processes, and what they import.
@@ -77,6 +85,8 @@ def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     rounds = spec.seed.refine_rounds if spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else 0
     if not rounds:
         return shares + _SEARCH_SOLVES, 0, _SEARCH_TRIALS
+    if rounds < ENOUGH_REFINING:
+        return shares + _SEARCH_SOLVES, rounds, _SEARCH_TRIALS + _TRIALS_OF_ROUND * rounds
     starts = _FEW_STARTS if many_seeds(grid.seeds) else _STARTS
     return shares + starts, rounds, _TRIALS_OF_START * starts + _TRIALS_OF_ROUND * rounds
 
@@ -140,6 +150,8 @@ class JobCosts:
         Road nodes, and shortest-path trees over them; none where the loss is read from a file or Euclidean.
     solves, rounds, trials
         About how many seed programs, rounds of refining, and trials of a whole mechanism there will be.
+    uniform_prior
+        Whether all records are equally likely.
     """
 
     spec: JobSpec
@@ -149,6 +161,7 @@ class JobCosts:
     solves: int
     rounds: int
     trials: int
+    uniform_prior: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> "JobCosts":
@@ -156,7 +169,10 @@ class JobCosts:
         plan = Plan.of(geometry.grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
         nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
         trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
-        return cls(spec, plan, nodes, trees, *_seed_work(spec, geometry.grid))
+        uniform = spec.prior.kind == "uniform"
+        if isinstance(geometry, FileGeometry):
+            uniform = bool(np.ptp(geometry.problem.prior) == 0)
+        return cls(spec, plan, nodes, trees, *_seed_work(spec, geometry.grid), uniform_prior=uniform)
 
     @property
     def elements(self) -> int:
@@ -188,9 +204,11 @@ class JobCosts:
     @property
     def program_seconds(self) -> float:
         """How long a seed program takes, in s."""
-        seeds = self.plan.grid.seeds
-        work = seeds**2 * min(self.plan.grid.seeds_shape)
-        return self.plan.outputs * (_SEED_ENTRY * seeds + _SEED_FLOP * work)
+        seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs
+        entries = seeds * outputs
+        alone = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)
+        iterations = min(math.pow(entries / _USUAL_ENTRIES, _MORE_ITERATIONS), _MOST_ITERATIONS)
+        return alone * iterations * (_UNIFORM if self.uniform_prior else 1.0)
 
     def seconds(self, workers: int) -> dict[str, float]:
         """Return about how long each stage takes, and all of it, with so many workers, in s."""
@@ -252,6 +270,9 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     """
     tell_beyond(observer, spec)
     geometry = build_geometry(spec)
+    notes = geometry.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
+    for note in notes:
+        observer(Note(note))
     costs = JobCosts.of(spec, geometry)
     grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
@@ -269,6 +290,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     return {
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,
+        # Of network, region and ε; those of prior and outputs come with a run.
+        "notes": list(notes),
         "records": grid.records,
         "records_inside": grid.count_vertices_of(geometry.kept),
         "outputs": outputs,
@@ -290,6 +313,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "client_bytes": client_bytes(spec.loss, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,
+        # What the seed takes, about; trials are of the whole mechanism.
+        "seed_work": {"programs": costs.solves, "rounds": costs.rounds, "trials": costs.trials},
         "scheduler": costs.scheduler(),
         "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
         "road_nodes": costs.nodes,

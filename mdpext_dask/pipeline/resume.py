@@ -3,6 +3,8 @@
 Bad input, a store of another job and workers without enough memory are refused here, before any long work.
 """
 
+from dataclasses import replace
+
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
@@ -15,6 +17,7 @@ from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry, downloads_of
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed import budget
 from mdpext_dask.store.blocks import Plan
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
@@ -64,6 +67,8 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
         check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
         stages.expected = JobCosts.of(spec, geometry).seconds
         domain = build_domain(spec, geometry)
+        notes = domain.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, grid)
+        domain = replace(domain, notes=notes)
     for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
         stages.observer(Note(note))
     return domain

@@ -1,21 +1,23 @@
 """What a store of a job is like so far: the document that ``run`` and ``status`` print."""
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from mdpext_dask.compute.stages import Stages
+from mdpext_dask.errors import MdpextError
 from mdpext_dask.events import STAGES
-from mdpext_dask.store import locks
-from mdpext_dask.store.integrity import ranges_of
+from mdpext_dask.store import integrity, locks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
+from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.remap import has_remap
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
     """Return what ``run`` and ``status`` print."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
-    receipts = store.read_receipts() if seed else {}
-    done = len(receipts)
+    found = store.read_receipts() if seed else {}
+    done = len(found)
     state = store.state
     if state == PLANNED and done:
         state = EXTENDING
@@ -33,7 +35,10 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "blocks_skipped": len(plan.skipped),
         "blocks_done": done,
         "seed_solved": seed.get("sha256") is not None,
-        "next": _next(store, state, [index for index in range(plan.blocks) if index not in receipts]),
+        "next": _next(store, state, [index for index in range(plan.blocks) if index not in found]),
+        # Of a store that says that it is complete, else None; and why it must not be sampled all the same.
+        "receipts": None if state != COMPLETE else "all" if done == plan.blocks else "missing",
+        "refusal": _refusal(store, found) if state == COMPLETE else None,
         "epsilon_per_km": attributes["epsilon_per_km"],
         "epsilon_planar_per_km": attributes["epsilon_planar_per_km"],
         "epsilon_certified": attributes["epsilon_certified"],
@@ -72,7 +77,20 @@ def _next(store: MechanismStore, state: str, missing: list[int]) -> str | None:
     if state in (COMPLETE, REFUSED) or store.seed_attributes.get("sha256") is None:
         return None
     url = shlex.quote(store.url)
-    return f"mdpext partition {url} --range {ranges_of(missing)[0]}" if missing else f"mdpext finalise {url}"
+    return (
+        f"mdpext partition {url} --range {integrity.ranges_of(missing)[0]}"
+        if missing
+        else f"mdpext finalise {url}"
+    )
+
+
+def _refusal(store: MechanismStore, found: Mapping[int, Receipt]) -> str | None:
+    """Return why a complete store is not sampled, and what to do; None if it may be."""
+    try:
+        integrity.require_evidence(store, found)
+    except MdpextError as error:
+        return str(error)
+    return None
 
 
 def seconds_so_far(store: MechanismStore, stages: Stages) -> dict[str, float]:

@@ -109,10 +109,9 @@ def _choose_tasks(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.int
         node = np.sort(generator.choice(geometry.nodes_inside, size=count, replace=False))
         return node, np.full(count, 1 / count)
     columns = PointColumns(spec.loss.tasks_lon_column, spec.loss.tasks_lat_column)
-    xy, weight = geometry.read_places(file, "loss.tasks_file", columns)
-    outside = int((~geometry.grid.box.contains(xy)).sum())
-    if outside:
-        raise DataError(f"loss.tasks_file: {file}: {outside} of {len(xy)} tasks lie outside the grid")
+    xy, weight, seen = geometry.read_places(file, "loss.tasks_file", columns)
+    if seen.outside:
+        raise DataError(f"loss.tasks_file: {file}: {seen.said()}")
     return geometry.nearest_nodes(xy), shares(weight)
 
 
@@ -131,30 +130,32 @@ def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], 
         return np.full(grid.shape, 1 / grid.records), ()
     if spec.prior.kind == "raster":
         return _from_raster(spec, geometry)
-    i, j, weight, dropped = _prior_points(spec, geometry)
+    i, j, weight, notes = _prior_points(spec, geometry)
     # bincount adds in the order of the points, so the prior is the same on every machine.
     record = i * grid.shape[1] + j
     flat = np.asarray(np.bincount(record, weights=weight, minlength=grid.records), dtype=np.float64)
     flat /= flat.sum()  # in place: it may take much memory
-    notes = (f"{dropped} prior points lie outside the grid and were left out",) if dropped else ()
     return flat.reshape(grid.shape), notes
 
 
 def _prior_points(
     spec: JobSpec, geometry: Geometry
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64], int]:
-    """Return the records and weights of the points of a prior inside the grid, and how many lie outside."""
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64], tuple[str, ...]]:
+    """Return the records and weights of the points of a prior inside the grid, and what to know of them."""
+    grid = geometry.grid
+    source, notes = f"prior.file: {spec.prior.file}", tuple[str, ...]()
     if isinstance(geometry, RoadGeometry) and spec.prior.kind == "road-nodes":
         xy = geometry.node_xy_km[geometry.nodes_inside]
         weight = np.ones(len(xy))
+        i, j, inside = grid.nearest_records(xy)
     else:
         columns = PointColumns(spec.prior.lon_column, spec.prior.lat_column)
-        xy, weight = geometry.read_places(spec.prior.file, "prior.file", columns)
-        weight = shares(weight)
-    i, j, inside = geometry.grid.nearest_records(xy)
-    if not weight[inside].any():
-        raise DataError(f"prior.file: {spec.prior.file}: no weight lies inside the grid")
-    return i[inside], j[inside], weight[inside], int((~inside).sum())
+        xy, weight, seen = geometry.read_places(spec.prior.file, "prior.file", columns)
+        i, j, inside = grid.nearest_records(xy)
+        weight, notes = shares(weight), seen.notes(source, left_out=True)
+        if not weight[inside].any():
+            raise DataError(f"{source}: no weight lies inside the grid: {seen.said()}")
+    return i[inside], j[inside], weight[inside], notes
 
 
 def check_places(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:

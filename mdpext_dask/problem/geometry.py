@@ -11,6 +11,7 @@ from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
+from mdpext_dask.problem.plausible import PointsSeen
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, as_swapped, between, east_of
@@ -50,7 +51,7 @@ class Geometry:
 
     def read_places(
         self, name: str | None, key: str, columns: PointColumns = BY_NAME, *, weights: bool = True
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array, PointsSeen]:
         """Return the points of a file that a job names.
 
         Parameters
@@ -70,6 +71,8 @@ class Geometry:
             In the plane, float64 of shape (n, 2), in km.
         weight
             float64 of shape (n,), ≥ 0, not all zero.
+        seen
+            Which of them lie outside the grid, and what looks wrong about them.
 
         Raises
         ------
@@ -78,14 +81,16 @@ class Geometry:
         """
         assert name is not None  # ensured by the job file's validation
         points = read_points(points_path(name, key), weights=weights, columns=columns)
-        if points.planar:
-            return points.coordinates, points.weight
-        if self.projection is None:
-            raise DataError(
-                f"{key}: {name}: has columns lon,lat, but the loss file has no centre to place them by; use "
-                "x_km,y_km"
-            )
-        return self.projection.to_plane(points.coordinates), points.weight
+        xy, seen = points.coordinates, PointsSeen(self.grid, self.projection)
+        if not points.planar:
+            if self.projection is None:
+                raise DataError(
+                    f"{key}: {name}: has columns lon,lat, but the loss file has no centre to place them by; "
+                    "use x_km,y_km"
+                )
+            xy = self.projection.to_plane(xy)
+        seen.add(points.coordinates, xy, ~self.grid.box.contains(xy), planar=points.planar)
+        return xy, points.weight, seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,6 @@ def _on_loss_file(spec: JobSpec) -> FileGeometry:
                 "by; leave it out"
             )
         region = read_region(spec.domain.region)
-        region.outline_km(projection)  # refuses what does not fit into the plane
         kept, notes = region.cells(grid, projection), region.notes
         if not kept.any():
             raise DataError(

@@ -25,6 +25,8 @@ _ROUNDING = 1e-9
 _MOST_CELLS = 1e8
 # A place on the border of a box must not fall out of it through rounding: a millimetre.
 _BORDER_KM = 1e-6
+# From a place to its antipode.
+_HALF_ROUND_KM = 20_000.0
 # A coarse place as wide as this holds the whole Earth.
 _WIDEST_PLACE_KM = 1e5
 # Rectangles whose areas differ by no more than rounding count as equal; the least turned one is taken.
@@ -62,6 +64,17 @@ class Box:
         low = np.array([self.west_km, self.south_km]) - _BORDER_KM
         high = np.array([self.east_km, self.north_km]) + _BORDER_KM
         return np.asarray(((xy_km >= low) & (xy_km <= high)).all(axis=1))
+
+    def distance_km(self, xy_km: Array) -> Array:
+        """Return how far points of shape (n, 2), in km, lie outside the box, float64 of shape (n,), in km.
+
+        Of points without a place in the plane, next to the antipode, it is half the way round the Earth.
+        """
+        low, high = (self.west_km, self.south_km), (self.east_km, self.north_km)
+        past = np.maximum(np.maximum(low - xy_km, xy_km - high), 0.0)
+        past[past <= _BORDER_KM] = 0.0  # as in `contains`
+        away = np.hypot(past[:, 0], past[:, 1])
+        return np.asarray(np.where(np.isfinite(away), away, _HALF_ROUND_KM))
 
     @cached_property
     def radius_km(self) -> float:
@@ -171,6 +184,11 @@ class Grid:
         x = self.west_km + np.arange(self.seeds_shape[0]) * self.cell_km
         y = self.south_km + np.arange(self.seeds_shape[1]) * self.cell_km
         return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def record_numbers(self, x: slice, y: slice) -> NDArray[np.intp]:
+        """Return the numbers i n_y + j of the records (i, j) of a rectangle, shape (records,)."""
+        i, j = (np.arange(part.start, part.stop) for part in (x, y))
+        return (i[:, None] * self.shape[1] + j).ravel()
 
     def nearest_records(self, xy_km: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Return the nearest record of each point and whether the point lies in the rectangle.

@@ -5,6 +5,7 @@ outline, never by colour alone. Nothing here keeps state in matplotlib, which is
 need it.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,12 +51,23 @@ def frame(
     names
         Of the coordinates.
     """
-    west, east, south, north = limits
-    axes.set_xlim(west, east)
-    axes.set_ylim(south, north)
-    axes.set_aspect("equal")
-    axes.set_xlabel(f"{names[0]} (km)")
-    axes.set_ylabel(f"{names[1]} (km)")
+    labels = {"xlabel": f"{names[0]} (km)", "ylabel": f"{names[1]} (km)"}
+    axes.set(xlim=limits[:2], ylim=limits[2:], aspect="equal", **labels)
+
+
+def width_inches(ratio: float, height: float, beside: float, limits: tuple[float, float]) -> float:
+    """Return how wide a map is drawn whose sides have a ratio, with what is beside it, within limits."""
+    return min(max(height * ratio + beside, limits[0]), limits[1])
+
+
+def as_title(lines: Iterable[str]) -> str:
+    """Return lines as a title; names of files in it may hold what is no text."""
+    return "\n".join(lines).encode("utf-8", "replace").decode()
+
+
+def shortened(name: str, most: int) -> str:
+    """Return the end of a name, in at most so many characters."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def around_records(grid: Grid) -> tuple[float, float, float, float]:

@@ -196,27 +196,15 @@ def _of_file(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.float64]
         does not drop those.
     """
     name, columns = spec.outputs.file, PointColumns(spec.outputs.lon_column, spec.outputs.lat_column)
-    xy, _ = geometry.read_places(name, "outputs.file", columns, weights=False)
-    outside = ~geometry.grid.box.contains(xy)
-    notes: tuple[str, ...] = ()
-    if outside.any():
-        row, count, total = int(np.argmax(outside)), int(outside.sum()), len(xy)
-        if spec.outputs.outside == "error":
-            raise DataError(
-                f"outputs.file: {name}: {count} of {total} outputs lie outside the grid, the first in "
-                f"row {row + 1} at x = {xy[row, 0]:.3f} km, y = {xy[row, 1]:.3f} km; leave them out, or let "
-                'outputs.outside = "drop" do it'
-            )
-        if count == total:
-            raise DataError(f"outputs.file: {name}: all of its {count} outputs lie outside the grid")
-        notes = (f"{count} of the {total} outputs of {name} lie outside the grid and were left out",)
-    rows = np.flatnonzero(~outside)
+    xy, _, seen = geometry.read_places(name, "outputs.file", columns, weights=False)
+    source, rows = f"outputs.file: {name}", np.flatnonzero(geometry.grid.box.contains(xy))
+    if seen.outside and (seen.all_outside or spec.outputs.outside == "error"):
+        advice = "" if seen.all_outside else '; leave them out, or let outputs.outside = "drop" do it'
+        raise DataError(f"{source}: {seen.said()}{advice}")
     xy = xy[rows]
     _, first, of = np.unique(xy, axis=0, return_index=True, return_inverse=True)
     if len(first) < len(xy):
         second = int(np.argmax(first[of.ravel()] != np.arange(len(xy))))
         one, other = rows[first[of.ravel()[second]]] + 1, rows[second] + 1
-        raise DataError(
-            f"outputs.file: {name}: two outputs are the same place, those of rows {one} and {other}"
-        )
-    return xy, notes
+        raise DataError(f"{source}: two outputs are the same place, those of rows {one} and {other}")
+    return xy, seen.notes(source, left_out=True)

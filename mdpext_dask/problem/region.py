@@ -8,11 +8,7 @@ pieces before they are projected, so that they are at the right place in the pla
 requires polygons to be cut at the antimeridian; their parts are joined here, with longitudes beyond 180.
 """
 
-import json
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +20,14 @@ from mdpext_dask.job.sections import PLACE, PLACE_PREFIX
 from mdpext_dask.job.spec import BUILTIN_PREFIX
 from mdpext_dask.problem.grid import Box, Grid
 from mdpext_dask.problem.projection import LARGEST_RADIUS_KM, Projection
-from mdpext_dask.readers.json_files import read_json
 from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, arc, east_of
+from mdpext_dask.readers.polygon_geojson import read_geojson_polygons
 from mdpext_dask.readers.roads.downloads import outline_of_place
 from mdpext_dask.readers.vector_files import POLYGON_SUFFIXES, read_polygons
 
 # About a kilometre: a straight piece in degrees and one in the plane then differ by centimetres.
 _PIECE_DEGREES = 0.01
 _ROUNDING = 1e-9
-# A ring ends at its first position.
-_LEAST_POSITIONS = 4
-# The crs member of files older than RFC 7946 whose coordinates are degrees on WGS 84.
-_DEGREES_CRS = ("CRS84", "4326")
-# Objects that hold others, and their key.
-_MEMBERS = {"FeatureCollection": "features", "GeometryCollection": "geometries"}
 
 
 @dataclass(frozen=True)
@@ -102,10 +92,7 @@ class Region:
         """
         import shapely
 
-        places = np.asarray(shapely.get_coordinates(self._in_plane(projection)), dtype=np.float64)
-        if not np.isfinite(places).all():
-            raise DataError(f"domain.region: {self.path}: reaches too far around the Earth for one plane")
-        return places
+        return np.asarray(shapely.get_coordinates(self._in_plane(projection)), dtype=np.float64)
 
     def box_km(self, projection: Projection) -> Box:
         """Return the box around the region in the plane.
@@ -158,9 +145,23 @@ class Region:
         return kept
 
     def _in_plane(self, projection: Projection) -> Any:
-        import shapely
+        return in_plane(self.shape, projection, f"domain.region: {self.path}")
 
-        return shapely.transform(shapely.segmentize(self.shape, _PIECE_DEGREES), projection.to_plane)
+
+def in_plane(shape: Any, projection: Projection, source: str) -> Any:
+    """Return a geometry in degrees as one in the plane, in km; `source` is named where there is none.
+
+    Raises
+    ------
+    DataError
+        If a part of it lies where the plane does not reach.
+    """
+    import shapely
+
+    plane = shapely.transform(shapely.segmentize(shape, _PIECE_DEGREES), projection.to_plane)
+    if not np.isfinite(shapely.get_coordinates(plane)).all():
+        raise DataError(f"{source}: reaches too far around the Earth for one plane")
+    return plane
 
 
 def rounded(degrees: Degrees) -> list[float]:
@@ -193,16 +194,8 @@ def read_region(name: str, place: str | None = None) -> Region:
     elif name.lower().endswith(POLYGON_SUFFIXES):
         polygons, skipped = read_polygons(path)
         return _region(name, polygons, skipped)
-    document = read_json(path, f"domain.region: {path}")
-    reader = _Reader(path)
-    reader.check_crs(document)
-    try:
-        polygons = [reader.polygon(rings) for rings in reader.polygons(document)]
-    except RecursionError:
-        raise DataError(
-            f"domain.region: {path}: not a GeoJSON file: objects in objects without end"
-        ) from None
-    return _region(name, polygons, reader.skipped)
+    found, skipped = read_geojson_polygons(path, "domain.region")
+    return _region(name, [polygon.shape for polygon in found], skipped)
 
 
 def outlined(name: str | None, place: str | None) -> str | None:
@@ -234,88 +227,3 @@ def _joined(polygons: list[Any]) -> Any:
                 for polygon, over in zip(polygons, beyond, strict=True)
             ]
     return shapely.union_all(polygons)
-
-
-class _Reader:
-    """Reads polygons from a GeoJSON document; errors name what is wrong with it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._feature: int | None = None
-        self.skipped = 0
-
-    def _bad(self, complaint: str) -> DataError:
-        where = "" if self._feature is None else f"feature {self._feature}: "
-        return DataError(f"domain.region: {self._path}: {where}{complaint}")
-
-    def check_crs(self, document: Any) -> None:
-        crs = document.get("crs") if isinstance(document, dict) else None
-        if crs is not None and not any(name in json.dumps(crs) for name in _DEGREES_CRS):
-            raise self._bad("has a crs of its own; coordinates must be degrees on WGS 84")
-
-    def polygons(self, entry: Any) -> Iterator[list[Any]]:
-        """Yield the rings of every polygon under a GeoJSON object; polygons without rings are skipped."""
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        if kind is not None and not isinstance(kind, str):
-            raise self._bad(f"not a GeoJSON file: a type must be a name, got {json.dumps(kind)[:40]}")
-        if kind in _MEMBERS:
-            for number, member in enumerate(self._list(entry, _MEMBERS[kind]), start=1):
-                if kind == "FeatureCollection":
-                    self._feature = number
-                yield from self.polygons(member)
-        elif kind == "Feature":
-            if entry.get("geometry") is not None:
-                yield from self.polygons(entry["geometry"])
-        elif kind in ("Polygon", "MultiPolygon"):
-            listed = self._list(entry, "coordinates")
-            yield from (rings for rings in (listed if kind == "MultiPolygon" else [listed]) if rings)
-        elif kind in ("Point", "MultiPoint", "LineString", "MultiLineString"):
-            self.skipped += 1
-        else:
-            raise self._bad(f"not a GeoJSON file: an object has the type {kind!r}")
-
-    def polygon(self, rings: Any) -> Any:
-        """Return a polygon of Shapely's."""
-        import shapely
-
-        if not isinstance(rings, list):
-            raise self._bad("the coordinates of a polygon must be a list of rings")
-        shell, *holes = [self._ring(ring) for ring in rings]
-        polygon = shapely.Polygon(shell, holes)
-        if not shapely.is_valid(polygon):
-            raise self._bad(f"a polygon is broken: {shapely.is_valid_reason(polygon)}")
-        return polygon
-
-    def _list(self, entry: dict[str, Any], key: str) -> list[Any]:
-        value = entry.get(key)
-        if not isinstance(value, list):
-            raise self._bad(f"{entry['type']}: {key} must be a list")
-        return value
-
-    def _ring(self, ring: Any) -> list[tuple[float, float]]:
-        if not isinstance(ring, list) or len(ring) < _LEAST_POSITIONS:
-            raise self._bad(f"a ring must be a list of at least {_LEAST_POSITIONS} positions")
-        places = [self._place(position) for position in ring]
-        if places[0] != places[-1]:
-            raise self._bad(
-                f"a ring is not closed: it begins at {list(places[0])} and ends at {list(places[-1])}"
-            )
-        for (lon, _), (to, _) in pairwise(places):
-            # Sides of a polygon all around the Earth may lie along the poles.
-            if abs(to - lon) > HALF_TURN and abs(lon) + abs(to) < FULL_TURN:
-                raise self._bad(
-                    f"a side goes from longitude {lon:g} to {to:g}, more than half-way round the Earth; "
-                    "polygons across the antimeridian must be cut there (RFC 7946, section 3.1.9)"
-                )
-        return places
-
-    def _place(self, position: Any) -> tuple[float, float]:
-        numbers = position[:2] if isinstance(position, list) else []
-        if len(numbers) < 2 or not all(
-            isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < math.inf for n in numbers
-        ):
-            raise self._bad(f"a position must be [lon, lat], got {json.dumps(position)[:40]}")
-        lon, lat = map(float, numbers)
-        if abs(lon) > 180 or abs(lat) > 90:
-            raise self._bad(f"lon {lon:g}, lat {lat:g} is out of range; coordinates must be degrees")
-        return lon, lat

@@ -5,8 +5,10 @@ and ``y_km``, and ``weight`` where weights are asked for and are there. Names co
 ``lat`` also written out, and others where the caller names them.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +22,13 @@ from mdpext_dask.readers.longitudes import first_outside
 from mdpext_dask.readers.tables import LONLAT, PLANAR, check_columns, decimal_hint, find_column, shown
 
 WEIGHT = "weight"
+# What columns with users are called, in lower case and without what is no letter.
+_USERS = frozenset(
+    f"{who}{what}"
+    for who in ("user", "person", "participant", "subscriber", "customer", "client", "driver", "device", "u")
+    for what in ("", "id", "name")
+) - {"u"}
+_NO_LETTERS = re.compile("[^a-z]")
 
 
 @dataclass(frozen=True)
@@ -102,15 +111,23 @@ class PointColumns:
     ----------
     lon, lat
         Columns with longitude and latitude in degrees; default: those whose names say so.
+    users
+        Whether to read a column with users too, if there is one whose name says so.
     """
 
     lon: str | None = None
     lat: str | None = None
+    users: bool = False
 
     @property
     def given(self) -> dict[str, str]:
         """From ``lon`` and ``lat`` to the columns that are named."""
         return {name: given for name, given in (("lon", self.lon), ("lat", self.lat)) if given is not None}
+
+    def users_in(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the column of users among columns, if it is asked for and one is called so."""
+        known = (name for name in names if _NO_LETTERS.sub("", name.casefold()) in _USERS)
+        return tuple(islice(known, int(self.users)))
 
     def refuse(self, path: Path) -> None:
         """Refuse named columns of a file without any.
@@ -153,6 +170,7 @@ def wanted_columns(
     if weights:
         found[WEIGHT] = find_column(names, WEIGHT, path)
     check_columns(names, extra, path)
+    extra = (*extra, *columns.users_in(names))
     return Wanted({name: called for name, called in found.items() if called is not None}, tuple(extra))
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -75,7 +75,7 @@ def collection_pieces(
                         _check_crs(crs, path)
             with _opened(path) as stream:
                 features = counted(ijson.items(stream, "features.item", use_float=True))
-                yield from _pieces(features, path, weights=weights, extra=extra)
+                yield from _pieces(features, path, weights=weights, extra=extra, columns=columns)
         except ijson.JSONError as error:
             where = f"{path}: not a readable {_KIND}: somewhere after feature {number}"
             raise DataError(f"{where}: {_complaint(error)}") from None
@@ -93,7 +93,8 @@ def line_pieces(
     """
     columns.refuse(path)
     with reading(path, _KIND), opened(path) as stream:
-        yield from _pieces(_features_of_lines(stream, path), path, weights=weights, extra=extra)
+        features = _features_of_lines(stream, path)
+        yield from _pieces(features, path, weights=weights, extra=extra, columns=columns)
 
 
 def _features_of_lines(stream: IO[bytes], path: Path) -> Iterator[Any]:
@@ -120,14 +121,18 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _pieces(
-    features: Iterator[Any], path: Path, *, weights: bool, extra: Sequence[str]
+    features: Iterator[Any], path: Path, *, weights: bool, extra: Sequence[str], columns: PointColumns
 ) -> Iterator[PointChunk]:
-    """Yield the points of features that have been parsed."""
-    rows, first = _rows(features, path, weights=weights, extra=extra), 0
+    """Yield the points of features that have been parsed; the first one says what users are called."""
+    begin = list(islice(features, 1))
+    properties = _properties(begin[0], f"{path}: feature 1") if begin else {}
+    users = columns.users_in(properties)
+    rows = _rows(chain(begin, features), path, weights=weights, extra=extra, users=users)
+    extra, first = (*extra, *users), 0
     while piece := list(islice(rows, PIECE_ROWS)):
         numbers, texts = zip(*piece, strict=True)
         names = (*LONLAT, WEIGHT)[: len(numbers[0])]
-        wanted = Wanted(dict(zip(names, names, strict=True)), tuple(extra))
+        wanted = Wanted(dict(zip(names, names, strict=True)), extra)
         values = dict(zip(wanted.numbers, np.array(numbers).T, strict=True))
         check_numbers(values, path, "feature", range(first + 1, first + len(piece) + 1))
         yield wanted.chunk(values, dict(zip(extra, zip(*texts, strict=True), strict=True)), first)
@@ -135,9 +140,12 @@ def _pieces(
 
 
 def _rows(
-    features: Iterator[Any], path: Path, *, weights: bool, extra: Sequence[str]
+    features: Iterator[Any], path: Path, *, weights: bool, extra: Sequence[str], users: Sequence[str]
 ) -> Iterator[tuple[list[float], list[str]]]:
-    """Yield lon, lat and weight, if there are weights, of each feature, and further properties as text."""
+    """Yield lon, lat and weight, if there are weights, of each feature, and further properties as text.
+
+    Those of `users` may be missing.
+    """
     weighted = None
     for number, feature in enumerate(features, start=1):
         where = f"{path}: feature {number}"
@@ -154,7 +162,8 @@ def _rows(
             if type(weight) not in _NUMBERS:
                 raise DataError(f"{where}: {called} {_shown(weight)} is not a finite number")
             row.append(_float(weight))
-        yield row, [_property(properties, name, where) for name in extra]
+        properties = {**dict.fromkeys(users), **properties} if users else properties
+        yield row, [_property(properties, name, where) for name in (*extra, *users)]
 
 
 def _properties(feature: Any, where: str) -> dict[str, Any]:

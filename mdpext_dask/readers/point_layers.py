@@ -45,6 +45,7 @@ def layer_pieces(
         raise DataError(f"{path}: feature {row + 1}: its geometry is {what}")
     names = list(layer.fields)
     check_columns(names, extra, path)
+    extra = (*extra, *columns.users_in(names))
     lonlat = to_degrees(shapely.get_coordinates(layer.shapes), layer.crs, str(path))
     values, called = dict(zip(LONLAT, lonlat.T, strict=True)), dict(zip(LONLAT, LONLAT, strict=True))
     if weights and (weight := find_column(names, WEIGHT, path)):

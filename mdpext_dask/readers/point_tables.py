@@ -8,6 +8,7 @@ find that there is none.
 import json
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,7 +58,7 @@ def csv_pieces(
         for piece in file.pieces(PIECE_ROWS):
             values = {name: piece.numbers(called) for name, called in wanted.numbers.items()}
             check_numbers(values, path, "line", piece.lines, wanted.numbers, piece.text)
-            chunk = wanted.chunk(values, {name: piece.text(name) for name in extra}, first)
+            chunk = wanted.chunk(values, {name: piece.text(name) for name in wanted.extra}, first)
             first += len(chunk)
             if first > done:
                 yield chunk.part(max(len(chunk) - (first - done), 0), len(chunk))
@@ -130,6 +131,8 @@ def parquet_pieces(
         known = (
             names if geometry is None else [n for n in names if n not in (geometry, *LONLAT)] + list(LONLAT)
         )
+        if not all(_is_plain(schema.types[names.index(name)]) for name in columns.users_in(names)):
+            columns = replace(columns, users=False)
         wanted = wanted_columns(known, path, weights=weights, extra=extra, columns=columns)
         geometry = None if wanted.planar else geometry
         read = [n for n in dict.fromkeys((*wanted.numbers.values(), *wanted.extra)) if n in names]
@@ -169,6 +172,13 @@ def _numbers(column: Any, name: str, first: int, path: Path) -> NDArray[np.float
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: column {name}: {first_line(error)}") from None
     return np.asarray(cast, dtype=np.float64)
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column of this type is text, or whole numbers."""
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind))
 
 
 def _nulls(column: Any) -> NDArray[np.bool_]:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.evaluation.evaluate import kept_bound
-from mdpext_dask.reports.page.contents import store_name
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 _ROUNDING = 1e-6
@@ -102,10 +101,9 @@ def read_evaluation(store: MechanismStore, path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(document, dict) or "content_sha256" not in document:
         raise SpecError(f"--evaluation: {path}: is not what `mdpext evaluate --json` prints")
-    digest = (store.attributes.get("chunk_hashes") or {}).get("digest")
-    if digest is None or document["content_sha256"] != digest:
+    if store.content_sha256 is None or document["content_sha256"] != store.content_sha256:
         raise SpecError(
-            f"--evaluation: {path}: is about other bytes than those of {store_name(store)}; evaluate it again"
+            f"--evaluation: {path}: is about other bytes than those of {store.name}; evaluate it again"
         )
     missing = [key for key in _SHOWN if key not in document]
     if missing:

@@ -221,7 +221,7 @@ def plot_certificate(subject: AuditReport | Drawn, ax: "Axes | None" = None) -> 
     store = _audited_store(report)
     axes = _axes(store, ax)
     draw_map(axes, report, store_subject(store))
-    maps.say_whose(axes, _attribution(store))
+    maps.say_whose(axes, store.attribution)
     return axes
 
 
@@ -351,16 +351,12 @@ def _axes(store: MechanismStore, ax: "Axes | None") -> "Axes":
     if ax is not None:
         return ax
     box = store.grid.box
-    width = _HEIGHT_INCHES * box.width_km / box.height_km + _BESIDE_INCHES
-    return _new_axes((min(max(width, _WIDTHS_INCHES[0]), _WIDTHS_INCHES[1]), _HEIGHT_INCHES))
+    width = maps.width_inches(box.width_km / box.height_km, _HEIGHT_INCHES, _BESIDE_INCHES, _WIDTHS_INCHES)
+    return _new_axes((width, _HEIGHT_INCHES))
 
 
 def _finished(axes: "Axes", store: MechanismStore, title: str) -> "Axes":
     maps.frame(axes, maps.around_records(store.grid))
     axes.set_title(title, fontsize=10, parse_math=False)
-    maps.say_whose(axes, _attribution(store))
+    maps.say_whose(axes, store.attribution)
     return axes
-
-
-def _attribution(store: MechanismStore) -> str:
-    return str(store.attributes.get("attribution", ""))

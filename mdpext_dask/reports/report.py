@@ -22,7 +22,7 @@ from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.reports.evaluated import read_evaluation, read_kept_bound
-from mdpext_dask.reports.page.contents import contents_of, store_name
+from mdpext_dask.reports.page.contents import contents_of
 from mdpext_dask.reports.page.costs import Findings, others
 from mdpext_dask.reports.page.html import page_of
 from mdpext_dask.store.integrity import require_all_blocks
@@ -112,7 +112,7 @@ def report(
     now = datetime.datetime.now(datetime.UTC)
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
-        contents["store_argument"] = shlex.quote(store_name(store))
+        contents["store_argument"] = shlex.quote(store.name)
         content = page_of(contents).encode("utf-8", "replace")
         with whole_file(target, _OPTION) as file:
             file.write(content)

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+import warnings
 import weakref
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import GuaranteeViolation, StoreError, first_line
+from mdpext_dask.errors import GuaranteeViolation, ImplausibleWarning, StoreError, first_line
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
@@ -251,8 +252,15 @@ class City(Reporter):
         return np.asarray(probability / probability.sum())
 
     def sample_many(self, coordinates: Array, *, planar: bool = False) -> Array:
-        """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`."""
-        return self._reported[self.sample_points(coordinates, planar=planar)[0]]
+        """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`.
+
+        How many of them lie outside is said by a warning, an :class:`mdpext_dask.errors.ImplausibleWarning`.
+        """
+        drawn, outside = self.sample_points(coordinates, planar=planar)
+        if outside.any():
+            said = f"{outside.sum()} of {len(outside)} places lie outside; reported from the nearest records"
+            warnings.warn(said, ImplausibleWarning, stacklevel=2)
+        return self._reported[drawn]
 
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
         tile = self._tiles.of_records(i, j)

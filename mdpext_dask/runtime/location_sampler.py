@@ -5,6 +5,7 @@ its border first, in a way that increases no distance between two of them (PROOF
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,9 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, as_number, first_line, shown
+from mdpext_dask.errors import (
+    DataError,
+    GuaranteeViolation,
+    ImplausibleWarning,
+    SpecError,
+    as_number,
+    first_line,
+    shown,
+)
 from mdpext_dask.problem.grid import Array, Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.identity import mechanism_sha256
+from mdpext_dask.problem.plausible import doubt_on_place
 from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
@@ -39,8 +49,8 @@ _IDENTITY = "mechanism_sha256"
 _MANY = "many places at once, for which there is sample_points"
 # Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
-# Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
-_SWAPPED_DEGREES = 5.0
+# What the two columns of a table may be called, in lower case: where places are in degrees, and in km.
+_COLUMNS = ((("lon", "lng", "long", "longitude"), ("lat", "latitude")), (("x_km",), ("y_km",)))
 
 
 class Places:
@@ -105,8 +115,9 @@ class Places:
         DataError
             If they are not finite numbers, two for each place, in range.
         SpecError
-            If they are degrees and the mechanism is planar.
+            If they are degrees and the mechanism is planar, or columns of a table in another order.
         """
+        _check_columns(coordinates, planar=planar)
         try:
             found = np.asarray(coordinates)
         except ValueError as error:
@@ -158,19 +169,33 @@ class Places:
         """Return the largest distance a place in the grid is moved, in km."""
         return coarse_radius_km(self._steps(place_km), self.grid.spacing_km, self.metric_p)
 
-    def holds_degrees(self, coordinates: Array) -> bool:
-        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lon and lat."""
-        if self.projection is None or not (np.abs(coordinates) <= (180, 90)).all():
-            return False
-        return bool(self.grid.box.contains(self.projection.to_plane(coordinates)).all())
+    def doubt(self, xy_km: tuple[float, float], lon: float | None, lat: float | None) -> str:
+        """Return what looks wrong about a place; "" if its nearest record is in the region.
 
-    def holds_swapped(self, coordinates: Array) -> bool:
-        """Whether all of these numbers, shape (n, 2), are places in the grid if they are lat and lon.
-
-        Near the diagonal both readings are plausible, and the answer is no.
+        Parameters
+        ----------
+        xy_km
+            The place, from :meth:`one`.
+        lon, lat
+            The same in degrees, if it was given so.
         """
-        far = np.abs(coordinates[:, 0] - coordinates[:, 1]) > _SWAPPED_DEGREES
-        return bool(far.all()) and self.holds_degrees(coordinates[:, ::-1])
+        grid, (x, y) = self.grid, xy_km
+        box, factor = grid.box, grid.factor
+        # First what most places are, in a hundredth of the time.
+        if box.west_km <= x <= box.east_km and box.south_km <= y <= box.north_km:
+            if self.all_kept:
+                return ""
+            i, j = grid.record_at(x, y)
+            # The cells that the record is a vertex of, as in `are_vertices_of`.
+            across = slice(max(-(-i // factor) - 1, 0), i // factor + 1)
+            along = slice(max(-(-j // factor) - 1, 0), j // factor + 1)
+            if self.kept[across, along].any():
+                return ""
+        xy = np.array([xy_km])
+        if self.records(xy, None)[1][0]:
+            return ""
+        lonlat = None if lon is None else np.array([[lon, lat]], dtype=np.float64)
+        return doubt_on_place(xy, lonlat, self.grid, self.projection)
 
     @property
     def _on_earth(self) -> Projection:
@@ -360,7 +385,10 @@ class Reporter(ABC):
         if sticky is not None and n > 1:
             raise SpecError("n: a sticky answer is always the same one")
         users = _named(None if user is None else [user], 1, sticky, budget)
-        i, j = self.places.record(self.places.one(lon, lat, x_km, y_km), place_km)
+        place = self.places.one(lon, lat, x_km, y_km)
+        if doubt := self.places.doubt(place, lon, lat):
+            warnings.warn(f"{doubt}; reported from the nearest record", ImplausibleWarning, stacklevel=2)
+        i, j = self.places.record(place, place_km)
         cumulative = self._cumulative(i, j)
         record = np.array([i * self.places.grid.shape[1] + j])
         self._charge(users * n, record.repeat(n), sticky, budget)
@@ -422,7 +450,32 @@ class Reporter(ABC):
         """
         if outside not in get_args(OutsideRule):
             raise SpecError(f"outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
-        xy = self.places.many(coordinates, planar=planar)
+        return self.sample_places(
+            self.places.many(coordinates, planar=planar),
+            outside=outside,
+            users=users,
+            sticky=sticky,
+            budget=budget,
+            place_km=place_km,
+            entropy_for_tests=entropy_for_tests,
+        )
+
+    def sample_places(
+        self,
+        xy_km: Array,
+        *,
+        outside: OutsideRule = "nearest",
+        users: Sequence[str] | None = None,
+        sticky: StickyKey | None = None,
+        budget: "Charges | None" = None,
+        place_km: float | None = None,
+        entropy_for_tests: Words | None = None,
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Draw one output for each of many places that :meth:`Places.many` has put into the plane.
+
+        For callers who need to know where places are as well: the rest is as for :meth:`sample_points`.
+        """
+        xy = xy_km
         names = _named(users, len(xy), sticky, budget)
         records, inside = self.places.records(xy, place_km)
         if outside == "error" and not inside.all():
@@ -458,6 +511,31 @@ class Reporter(ABC):
         return (
             f"{rows} x {columns} records, {len(self._remap)} outputs{', remapped' if self.remapped else ''}, "
             f"epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})"
+        )
+
+
+def _check_columns(table: Any, *, planar: bool) -> None:
+    """Refuse tables and columns whose names say that they hold something else than longitude and latitude.
+
+    Raises
+    ------
+    SpecError
+        With the names.
+    """
+    names = getattr(table, "columns", None)
+    beside = names is None and isinstance(table, list | tuple) and len(table) == len(_COLUMNS)
+    if beside:  # two places, or two columns
+        names = [getattr(part, "name", None) for part in table]
+    if names is None or len(names) != len(_COLUMNS):
+        return
+    said = [name.casefold() if isinstance(name, str) else "" for name in names]
+    wanted = _COLUMNS[planar]
+    known = {column for pair in _COLUMNS for alike in pair for column in alike}
+    if any(name in known and (beside or name not in alike) for name, alike in zip(said, wanted, strict=True)):
+        first, second = (alike[0] for alike in wanted)
+        given = ", ".join(map(str, names))
+        raise SpecError(
+            f"points: are columns {given}; give a table of two columns, {first} and then {second}"
         )
 
 

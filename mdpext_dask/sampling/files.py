@@ -2,7 +2,10 @@
 
 import contextlib
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_new, whole_file
+from mdpext_dask.problem.plausible import PointsSeen
 from mdpext_dask.readers.point_chunks import BY_NAME, PointChunk, PointColumns
 from mdpext_dask.readers.point_files import format_of, point_chunks
+from mdpext_dask.readers.tables import shown
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.signatures import Trusted, public_key_of
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
@@ -77,7 +82,7 @@ def sample_file(
     store: str,
     points: Path,
     output: Path,
-    outside: str = "nearest",
+    outside: str | None = None,
     *,
     remap: bool | None = None,
     users: Users = _NOBODY,
@@ -87,6 +92,7 @@ def sample_file(
     chunk_points: int = CHUNK_POINTS,
     verify: bool = False,
     overwrite: bool = False,
+    observer: Observer = silent,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
 
@@ -109,7 +115,8 @@ def sample_file(
     outside
         Rule for points outside the grid or the region; see
         :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample_points`. With ``"error"`` nothing is
-        written if there is one.
+        written if there is one. By default it is ``"nearest"``, and nothing is written if all points lie
+        outside.
     remap
         Whether to report what the store's remap says; default: where it has one. See
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
@@ -126,11 +133,14 @@ def sample_file(
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     overwrite
         Whether the output may be there already, and is replaced.
+    observer
+        Is told what looks wrong about the points.
 
     Raises
     ------
     SpecError, DataError
-        If the rule is unknown, the points cannot be read, or the output cannot be written.
+        If the rule is unknown, the points cannot be read, are hardly those that were meant, or the output
+        cannot be written.
     BudgetExceeded
         If a user would have more releases than the ledger allows; then nothing is written or charged.
     StoreError
@@ -139,7 +149,7 @@ def sample_file(
         If the store is refused, or is not what was certified.
     """
     started = time.perf_counter()
-    if outside not in get_args(OutsideRule):
+    if outside is not None and outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
     if str(points) == "-":
         points = _STANDARD_INPUT
@@ -153,7 +163,11 @@ def sample_file(
     ledger = None if users.ledger is None else ReleaseBudget(users.ledger, users.release_limit)
     places = mechanism.output_xy_km if mechanism.planar else mechanism.output_lonlat
     extra = () if users.column is None else (users.column,)
-    seen = _Seen()
+    # Whose places these are, if the file says so and the caller does not.
+    columns = replace(columns, users=users.column is None)
+    grid, projection = mechanism.places.grid, mechanism.places.projection
+    area = "grid" if mechanism.places.all_kept else "region"
+    counts, seen, releases = _Counts(), PointsSeen(grid, projection), _Releases()
     with (
         whole_file(output) as file,
         reports_into(file, output, places, mechanism.planar, users.column if users.keep else None) as write,
@@ -169,9 +183,9 @@ def sample_file(
                     "centre_lon, centre_lat; use x_km,y_km"
                 )
             names = _names(chunk, users.column, points)
-            outputs, was_outside = mechanism.sample_points(
-                chunk.coordinates,
-                planar=chunk.planar,
+            xy_km = mechanism.places.many(chunk.coordinates, planar=chunk.planar)
+            outputs, was_outside = mechanism.sample_places(
+                xy_km,
                 # A place outside is refused below, with its number in the file and not in the chunk.
                 outside="drop" if outside == "drop" else "nearest",
                 users=None if sticky is None and budget is None else names,
@@ -179,31 +193,45 @@ def sample_file(
                 budget=budget,
                 place_km=place_km,
             )
-            seen.add(chunk, was_outside, mechanism.places)
+            first, planar = chunk.first_row, chunk.planar
+            seen.add(chunk.coordinates, xy_km, was_outside, planar=planar, first_row=first)
+            if counts.first_outside is None and was_outside.any():
+                counts.first_outside = first + int(np.argmax(was_outside)) + 1
             # Also one of an earlier chunk, whose points looked like degrees.
-            if outside == "error" and seen.first_outside and not (seen.degrees_for_km or seen.swapped):
+            if outside == "error" and counts.first_outside and not (seen.all_degrees or seen.all_swapped):
                 raise DataError(
-                    f"{points}: point {seen.first_outside} lies outside the grid or the region; allow it "
+                    f"{points}: point {counts.first_outside} lies outside the grid or the region; allow it "
                     "with --outside nearest or drop"
                 )
+            if users.column is None:
+                releases.add(chunk.extra)
             kept = np.flatnonzero(outputs >= 0)
-            seen.reports += len(kept)
+            counts.reports += len(kept)
             named = [names[k] for k in kept.tolist()] if users.keep else None
             if named is not None and format_of(output) == "csv":
-                seen.marked += sum(marked(name) != name for name in named)
-            write(chunk.first_row + kept, outputs[kept], named)
-        if seen.degrees_for_km:
+                counts.marked += sum(marked(name) != name for name in named)
+            write(first + kept, outputs[kept], named)
+        if seen.all_degrees:
             raise DataError(f"{points}: x_km,y_km look like degrees; name the columns lon,lat")
-        if seen.swapped:
+        if seen.all_swapped:
             raise DataError(f"{points}: longitude and latitude look swapped; check what the columns hold")
+        if seen.all_outside and outside is None:
+            raise DataError(
+                f"{points}: {seen.said(area)}; check the columns and the store, or report from the nearest "
+                "records with --outside nearest"
+            )
+    notes = seen.notes(str(points), area) + releases.notes(str(points))
+    for note in notes:
+        observer(Note(note))
     return {
-        "points": seen.reports,
+        "points": counts.reports,
         "outside": seen.outside,
-        "dropped": seen.points - seen.reports,
-        "outside_rule": outside,
+        "dropped": seen.count - counts.reports,
+        "outside_rule": outside or "nearest",
+        "notes": list(notes),
         "remap": mechanism.remapped,
         # Names that begin like a formula; in CSV an apostrophe stands before them.
-        **({"users_marked": seen.marked} if users.keep else {}),
+        **({"users_marked": counts.marked} if users.keep else {}),
         "verified": verify or trusted_key is not None,
         "max_quantisation_km": quantisation_km,
         "signed_by": None if trusted_key is None else public_key_of(trusted_key),
@@ -216,29 +244,38 @@ def sample_file(
 
 
 @dataclass
-class _Seen:
-    """Counts of the points so far."""
+class _Counts:
+    """What has been written so far, and the first point that lies outside, by its number from 1."""
 
-    points: int = 0
     reports: int = 0
-    outside: int = 0
     marked: int = 0
-    # Number in the file, from 1, of the first that lies outside.
     first_outside: int | None = None
-    # Whether all points so far lie outside, and would lie inside if they were degrees.
-    degrees_for_km: bool = True
-    # The same, if first and second coordinates changed places.
-    swapped: bool = True
 
-    def add(self, chunk: PointChunk, was_outside: NDArray[np.bool_], places: Places) -> None:
-        """Count the points of a chunk."""
-        if self.first_outside is None and was_outside.any():
-            self.first_outside = chunk.first_row + int(np.argmax(was_outside)) + 1
-        self.points += len(chunk)
-        self.outside += int(was_outside.sum())
-        all_outside = self.outside == self.points
-        self.degrees_for_km &= all_outside and chunk.planar and places.holds_degrees(chunk.coordinates)
-        self.swapped &= all_outside and places.holds_swapped(chunk.coordinates)
+
+@dataclass
+class _Releases:
+    """How often each user is in a file whose column of users nobody has named."""
+
+    column: str = ""
+    of_user: Counter[str] = field(default_factory=Counter)
+
+    def add(self, extra: Mapping[str, NDArray[np.object_]]) -> None:
+        import pandas as pd
+
+        for self.column, names in extra.items():
+            # A third of the time that a Counter takes by itself.
+            codes, found = pd.factorize(names)
+            self.of_user.update(dict(zip(found.tolist(), np.bincount(codes).tolist(), strict=True)))
+
+    def notes(self, source: str) -> tuple[str, ...]:
+        del self.of_user[""]
+        user, most = max(self.of_user.items(), key=itemgetter(1), default=("", 0))
+        if most <= 1:
+            return ()
+        return (
+            f"{source}: every row is a release of its own: {shown(user)} appears {most:,} times in column "
+            f"{self.column}; see --user-column with --sticky-key or --ledger",
+        )
 
 
 def _names(chunk: PointChunk, column: str | None, points: Path) -> list[str]:

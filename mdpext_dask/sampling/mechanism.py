@@ -14,7 +14,7 @@ from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.runtime.signatures import Trusted
-from mdpext_dask.store import integrity, objects
+from mdpext_dask.store import integrity, objects, schema
 from mdpext_dask.store.blocks import FLOAT32
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, remap_of
@@ -153,11 +153,16 @@ class Mechanism(Reporter):
 
     @property
     def dataset(self) -> xr.Dataset:
-        """The store as an xarray Dataset, loaded lazily."""
+        """The store as an xarray Dataset, loaded lazily.
+
+        Its attributes are strings and numbers; those that begin with a bracket or a brace are JSON.
+        """
         remote = objects.is_remote(self._store.url)
         store = self._store.objects if remote else self._store.url
         dataset: xr.Dataset = xr.open_zarr(store, zarr_format=3)
-        return dataset
+        # Older stores, too, can be written as netCDF, and have their CRS where rioxarray looks for it.
+        dataset.attrs = schema.as_stored(dataset.attrs)
+        return dataset.set_coords("spatial_ref") if "spatial_ref" in dataset else dataset
 
     def row(
         self, *, lon: Given = None, lat: Given = None, x_km: Given = None, y_km: Given = None
@@ -289,9 +294,9 @@ def require_same(store: MechanismStore) -> None:
         If it has been replaced, refused or deleted since it was opened, or is being worked on.
     """
     document = objects.get_json(store.objects, ROOT_KEY)
-    now = document.get("attributes") if isinstance(document, Mapping) else None
-    then = store.attributes
-    if not isinstance(now, Mapping) or any(now.get(key) != then.get(key) for key in _IDENTITY):
+    found = document.get("attributes") if isinstance(document, Mapping) else None
+    now, then = schema.as_read(found) if isinstance(found, Mapping) else {}, store.attributes
+    if any(now.get(key) != then.get(key) for key in _IDENTITY):
         raise StoreError(
             f"{store.url}: is not the store any more that was opened: it has been replaced, refused or "
             "deleted, or a run is working on it; open it again"

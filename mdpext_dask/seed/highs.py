@@ -9,6 +9,7 @@ import math
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from mdpext_dask.errors import SolverError
@@ -28,6 +29,10 @@ _INTERIOR: _Options = {"solver": "ipm", "run_crossover": "off", **dict.fromkeys(
 _SIMPLEX: _Options = {"solver": "simplex", "primal_feasibility_tolerance": 1e-10}
 # HiGHS may find that a program has no solution before it knows whether it is bounded; ours are.
 _NO_SOLUTION = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+
+
+# Columns, and values there.
+Entries = tuple[NDArray[np.intp], Array]
 
 
 class InfeasibleError(SolverError):
@@ -78,13 +83,17 @@ def _constraint_matrix(problem: SeedProblem) -> sparse.csr_array:
     direction, pair, output = np.nonzero(budget < -np.log(problem.min_probability))
     risen = np.where(direction == 0, j[pair], i[pair]) * outputs + output
     fallen = np.where(direction == 0, i[pair], j[pair]) * outputs + output
-    count = len(pair)
-    values = np.concatenate([np.ones(count), -np.exp(budget[direction, pair, output])])
-    rows = np.tile(np.arange(count), 2)
-    shape = (count, seeds * outputs)
-    budgets = sparse.csr_array((values, (rows, np.concatenate([risen, fallen]))), shape=shape)
+    growth = np.exp(budget[direction, pair, output])
+    budgets = rows_of_two((risen, np.ones(len(pair))), (fallen, -growth), seeds * outputs)
     sums = sparse.kron(sparse.eye_array(seeds), np.ones((1, outputs)))
     return sparse.csr_array(sparse.vstack([budgets, sums]))
+
+
+def rows_of_two(first: Entries, second: Entries, variables: int) -> sparse.csr_array:
+    """Return rows with two entries each, given as their columns and their values, of shape (n,)."""
+    count = len(first[0])
+    columns, values = (np.concatenate(both) for both in zip(first, second, strict=True))
+    return sparse.csr_array((values, (np.tile(np.arange(count), 2), columns)), shape=(count, variables))
 
 
 def solve_linear_program(

@@ -65,10 +65,17 @@ def inconsistencies(store: MechanismStore, certified: float | None = None) -> li
     return wrong + _described_otherwise(store)
 
 
-def require_evidence(store: MechanismStore) -> None:
+def require_evidence(store: MechanismStore, found: Mapping[int, Receipt] | None = None) -> None:
     """Refuse a finished store unless certificate, receipts, description of the rows and attributes fit.
 
     No shard is read: that the rows are those of the receipts is what :func:`verify` looks at.
+
+    Parameters
+    ----------
+    store
+        The store.
+    found
+        Its receipts, if they have been read.
 
     Raises
     ------
@@ -79,7 +86,8 @@ def require_evidence(store: MechanismStore) -> None:
     StoreError
         If something cannot be read.
     """
-    found = store.read_receipts()
+    if found is None:
+        found = store.read_receipts()
     _require_whole(store, found)
     if wrong := _at_odds(store, found, None):
         raise GuaranteeViolation(
@@ -123,12 +131,10 @@ def _at_odds(store: MechanismStore, found: Mapping[int, Receipt], certified: flo
     }
     if store.state in FINISHED:
         content = store.content_digest(found)
-        hashes = attributes.get("chunk_hashes")
-        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
         known = {content}
         if not schema.says_its_cells(attributes):  # nor does the digest of the oldest describe their array
             known.add(receipts.digest_of(found, b""))
-        belongs["chunk_hashes"] = digest in known
+        belongs["chunk_hashes"] = store.content_sha256 in known
         if certified is None:
             belongs[CERTIFICATE] = _is_certificate_of(store, content)
     return [name for name, fits in belongs.items() if not fits]

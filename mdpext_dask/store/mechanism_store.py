@@ -10,6 +10,8 @@
     remap/                         the output to report in place of each, if the store is used with a remap
     lock.json                      the run that holds the store, while there is one
 
+Receipts, audits and the remap are JSON objects in groups that have no members.
+
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
 and its receipt. The state ``complete`` is the last thing written, after the certificate.
 """
@@ -18,7 +20,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -65,7 +66,7 @@ class MechanismStore:
     def __init__(self, url: str, objects_store: Store, root: zarr.Group) -> None:
         self.url = objects.absolute(url)
         self.objects = objects_store
-        self._root = root
+        self._root, self._attributes = root, schema.as_read(root.attrs)
 
     # --- life cycle -------------------------------------------------------------------------------
 
@@ -91,7 +92,9 @@ class MechanismStore:
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
         try:
             root = zarr.create_group(
-                store, attributes=cast(Any, schema.attributes_of(spec, domain, plan, facts)), overwrite=False
+                store,
+                attributes=cast(Any, schema.as_stored(schema.attributes_of(spec, domain, plan, facts))),
+                overwrite=False,
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
@@ -109,12 +112,11 @@ class MechanismStore:
         StoreError
             If there is no mechanism store, or one of a newer format.
         """
-        if not objects.is_remote(url):
-            _require_folder(url, objects.local_path(url))
+        objects.require_folder(url)
         store = objects.open_objects(url, read_only=mode == "r")
-        root = _open_root(store, mode, f"{url}: not a mechanism store")
-        schema.check_attributes(root.attrs, url)
-        return cls(url, store, root)
+        found = cls(url, store, _open_root(store, mode, f"{url}: not a mechanism store"))
+        schema.check_attributes(found.attributes, url)
+        return found
 
     @classmethod
     def find(cls, url: str, spec: JobSpec) -> "MechanismStore | None":
@@ -184,10 +186,10 @@ class MechanismStore:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the root, as of when the store was opened or last updated here."""
-        return dict(self._root.attrs)
+        return dict(self._attributes)
 
     def update(self, **attributes: Any) -> None:
-        """Write attributes of the root in one atomic step.
+        """Write attributes of the root in one atomic step, all of them as the present version stores them.
 
         The metadata document is edited as it is: Zarr would drop the consolidated metadata in it.
 
@@ -201,9 +203,11 @@ class MechanismStore:
             raise StoreError(
                 f"{self.url}: {ROOT_KEY} is gone or damaged; was this store deleted or replaced?"
             )
-        document["attributes"].update(attributes)
+        attributes = {**schema.as_read(document["attributes"]), **attributes}
+        document["attributes"] = schema.as_stored({**attributes, "format_version": schema.FORMAT_VERSION})
         objects.put_json(self.objects, ROOT_KEY, document)
         self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
+        self._attributes = schema.as_read(self._root.attrs)
 
     @property
     def state(self) -> str:
@@ -223,6 +227,23 @@ class MechanismStore:
     def problem_sha256(self) -> str:
         """Digest of grid, plane, kept cells, outputs, prior and the tables of the loss; "" in the oldest."""
         return str(self.attributes.get("problem_sha256", ""))
+
+    @property
+    def content_sha256(self) -> str | None:
+        """Digest of a finished store's bytes when it was certified; None where it says none."""
+        hashes = self.attributes.get("chunk_hashes")
+        digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def attribution(self) -> str:
+        """Whom pictures of its map data have to name; may be empty."""
+        return str(self.attributes.get("attribution", ""))
+
+    @property
+    def name(self) -> str:
+        """What to call it where others read it; see :func:`~mdpext_dask.store.objects.shown_name`."""
+        return objects.shown_name(self.url)
 
     def planar_limit(self) -> float:
         """Return the ε to keep in the plane, in 1/km, computed anew from what was promised and the grid."""
@@ -560,25 +581,6 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
-
-
-def _require_folder(url: str, path: Path) -> None:
-    """Refuse a path where there is no folder, and say what a file there seems to be.
-
-    Raises
-    ------
-    StoreError
-        If so.
-    """
-    if not path.exists():
-        raise StoreError(f"{url}: no such store")
-    if not path.is_dir():
-        kinds = {
-            ".toml": "a job file; make its store with mdpext run",
-            ".mdp": "an exported city, which audit and open_city take",
-        }
-        what = kinds.get(path.suffix.lower(), "a file")
-        raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
 
 
 def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:

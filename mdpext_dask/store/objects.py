@@ -13,7 +13,7 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import zarr
@@ -69,9 +69,35 @@ def absolute(url: str) -> str:
     return url if is_remote(url) else str(local_path(url).absolute())
 
 
+def shown_name(url: str) -> str:
+    """Return what others may read of an address: a URL, or a path without its folders, which are private."""
+    return url if is_remote(url) else PurePath(url).name
+
+
 def local_path(url: str) -> Path:
     """Return the folder of a store address that is not remote."""
     return Path(url.removeprefix("file://")).expanduser()
+
+
+def require_folder(url: str) -> None:
+    """Refuse a local path where there is no folder, and say what a file there seems to be.
+
+    Raises
+    ------
+    StoreError
+        If so.
+    """
+    path = local_path(url)
+    if is_remote(url) or path.is_dir():
+        return
+    if not path.exists():
+        raise StoreError(f"{url}: no such store")
+    kinds = {
+        ".toml": "a job file; make its store with mdpext run",
+        ".mdp": "an exported city, which audit and open_city take",
+    }
+    what = kinds.get(path.suffix.lower(), "a file")
+    raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
 
 
 def open_objects(url: str, *, read_only: bool = False) -> Store:

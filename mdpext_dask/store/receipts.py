@@ -111,7 +111,7 @@ def read_receipts(store: Store, planned: int, skipped: Container[int]) -> dict[i
 
 def sweep(store: Store, planned: int) -> None:
     """Delete what lies among the receipts and belongs to none of the plan's `planned` blocks."""
-    known = {key_of(block) for block in range(planned)}
+    known = {f"{PREFIX}zarr.json", *(key_of(block) for block in range(planned))}
     objects.delete_keys(store, [key for key in objects.list_keys(store, PREFIX) if key not in known])
 
 

@@ -6,7 +6,6 @@ A store that has a table is used with it, everywhere; see :func:`remap_of`. Chat
 Palamidessi, "Efficient utility improvement for location privacy" (PoPETs 2017).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import with_config
 
-from mdpext_dask.errors import StoreError
+from mdpext_dask.errors import StoreAccessError, StoreError
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -84,9 +83,8 @@ def content_of(store: MechanismStore) -> str:
     StoreError
         If the store has none.
     """
-    hashes = store.attributes.get("chunk_hashes")
-    digest = hashes.get("digest") if isinstance(hashes, Mapping) else None
-    if not isinstance(digest, str):
+    digest = store.content_sha256
+    if digest is None:
         raise StoreError(f"{store.url}: has no digest of its bytes; run the job again")
     return digest
 
@@ -114,8 +112,21 @@ def remove_remap(store: MechanismStore) -> None:
 
 
 def has_remap(store: MechanismStore) -> bool:
-    """Whether a store is used with a remap."""
-    return objects.exists(store.objects, TABLE)
+    """Whether a store is used with a remap.
+
+    Some servers deny what is not there to those who must not list it. So a table that is denied is none.
+
+    Raises
+    ------
+    StoreAccessError
+        If a server does not answer.
+    """
+    try:
+        return objects.exists(store.objects, TABLE)
+    except StoreAccessError as error:
+        if error.transient:
+            raise
+        return False
 
 
 def remap_of(store: MechanismStore, wanted: bool | None = None) -> Remap | None:

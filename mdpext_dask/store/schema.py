@@ -1,6 +1,7 @@
 """A new store before any task runs: its attributes, arrays and coordinates; checks of the attributes."""
 
 import hashlib
+import json
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,9 @@ from mdpext_dask.problem.projection import Projection
 from mdpext_dask.seed.budget import vector_norm
 from mdpext_dask.store.blocks import Plan
 
-FORMAT_VERSION = 1
+# Version 1 kept lists and objects among the attributes of the root as they are, which netCDF cannot hold, and
+# had no groups around receipts and audits.
+FORMAT_VERSION = 2
 # The state of a store while its template is being written.
 CREATING = "creating"
 PROBABILITY = "probability"
@@ -95,6 +98,31 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
     }
 
 
+def as_stored(attributes: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """Return attributes of the root as they are stored: strings and numbers; JSON for anything else."""
+    return {
+        key: value
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+        else json.dumps(value, sort_keys=True, allow_nan=False)
+        for key, value in attributes.items()
+    }
+
+
+def as_read(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`as_stored` has stored; the attributes of version 1 are returned as they are."""
+    return {key: _parsed(value) if isinstance(value, str) else value for key, value in stored.items()}
+
+
+def _parsed(text: str) -> Any:
+    # No other attribute looks like this.
+    if text.startswith(("{", "[")) or text in ("null", "true", "false"):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+    return text
+
+
 def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     """Create the probability array, empty, and everything that describes it."""
     grid, projection = domain.grid, domain.projection
@@ -135,6 +163,9 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     # Chunks of about a megabyte, however many blocks there are.
     side = int(math.sqrt(_PLANE_CHUNK_BYTES / 8))
     plane = min(side, grid.shape[0]), min(side, grid.shape[1])
+    if mapped:
+        # So that xarray makes it a coordinate, where mapping software looks for it.
+        mapped["coordinates"] = mapped["grid_mapping"]
     title = "prior probability of the record"
     _write(root, "prior", domain.prior, ("x", "y"), plane, long_name=title, **mapped)
     inside, title = grid.vertices_of(domain.kept), "whether the record belongs to the region"
@@ -144,6 +175,9 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
     if projection is not None:
         _write(root, "spatial_ref", np.array(0), (), **projection.grid_mapping())
     _write_problem(root.create_group("problem"), domain)
+    # What is in them is not Zarr's, but Zarr warns of folders that are no groups.
+    for name in ("receipts", "audit", "remap"):
+        root.create_group(name)
 
 
 def _write_problem(problem: zarr.Group, domain: Domain) -> None:

@@ -496,10 +496,9 @@ def test_places_too_far_apart_for_one_plane_are_refused(tmp_path: Path) -> None:
 def test_a_store_does_not_choose_who_audits_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that a store names could answer anything; it is not even called."""
     monkeypatch.setattr("mdpext_dask.compute.executor.CONNECT_SECONDS", 1)
-    document = json.loads((finished / "zarr.json").read_text())
+    store = MechanismStore.open(str(finished), mode="r+")
     cluster = {"kind": "address", "address": "tcp://127.0.0.1:1", "workers": 1}
-    document["attributes"]["job"]["cluster"].update(cluster)
-    (finished / "zarr.json").write_text(json.dumps(document))
+    store.update(job={**store.attributes["job"], "cluster": cluster})
     assert audit(finished, workers=1).holds
     refused(ClusterError, r"127\.0\.0\.1:1", audit, finished, scheduler="tcp://127.0.0.1:1")
 

@@ -383,7 +383,7 @@ def test_what_is_missing_for_a_picture_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(audit_module, "plain_subject", None)
+    monkeypatch.setattr(audit_module, "subject_of", None)
     with pytest.raises(SpecError, match="--picture"):
         audit(np.full((2, 2), 0.5), points=np.eye(2), epsilon_per_km=1.0, picture=tmp_path / "a.gif")
 

@@ -179,6 +179,23 @@ def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Insi
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
 
 
+def test_the_status_says_what_is_not_sampled(folder: Path, done: Path, inside: Inside) -> None:
+    """Of a store that says that it is complete; an audit is what helps where receipts are gone."""
+    store = shutil.copytree(done / "tiny.zarr", folder / "tiny.zarr")
+    whole = inside("status", store, "--json", folder=folder).document()
+    assert (whole["state"], whole["receipts"], whole["refusal"]) == ("complete", "all", None)
+    (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
+    for lost, receipts in (("audit/certificate.json", "all"), ("receipts/00000000.json", "missing")):
+        (store / lost).unlink()
+        found = inside("status", store, "--json", folder=folder).document()
+        assert (found["state"], found["receipts"]) == ("complete", receipts)
+        assert f"mdpext audit {store}" in found["refusal"]
+        refused = inside("sample", store, "p.csv", "-o", "o.csv", "--json", folder=folder)
+        assert refused.document(code=1)["message"] == found["refusal"]
+    said = inside("status", store, folder=folder).stdout.split()
+    assert said[said.index("receipts") + 1] == "missing"
+
+
 # One of each kind; every key and every fault of a file is tested where it is read.
 BAD = {
     "privacy.epsilon_per_km=nan": "epsilon_per_km",
@@ -206,7 +223,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(
 
 
 NODES = "id,lon,lat\n1,-73.98,40.75\n2,-73.94,40.79\n3,-73.96,40.80\n4,-73.99,40.72\n"
-EDGES = "u,v,length_m,oneway\n1,2,900,0\n2,3,900,0\n3,4,900,0\n"
+EDGES = "u,v,length_m,oneway\n1,2,9900,0\n2,3,9900,0\n3,4,9900,0\n"
 BAD_FILES = {
     "text in a number column": (NODES.replace("40.75", "north"), EDGES, "line 2: lat 'north'"),
     "too few nodes": (NODES, EDGES, "holds only 4 road nodes"),

@@ -88,7 +88,7 @@ BAD = [
     ("run job.toml --set prior.kind=file", 'prior: kind = "file" needs file'),
     ("run job.toml --set privacy.min_probability=0", "at least 1.46e-11", "would rule them out"),
     ("run job.toml --set domain.bbox=[40.7,-74.02,40.8,-73.93]", "say [-74.02, 40.7, -73.93, 40.8]"),
-    ("run job.toml --set domain.bbox=[40.7,40.8,-74.02,-73.93]", "the order is [west, south, east, north]"),
+    ("run job.toml --set domain.bbox=[40.7,40.8,-74.02,-73.93]", "[west, south, east, north], in this order"),
     ("run job.toml --set domain.bbox=[-74.02,-73.93,40.7,40.8]", "order of bbox is west, south, east, north"),
 ]  # fmt: skip
 # How libraries would say it.

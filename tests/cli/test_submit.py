@@ -198,7 +198,7 @@ def test_without_slurm_there_is_one_line_and_the_files(submit: Submit, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "moon"], "--to: must be one of slurm, kubernetes, got 'moon'"),
+        (["--to", "moon"], "--to: must be slurm or kubernetes, got 'moon'"),
         (["--to", "slurm", "--set", "domain.bbox=[0.0, 0.0, 1.0, 1.0]"], "no road within reach"),
         (["--to", "slurm", "--folder", "job.toml"], "job.toml: cannot be written"),
         (["--to", "slurm", "--store", "job.toml"], "job.toml: is a file, not a store"),

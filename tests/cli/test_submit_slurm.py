@@ -78,7 +78,7 @@ def shards(store: Path) -> dict[str, bytes]:
 
 
 def receipts(store: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in (store / "receipts").glob("*.json")}
+    return {file.name: file.read_bytes() for file in (store / "receipts").glob("0*.json")}
 
 
 def submission(*arguments: object) -> "subprocess.Popen[str]":

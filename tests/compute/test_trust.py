@@ -148,7 +148,7 @@ def test_a_store_s_cluster_is_a_record_and_never_used(
 ) -> None:
     path = tmp_path / "s.zarr"
     shutil.copytree(built, path)
-    job = json.loads((path / "zarr.json").read_text())["attributes"]["job"]
+    job = MechanismStore.open(str(path)).attributes["job"]
     state = "extending" if reader == "finalise" else "complete"
     _edited(path, state=state, job={**job, "cluster": {"kind": kind, **SECTIONS[kind]}})
     asked: list[tuple[ClusterSection, int]] = []
@@ -198,7 +198,7 @@ def test_a_store_s_operator_runs_only_if_its_reader_names_it(
     monkeypatch.setattr("mdpext_dask.extend.choose._TRUSTED", set())
     path = tmp_path / "s.zarr"
     shutil.copytree(built, path)
-    store = json.loads((path / "zarr.json").read_text())["attributes"]
+    store = MechanismStore.open(str(path)).attributes
     named = {"extension": {**store["job"]["extension"], "method": "theirs:Operator"}}
     identity = {**store["identity"], **named}
     _edited(

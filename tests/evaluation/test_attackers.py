@@ -329,6 +329,8 @@ def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> Non
     error = sum(p * math.dist(place, (x, y)) for p, place in zip(prior, places.tolist(), strict=True))
     assert found["inference_error_km"] == pytest.approx(error, rel=1e-12)
     assert found["points_left_out"] == 1
+    [note] = found["notes"]
+    assert f"{points}: 1 of 2 points lie outside the grid (the furthest, point 2, by " in note
     at = store.read("prior")[3, 2]
     assert found["vulnerability"] == pytest.approx(float(at), rel=1e-12)
     guess = store.array("problem/loss")[3, 2].argmin()
@@ -583,13 +585,21 @@ def polygon(*ring: tuple[float, float]) -> str:
     [
         ("none.geojson", None, "does not exist"),
         ("a.geojson", "{", "not a GeoJSON file"),
-        ("a.geojson", "[1]", "feature 1: not a GeoJSON file: features must have a geometry"),
-        ("a.geojson", '{"type": "FeatureCollection"}', "features must have a geometry"),
-        ("a.geojson", '{"type": "FeatureCollection", "features": [{"type": "Feature"}]}', "a geometry"),
+        ("a.geojson", "[1]", "not a GeoJSON file: an object has the type None"),
+        ("a.geojson", '{"type": "FeatureCollection"}', "features must be a list"),
+        (
+            "a.geojson",
+            '{"type": "FeatureCollection", "features": [{"type": "Feature"}]}',
+            "holds no polygons",
+        ),
         ("a.geojson", '{"type": "Feature", "geometry": null}', "holds no polygons"),
         ("a.geojson", '{"type": "Point", "coordinates": [0, 0]}', "holds no polygons"),
-        ("a.geojson", polygon((0, 0), (1, 1)), "not a GeoJSON file"),
-        ("a.geojson", polygon((0, 0), (2, 2), (2, 0), (0, 2), (0, 0)), "'1' is broken: Self-intersection"),
+        ("a.geojson", polygon((0, 0), (1, 1)), "a ring must be a list of at least 4 positions"),
+        (
+            "a.geojson",
+            polygon((0, 0), (2, 2), (2, 0), (0, 2), (0, 0)),
+            "a polygon is broken: Self-intersection",
+        ),
         ("a.geojson", polygon((0, 0), (900, 0), (900, 2), (0, 0)), "must be degrees"),
         ("a.geojson", polygon((179, 0), (-179, 0), (-179, 2), (179, 0)), "half-way round the Earth"),
         ("a.shp", "no shapes", "not recognized"),

@@ -128,8 +128,8 @@ _FAULTS: list[tuple[Any, ...]] = [
     ("compare.methods", "em", 'say ["em"]'), ("domain.bbox", 3, "say [west, south, east, north]"),
     ("domain.bbox", [1, 2, 3, 4, 5], "too many", "at most 4"),
     # Latitudes first, in two ways.
-    ("domain.bbox", [40.7, 40.8, -74.1, -73.9], "the order is [west, south, east, north]", "40.7"),
-    ("domain.bbox", [40.8, -73.9, 40.7, -74.1], "the order is [west, south, east, north]"),
+    ("domain.bbox", [40.7, 40.8, -74.1, -73.9], "must be [west, south, east, north], in this order", "40.7"),
+    ("domain.bbox", [40.8, -73.9, 40.7, -74.1], "must be [west, south, east, north], in this order"),
     ("job.name", "my city", "job.name:", "letters, digits", "'my city'"),
     ("cluster.queue", "a b", "cluster.queue:", "one word"),
     ("loss.directed", "yes", "loss.directed:", "true or false"),

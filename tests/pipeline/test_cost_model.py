@@ -70,6 +70,33 @@ def test_a_plan_by_hand(small_job: Job) -> None:
     assert planned["scheduler"]["tasks_at_once"]["32"] == 21
 
 
+@pytest.mark.parametrize(
+    ("budget", "rounds", "work"),
+    [
+        # As searches on cities have taken: with few rounds they go on from where they began, and refine then.
+        ("bound", 20, (1, 0, 0)), ("half", 20, (5, 0, 0)), ("certified", 20, (4, 20, 88)),
+        ("certified", 8, (4, 8, 40)), ("certified", 4, (14, 4, 36)), ("certified", 0, (14, 0, 20)),
+    ],
+)  # fmt: skip
+def test_the_work_on_a_seed_is_counted(
+    small_job: Job, budget: str, rounds: int, work: tuple[int, int, int]
+) -> None:
+    planned = plan_job(parse_job(small_job(privacy={"budget": budget}, seed={"refine_rounds": rounds})))
+    assert tuple(planned["seed_work"][name] for name in ("programs", "rounds", "trials")) == work
+
+
+@pytest.mark.parametrize(
+    ("cells", "outputs", "uniform", "seconds"),
+    [((10, 11), 20, False, 0.22), ((9, 19), 64, False, 1.0), ((24, 24), 100, True, 5.6)],
+)
+def test_a_seed_program_takes_about_what_was_measured(
+    small_job: Job, cells: tuple[int, int], outputs: int, uniform: bool, seconds: float
+) -> None:
+    plan = Plan.of(Grid(0, 0, *cells, 1.0, (2,)), outputs, (1, 1))
+    costs = JobCosts(parse_job(small_job()), plan, 0, 0, 1, 0, 0, uniform_prior=uniform)
+    assert costs.program_seconds == pytest.approx(seconds, rel=0.3)
+
+
 def test_receipts_are_as_large_as_planned(path: Path, small_job: Job) -> None:
     spec, url = parse_job(small_job(store={"block_cells": [1, 1]})), str(path)
     build(spec, url)

@@ -35,6 +35,7 @@ from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, extension_arrays
+from mdpext_dask.store.schema import as_read, as_stored
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refused
 
@@ -145,6 +146,28 @@ def test_the_store_opens_in_xarray_with_units_and_coordinates(finished: Path) ->
     dataset.probability.sel(output=3).plot()
     assert dataset.attrs["state"] == "complete"
     assert {"fingerprint", "job", "software", "format_version", "chunk_hashes"} <= set(dataset.attrs)
+    assert json.loads(dataset.attrs["job"]) == MechanismStore.open(str(finished)).attributes["job"]
+
+
+def test_the_store_can_be_written_as_net_cdf_and_mapped(finished: Path, tmp_path: Path) -> None:
+    """With the format that SciPy writes, which holds least."""
+    for number, dataset in enumerate((xr.open_zarr(finished), open_mechanism(finished).dataset)):
+        # Where rioxarray looks for the CRS: a coordinate of the name in `grid_mapping`, with a WKT.
+        for name in ("prior", "inside", "probability"):
+            mapping = dataset[name].coords[dataset[name].attrs["grid_mapping"]]
+            assert "Azimuthal Equidistant" in mapping.attrs["crs_wkt"]
+        dataset.to_netcdf(tmp_path / f"{number}.nc", engine="scipy")
+        with xr.open_dataset(tmp_path / f"{number}.nc", engine="scipy") as read:
+            xr.testing.assert_equal(read, dataset.load())
+            assert {key: read.attrs[key] for key in dataset.attrs} == dataset.attrs
+            assert "spatial_ref" in read.prior.coords
+
+
+def test_opening_without_consolidated_metadata_warns_of_nothing(finished: Path) -> None:
+    """Zarr warns of what it finds in a group and cannot place; here, a warning is an error."""
+    xr.testing.assert_identical(xr.open_zarr(finished, consolidated=False), xr.open_zarr(finished))
+    members = dict(zarr.open_group(str(finished), mode="r", use_consolidated=False).members())
+    assert {"receipts", "audit", "remap", "probability"} <= set(members)
 
 
 # --- the same bytes -------------------------------------------------------------------------------
@@ -467,6 +490,7 @@ def test_the_description_of_the_array_is_part_of_what_was_certified(finished: Pa
     does_not_verify(finished, "chunk_hashes")
 
 
+@pytest.mark.parametrize("stored", [as_stored, dict])  # as now, and as older versions did
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -478,13 +502,15 @@ def test_the_description_of_the_array_is_part_of_what_was_certified(finished: Pa
         ("metric_p", "two"), ("epsilon_per_km", "1"),
     ],
 )  # fmt: skip
-def test_attributes_that_make_no_sense_are_one_error(finished: Path, name: str, change: Any) -> None:
+def test_attributes_that_make_no_sense_are_one_error(
+    finished: Path, name: str, change: Any, stored: Callable[..., dict[str, Any]]
+) -> None:
     document = json.loads((finished / "zarr.json").read_text())
-    held = document["attributes"]
+    held = as_read(document["attributes"])
     held[name] = {**held[name], **change} if isinstance(change, dict) else change
     if change is None:
         del held[name]
-    (finished / "zarr.json").write_text(json.dumps(document))
+    (finished / "zarr.json").write_text(json.dumps({**document, "attributes": stored(held)}))
     says = (
         f"{name} missing" if change is None else f"not a mechanism store: {name} in its attributes is damaged"
     )

@@ -225,7 +225,7 @@ def test_output_outside_the_grid_or_twice_is_refused(build: Build, tmp_path: Pat
         ("x_km,y_km", [(0, 0), (400, 0)]),
     ):  # fmt: skip
         file = point_file(tmp_path / "outputs.csv", columns, places)
-        parts = "outputs.file", file, "1 of 2", "row 2", "outside the grid"
+        parts = "outputs.file", file, "1 of 2", "point 2", "outside the grid"
         refusal(partial(build, outputs=_file(file)), *parts, kind=DataError)
     point_file(tmp_path / "outputs.csv", "x_km,y_km", [(0, 0), (1, 1), (0, 0)])
     refusal(lambda: build(outputs=_file(file)), "outputs.file", "same place", kind=DataError)
@@ -311,7 +311,9 @@ def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: 
     domain = build(prior={"kind": "file", "file": file})
     assert domain.prior[2, 2] == 1
     [note] = domain.notes
-    assert "2 prior points lie outside" in note
+    assert note.startswith(
+        f"prior.file: {file}: 2 of 3 points lie outside the grid (the furthest, point 2, by "
+    )
 
 
 def test_prior_without_weight_inside_or_unknown_is_refused(build: Build, tmp_path: Path) -> None:

@@ -270,7 +270,9 @@ def test_other_priors(save: Save, tmp_path: Path) -> None:
     expected = np.zeros((7, 5))
     expected[0, 0], expected[2, 2] = 0.75, 0.25
     np.testing.assert_allclose(domain.prior, expected, rtol=1e-15)
-    assert domain.notes == ("1 prior points lie outside the grid and were left out",)
+    [note] = domain.notes
+    where = "1 of 3 points lie outside the grid (the furthest, point 3, by 90 km) and were left out"
+    assert note == f"prior.file: {points}: {where}"
     point_file(tmp_path / "points.csv", "lon,lat", [(12.5, 41.9)])
     parts = "prior.file:", points, "no centre", "x_km,y_km"
     refusal(lambda: build_domain(spec), *parts, kind=DataError)

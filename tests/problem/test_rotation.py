@@ -247,7 +247,8 @@ def test_outputs_and_places_are_where_they_should_be(turned: Path) -> None:
 
 def test_the_store_says_that_it_is_turned(turned: Path) -> None:
     dataset = xr.open_zarr(turned)
-    rotation = dataset.attrs["projection"]["rotation_deg"]
+    projection = json.loads(dataset.attrs["projection"])
+    rotation = projection["rotation_deg"]
     assert dataset.spatial_ref.attrs["rotation_deg"] == rotation
     assert "east = x cos(rotation_deg)" in dataset.spatial_ref.attrs["comment"]
     for axis in (dataset.x, dataset.y):
@@ -260,7 +261,7 @@ def test_the_store_says_that_it_is_turned(turned: Path) -> None:
     np.testing.assert_allclose(lat, dataset.output_lat, rtol=0, atol=1e-8)
     # By hand, as the comment says.
     a, x, y = math.radians(rotation), dataset.output_x.values, dataset.output_y.values
-    centre = dataset.attrs["projection"]["centre_lon"], dataset.attrs["projection"]["centre_lat"]
+    centre = projection["centre_lon"], projection["centre_lat"]
     flat = Projection(*centre).to_plane(np.stack([lon, lat], axis=-1))
     east, north = x * math.cos(a) - y * math.sin(a), x * math.sin(a) + y * math.cos(a)
     np.testing.assert_allclose(np.stack([east, north], axis=-1), flat, atol=1e-6)

@@ -80,7 +80,8 @@ def test_rome_on_the_published_grid(
     assert 0.5 < summary["epsilon_certified"] < 0.9
     dataset = xr.open_zarr(tmp_path / "rome.zarr")
     assert float(dataset.prior.sum()) == pytest.approx(1)
-    assert (dataset.attrs["grid"]["cells_x"], dataset.attrs["grid"]["cells_y"]) == (10, 11)
+    grid = json.loads(dataset.attrs["grid"])
+    assert (grid["cells_x"], grid["cells_y"]) == (10, 11)
 
 
 def test_the_shipped_dask_settings_are_those_of_local_processes() -> None:

@@ -150,11 +150,11 @@ def test_node_ids_beyond_floats_are_told_apart(tmp_path: Path) -> None:
     folder = _folder(
         tmp_path,
         [_NODE_COLUMNS, f"{second},12.01,42", f"{first},12.0,42", "7,12.02,42"],
-        [_EDGE_COLUMNS, f"{first},7,100,1", f"{second},7,300,1"],
+        [_EDGE_COLUMNS, f"{first},7,2000,1", f"{second},7,3000,1"],
     )
     network = read_roads(folder, None)
     table = network.distances_to(np.array([2]), directed=True)
-    assert table[:, 0].tolist() == pytest.approx([0.3, 0.1, 0.0])
+    assert table[:, 0].tolist() == pytest.approx([3.0, 2.0, 0.0])
 
 
 def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path) -> None:

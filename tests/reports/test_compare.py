@@ -446,7 +446,8 @@ def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path
      *(("bound_seconds", value) for value in (-1.0, math.nan)), ("repeats", 0), ("repeats", 10**20)],
 )  # fmt: skip
 def test_given_numbers_have_the_limits_of_a_job(spec: JobSpec, tmp_path: Path, key: str, value: Any) -> None:
-    refused(SpecError, f"compare: {key}: ", compare, spec, tmp_path / "new", methods=["em"], **{key: value})
+    option = {"repeats": "repeats", "limit_seconds": "limit", "bound_seconds": "bound-seconds"}[key]
+    refused(SpecError, f"--{option}: ", compare, spec, tmp_path / "new", methods=["em"], **{key: value})
     assert not (tmp_path / "new").exists()
 
 

@@ -19,6 +19,9 @@ from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
 from tests.support.problems import JobMaker, all_rows, ground_km
 
+# Places outside are meant.
+pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
+
 # A metric on the ground, and two of the plane.
 METRICS = ["2", "1", "inf"]
 Floats = NDArray[np.float64]

@@ -21,10 +21,7 @@ from pyarrow import parquet
 
 from mdpext_dask import Mechanism, open_mechanism
 from mdpext_dask.errors import EXIT_UNREAD, BudgetExceeded, DataError, SpecError
-from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.projection import Projection
 from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import files
 from mdpext_dask.sampling.files import Users
@@ -47,8 +44,9 @@ SAMPLE_FILE = [
 
 
 def places(n: int, seed: int = 0) -> Points:
-    """Return places in and around Manhattan, some of them outside the grid."""
+    """Return places in and around Manhattan: the first lies in the grid, others outside."""
     drawn = np.random.default_rng(seed).uniform((-74.3, 40.5), (-73.7, 41.1), (n, 2)).round(6)
+    drawn[0] = -73.98, 40.75
     return [(lon, lat) for lon, lat in drawn.tolist()]
 
 
@@ -516,11 +514,3 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
     # One that is inside as it is says that they are meant so.
     source = write(source, [*swapped, (-73.98, 40.75)])
     assert sample_file(store, source, out, chunk_points=1)["outside"] == 2
-
-
-def test_places_near_the_diagonal_are_taken_as_they_are() -> None:
-    projection = Projection(10.0, 10.4)
-    grid = Grid(-10.0, -10.0, 20, 20, 1.0, (2,))
-    lookup = Places("m", grid, np.ones((20, 20), bool), projection, 2.0)
-    assert not lookup.holds_swapped(np.array([[10.4, 10.0]]))
-    assert lookup.holds_degrees(np.array([[10.0, 10.4]]))

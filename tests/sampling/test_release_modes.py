@@ -30,6 +30,9 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
 from tests.support.refusals import refused
 
+# Places outside are meant.
+pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
+
 LON, LAT = -73.98, 40.75
 KEY = StickyKey(bytes(range(32)), "2026")
 

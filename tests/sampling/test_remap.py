@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask import audit, build, open_mechanism
-from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreAccessError, StoreError
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace, remapped
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
 from mdpext_dask.evaluation.evaluate import evaluate
@@ -192,7 +193,8 @@ def test_the_same_table_from_two_processes(remapped_once: tuple[Path, dict[str, 
     before = (copy / TABLE).read_bytes()
     (copy / TABLE).unlink()
     cluster = {"kind": "local", "workers": 2}
-    edit(copy / "zarr.json", lambda root: root["attributes"]["job"]["cluster"].update(cluster))
+    store = MechanismStore.open(str(copy), mode="r+")
+    store.update(job={**store.attributes["job"], "cluster": cluster})
     answer = remap_store(str(copy))
     assert (copy / TABLE).read_bytes() == before
     assert answer["remapped_loss_km"] == remapped_once[1]["remapped_loss_km"]
@@ -256,7 +258,8 @@ def test_a_table_that_is_none_is_one_line(copy: Path, content: str) -> None:
 
 def test_a_table_of_another_store_is_refused(copy: Path, built: Path) -> None:
     refused(StoreError, "has no remap; run mdpext remap", open_mechanism, built, remap=True)
-    edit(copy / "zarr.json", lambda root: root["attributes"]["chunk_hashes"].update(digest="f" * 64))
+    store = MechanismStore.open(str(copy), mode="r+")
+    store.update(chunk_hashes={**store.attributes["chunk_hashes"], "digest": "f" * 64})
     with pytest.raises(StoreError, match="made for other bytes"):
         read_remap(MechanismStore.open(str(copy)))
     for _ in range(2):
@@ -273,6 +276,22 @@ def test_stores_that_are_not_finished_are_refused(built: Path, copy: Path, tmp_p
     job = MechanismStore.open(str(built)).attributes["job"]
     init(parse_job(job), str(tmp_path / "begun.zarr"))
     refused(IncompleteStoreError, "not complete", remap_store, str(tmp_path / "begun.zarr"))
+
+
+def test_a_server_that_denies_what_is_not_there_has_no_remap(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = objects.exists
+    for transient in (False, True):
+
+        def denied(store: Any, key: str, transient: bool = transient) -> bool:
+            if key == TABLE:
+                raise StoreAccessError("403", transient=transient)
+            return exists(store, key)
+
+        monkeypatch.setattr(objects, "exists", denied)
+        with pytest.raises(StoreAccessError) if transient else nullcontext():
+            assert not open_mechanism(copy).remapped
 
 
 def test_a_lost_shard_or_table_is_told(copy: Path) -> None:

@@ -448,7 +448,8 @@ def test_other_outputs_or_cells_are_noticed(finished: Path) -> None:
     write(finished, "output", lambda numbers: numbers.__setitem__(0, 7))
     assert refusal(finished).worst["attributes"] == ["output"]
     for axis in ("cells_x", "cells_y"):
-        edit(finished / "zarr.json", lambda root, axis=axis: root["attributes"]["grid"].update({axis: 3}))
+        store = MechanismStore.open(str(finished), mode="r+")
+        store.update(grid={**store.attributes["grid"], axis: 3})
         assert "the cells of its region have changed" in str(refusal(finished))
 
 

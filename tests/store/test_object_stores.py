@@ -421,7 +421,8 @@ def test_a_killed_job_goes_on_where_it_stopped(url: str, local: Path, small_job:
     with processes_in(tmp_path) as processes:
         command = processes.mdpext("run", job, "--store", url)
         receipts = objects.open_objects(url, read_only=True)
-        wait_until(lambda: len(objects.list_keys(receipts, "receipts/")) >= 2, command)
+        # Two of them, and the description of their group.
+        wait_until(lambda: len(objects.list_keys(receipts, "receipts/")) >= 3, command)
         assert not command.ended()
         command.kill_group()
         done = MechanismStore.open(url).read_receipts()

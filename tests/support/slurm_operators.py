@@ -19,7 +19,7 @@ class Held(LogConvex):
 
     def rows(self, corners: Corners) -> NDArray[np.float32]:
         receipts = Path(os.environ[HELD_BY])
-        while len(list(receipts.glob("*.json"))) >= FREE and not (receipts.parent.parent / OPEN).exists():
+        while len(list(receipts.glob("0*.json"))) >= FREE and not (receipts.parent.parent / OPEN).exists():
             time.sleep(0.05)
         return super().rows(corners)
 

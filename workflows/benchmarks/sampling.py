@@ -94,7 +94,8 @@ def measure(store: str, n: int, repeats: int, folder: Path) -> list[tuple[str, s
     with points.open("w") as file:
         file.write("lon,lat\n")
         file.writelines(f"{lon!r},{lat!r}\n" for lon, lat in places.tolist())
-    sample = ["-m", "mdpext_dask.cli", "sample", store, str(points), "-o", str(folder / "out.csv"), "--json"]
+    out = str(folder / "out.csv")
+    sample = ["-m", "mdpext_dask.cli", "sample", store, str(points), "-o", out, "--overwrite", "--json"]
     processor, elapsed = program([python, *sample], repeats)
     lines.append((f"{n:,} points, file, whole command", f"{processor:.2f} s ({elapsed:.2f} s elapsed)"))
     started, _ = program([python, "-c", "pass"], 3 * repeats)

@@ -24,6 +24,7 @@ from mdpext_dask.auditors.pairs.tiles import (
 )
 from mdpext_dask.auditors.promise import Pair, Promise, judge
 from mdpext_dask.auditors.source import ANY_RANGE, IMPOSSIBLE_LOG, INFINITE_DIFFERENCE, Source
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import log_ratio_error
 
 # By how much violations exceed: bounds of |log ratio| / bound.
@@ -57,10 +58,10 @@ class Part:
     """
 
     records: NDArray[np.intp]
-    xy_km: NDArray[np.float64]
-    places: NDArray[np.float64]
+    xy_km: Array
+    places: Array
     rows: NDArray[np.floating]
-    logs: NDArray[np.float64]
+    logs: Array
     tiles: Tiles
     error: float
 
@@ -153,9 +154,7 @@ class Tally(Counts):
         self.slope = max(self.slope, triple.slope)
         self.worst = heapq.nlargest(_WORST, [*self.worst, triple])
 
-    def add_violations(
-        self, differences: NDArray[np.float64], bounds: NDArray[np.float64], which: NDArray[np.bool_]
-    ) -> None:
+    def add_violations(self, differences: Array, bounds: Array, which: NDArray[np.bool_]) -> None:
         """Count violations, also by size.
 
         Parameters
@@ -201,7 +200,7 @@ def load_part(source: Source, index: int) -> tuple[Part | None, list[Finding]]:
     return Part(records, xy_km, source.places(records), rows, logs, tiles, error), findings
 
 
-def logs_of(rows: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]:
+def logs_of(rows: NDArray[np.floating]) -> tuple[Array, float]:
     """Return ℓ of usable rows, float64 of shape (n, K), and what a difference of two may be off by.
 
     Where an entry is 0, ℓ is :data:`IMPOSSIBLE_LOG`.
@@ -324,8 +323,8 @@ class Comparison:
         rows: slice,
         columns: slice,
         active: NDArray[np.intp],
-        apart: NDArray[np.float64],
-        scratch: NDArray[np.float64],
+        apart: Array,
+        scratch: Array,
         *,
         within: bool,
     ) -> Triple | None:
@@ -372,8 +371,8 @@ class Comparison:
         i: NDArray[np.intp],
         j: NDArray[np.intp],
         outputs: NDArray[np.intp],
-        differences: NDArray[np.float64],
-        apart: NDArray[np.float64],
+        differences: Array,
+        apart: Array,
     ) -> Triple | None:
         """Count those of some triples that break the promise, and return the steepest, tolerated or not.
 
@@ -405,7 +404,7 @@ class Comparison:
             float(slopes.max()), int(i[steepest]), int(j[steepest]), int(outputs[steepest]), broken=True
         )
 
-    def _compare_duplicates(self, rows: slice, columns: slice, apart: NDArray[np.float64]) -> None:
+    def _compare_duplicates(self, rows: slice, columns: slice, apart: Array) -> None:
         """Compare records at one and the same place: whatever differs there is infinitely steep."""
         # By rows: what differs in its last bit only may have the same logarithm.
         both = np.concatenate([self._first.rows[rows], self._second.rows[columns]])
@@ -436,13 +435,7 @@ class Comparison:
         return Triple(broken, math.inf if difference > INFINITE_DIFFERENCE else slope, *records, output)
 
 
-def largest_of(
-    logs: NDArray[np.float64],
-    logs_prime: NDArray[np.float64],
-    outputs: NDArray[np.intp],
-    out: NDArray[np.float64],
-    scratch: NDArray[np.float64],
-) -> None:
+def largest_of(logs: Array, logs_prime: Array, outputs: NDArray[np.intp], out: Array, scratch: Array) -> None:
     """Write max_y |ℓ(y|x) − ℓ(y|x')| of all pairs: for each y three passes over a table in the cache.
 
     Parameters

@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mdpext_dask.auditors.pairs.tiles import lengths
 from mdpext_dask.errors import SpecError
+from mdpext_dask.problem.grid import Array
 
 # Strata after the first one, at most; each is at least twice as wide as all before.
 _FURTHER_STRATA = 11
@@ -90,7 +92,7 @@ class Design(ABC):
         """
 
     @property
-    def weights(self) -> NDArray[np.float64]:
+    def weights(self) -> Array:
         """The shares W_h of all pairs that the strata hold, float64 of shape (H,)."""
         total = sum(stratum.pairs for stratum in self.strata)
         return np.array([stratum.pairs / total for stratum in self.strata])
@@ -233,19 +235,10 @@ def allocate(pairs: int, strata: Sequence[Stratum]) -> tuple[int, ...]:
     return tuple(max(_LEAST_PAIRS, share + (h < left)) for h in range(len(strata)))
 
 
-def distances_km(east: ArrayLike, north: ArrayLike, *, p: float) -> NDArray[np.float64]:
+def distances_km(east: ArrayLike, north: ArrayLike, *, p: float) -> Array:
     """Return ‖(east, north)‖_p of offsets in km that broadcast, float64; the one that all strata go by."""
-    east, north = np.abs(np.asarray(east, dtype=np.float64)), np.abs(np.asarray(north, dtype=np.float64))
-    if p == 1:
-        return np.asarray(east + north)
-    if p == 2:
-        return np.asarray(np.hypot(east, north))
-    larger = np.maximum(east, north)
-    if math.isinf(p):
-        return larger
-    # Scaled by the larger, so that no power overflows.
-    share = np.minimum(east, north) / np.where(larger > 0, larger, 1.0)
-    return np.asarray(larger * (1 + share**p) ** (1 / p))
+    x, y = (np.array(axis, dtype=np.float64) for axis in np.broadcast_arrays(east, north))
+    return np.asarray(lengths(x, y, p))
 
 
 def geometric_cuts(first_km: float, last_km: float) -> list[float]:
@@ -308,7 +301,7 @@ def _pairs_below(b: NDArray[np.int64], n: NDArray[np.int64] | int) -> NDArray[np
 
 
 def _count_within(
-    edge_km: float, across_km: NDArray[np.float64], spacing_km: float, p: float, most: int
+    edge_km: float, across_km: Array, spacing_km: float, p: float, most: int
 ) -> NDArray[np.int64]:
     """Return how many of the offsets b = 0..most-1 lie within an edge, by bisection.
 
@@ -374,7 +367,7 @@ class _PointTables:
     sizes: NDArray[np.int64]
     first: NDArray[np.int64]
     second: NDArray[np.int64]
-    apart_km: NDArray[np.float64]
+    apart_km: Array
     until: NDArray[np.int64]
 
 
@@ -401,11 +394,7 @@ class PointsDesign(Design):
     """
 
     def __init__(
-        self,
-        points_km: NDArray[np.float64],
-        p: float,
-        near_km: Sequence[float] = (),
-        far_km: Sequence[float] = (),
+        self, points_km: Array, p: float, near_km: Sequence[float] = (), far_km: Sequence[float] = ()
     ) -> None:
         if len(points_km) < 2:
             raise SpecError(f"--method: pairs are drawn from at least 2 records, got {len(points_km)}")
@@ -419,7 +408,7 @@ class PointsDesign(Design):
         self.strata = strata_between(edges_km, pairs)
 
     @classmethod
-    def stratified(cls, points_km: NDArray[np.float64], p: float) -> "PointsDesign":
+    def stratified(cls, points_km: Array, p: float) -> "PointsDesign":
         """Return the design with strata by distance.
 
         Up to a million pairs of places are near. The first stratum holds all pairs in the same place and the
@@ -525,8 +514,8 @@ class PointsDesign(Design):
 
 
 def _near_pairs(
-    places: NDArray[np.float64], p: float, reach_km: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    places: Array, p: float, reach_km: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
     """Return the pairs of different places within a distance, by distance: two numbers and the distance."""
     from scipy.spatial import cKDTree
 
@@ -538,7 +527,7 @@ def _near_pairs(
     return pairs[order, 0], pairs[order, 1], apart[order]
 
 
-def _reach(places: NDArray[np.float64], p: float) -> float:
+def _reach(places: Array, p: float) -> float:
     """Return a distance, in km, within which there are up to `_LISTED_PAIRS` pairs of different places."""
     from scipy.spatial import cKDTree
 

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.problem.grid import Array
+
 # Of the probability to fail, what the separate intervals of all strata may use up.
 _SEPARATE_SHARE = 1 / 5
 # Ends are moved outward by what float64 may have lost: of a bound on a log probability, and of a sum.
@@ -58,9 +60,9 @@ def mean_interval(mean: float, n: int, confidence: float) -> tuple[float, float]
 
 
 def stratified_interval(
-    means: Sequence[float] | NDArray[np.float64],
+    means: Sequence[float] | Array,
     ns: Sequence[int] | NDArray[np.int64],
-    weights: Sequence[float] | NDArray[np.float64],
+    weights: Sequence[float] | Array,
     confidence: float,
 ) -> tuple[float, float]:
     """Return an interval for Σ_h W_h μ_h from independent samples of every stratum h.
@@ -168,14 +170,7 @@ def _term(a: float, b: float, apart: float) -> float:
     return -a * math.log1p(apart / a) if 2 * abs(apart) < a else a * (math.log(a) - math.log(b))
 
 
-def _joint_end(
-    m: NDArray[np.float64],
-    n: NDArray[np.float64],
-    w: NDArray[np.float64],
-    box: NDArray[np.float64],
-    limit: float,
-    sign: int,
-) -> float:
+def _joint_end(m: Array, n: Array, w: Array, box: Array, limit: float, sign: int) -> float:
     """Return the largest (sign 1) or smallest (sign -1) Σ W μ over the box and F(λ, μ) ≥ −limit.
 
     It is that for the best λ found, of this sign. For one λ the constraint is a convex one, and its extreme
@@ -198,14 +193,8 @@ def _joint_end(
 
 
 def _dual_ends(
-    rates: NDArray[np.float64],
-    n: NDArray[np.float64],
-    w: NDArray[np.float64],
-    box: NDArray[np.float64],
-    limit: float,
-    estimate: float,
-    sign: int,
-) -> NDArray[np.float64]:
+    rates: Array, n: Array, w: Array, box: Array, limit: float, estimate: float, sign: int
+) -> Array:
     """Return an upper bound on sign Σ W μ over the box and F(λ, μ) ≥ −limit, for every λ of `rates`.
 
     For any ν ≥ 0 it is max_μ {sign Σ W μ + ν F(λ, μ)} + ν limit, the Lagrangian. With β = exp(−λ W / n) − 1,
@@ -216,7 +205,7 @@ def _dual_ends(
     beta = np.expm1(-rates[:, None] * step)
     few, many = np.zeros(len(rates)), np.max(step * (1 + 1 / np.abs(beta)), axis=1)
 
-    def at(nu: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def at(nu: Array) -> tuple[Array, Array]:
         mu = np.clip(-sign * nu[:, None] / step - 1 / beta, box[:, 0], box[:, 1])
         with np.errstate(divide="ignore"):  # β = −1 and μ = 1: the constraint is broken infinitely
             slack = limit + rates * estimate + np.sum(n * np.log1p(beta * mu), axis=1)

@@ -19,6 +19,7 @@ from mdpext_dask.auditors.pairs.compare import Counts, Triple, logs_of
 from mdpext_dask.auditors.pairs.designs import Design, LatticeDesign, PointsDesign, allocate
 from mdpext_dask.auditors.promise import Pair, Promise, judge, may_break
 from mdpext_dask.auditors.source import ANY_RANGE, INFINITE_DIFFERENCE, LatticeSource, Source, StoreSource
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.store.blocks import FLOAT64
 
 UNIFORM, STRATIFIED = DESIGNS = ("uniform", "stratified")
@@ -73,9 +74,7 @@ class StratumTally(Counts):
         self.findings += other.findings
         self.blocks |= other.blocks
 
-    def count_ratios(
-        self, differences: NDArray[np.float64], bounds: NDArray[np.float64], times: NDArray[np.intp]
-    ) -> None:
+    def count_ratios(self, differences: Array, bounds: Array, times: NDArray[np.intp]) -> None:
         """Count triples by |log ratio| / bound; `times` says how often each pair was drawn."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.nan_to_num(differences / bounds, nan=0.0, posinf=math.inf)
@@ -167,9 +166,7 @@ def sample_batch(
     return tallies
 
 
-def estimate(
-    tallies: Sequence[StratumTally], weights: NDArray[np.float64], outputs: int
-) -> tuple[float, list[float]]:
+def estimate(tallies: Sequence[StratumTally], weights: Array, outputs: int) -> tuple[float, list[float]]:
     """Return the estimated violation ratio, and means of the strata.
 
     Parameters
@@ -192,9 +189,9 @@ class _Rows(NamedTuple):
     records: NDArray[np.intp]
     rows: NDArray[np.floating]
     good: NDArray[np.bool_]
-    logs: NDArray[np.float64]
+    logs: Array
     error: float
-    xy_km: NDArray[np.float64]
+    xy_km: Array
 
 
 def _compare(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.problem.grid import Array
+
 # Records of a tile at most. Tables of all pairs of two tiles must stay in the processor's cache.
 TILE = 128
 # What a computed distance may be off by, relative to it: a few roundings, and those of powers.
@@ -34,10 +36,10 @@ class Level:
         Smallest and largest ℓ(y|·), float64 of shape (sets, K).
     """
 
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    least: NDArray[np.float64]
-    most: NDArray[np.float64]
+    low: Array
+    high: Array
+    least: Array
+    most: Array
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Tiles:
     levels: tuple[Level, ...]
 
 
-def cut_in_halves(xy_km: NDArray[np.float64], most: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def cut_in_halves(xy_km: Array, most: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Cut points in halves across the longer side of their box, and so on until none has more than `most`.
 
     Parameters
@@ -89,7 +91,7 @@ def cut_in_halves(xy_km: NDArray[np.float64], most: int) -> tuple[NDArray[np.int
     return order, _starts(len(xy_km), depth)
 
 
-def tiles_of(xy_km: NDArray[np.float64], logs: NDArray[np.float64], most: int) -> Tiles:
+def tiles_of(xy_km: Array, logs: Array, most: int) -> Tiles:
     """Cut records into tiles, and say what every set of them holds at most.
 
     Parameters
@@ -124,7 +126,7 @@ def tiles_of(xy_km: NDArray[np.float64], logs: NDArray[np.float64], most: int) -
 
 def box_distance(
     first: Level, second: Level, a: NDArray[np.intp], b: NDArray[np.intp], p: float, error_km: float = 0.0
-) -> NDArray[np.float64]:
+) -> Array:
     """Return what d_p between sets `a` of one level and `b` of another is at least, in km.
 
     Parameters
@@ -143,9 +145,7 @@ def box_distance(
     return np.maximum(apart * (1 - LENGTH_ERROR) - error_km, 0.0)
 
 
-def largest_differences(
-    first: Level, second: Level, a: NDArray[np.intp], b: NDArray[np.intp]
-) -> NDArray[np.float64]:
+def largest_differences(first: Level, second: Level, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
     """Return what |ℓ(y|x) − ℓ(y|x')| is at most between sets, float64 of shape (pairs of sets, K)."""
     up = np.subtract(first.most[a], second.least[b])
     down = np.subtract(second.most[b], first.least[a])
@@ -195,9 +195,7 @@ def pairs_to_look_at(
     return a, b
 
 
-def lengths(
-    dx: NDArray[np.float64], dy: NDArray[np.float64], p: float, out: NDArray[np.float64] | None = None
-) -> NDArray[np.float64]:
+def lengths(dx: Array, dy: Array, p: float, out: Array | None = None) -> Array:
     """Return ‖(dx, dy)‖_p elementwise, within :data:`LENGTH_ERROR`; overwrites both."""
     np.abs(dx, out=dx)
     np.abs(dy, out=dy)

@@ -1,7 +1,5 @@
 """Districts: which records belong to which part of the city, and what people there lose and give away."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import DataError, SpecError, first_line
+from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.readers.json_files import read_json
-from mdpext_dask.readers.longitudes import HALF_TURN
+from mdpext_dask.problem.region import in_plane
+from mdpext_dask.readers.polygon_geojson import read_geojson_polygons
 from mdpext_dask.readers.vector_files import on_ground, read_layers
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -24,8 +22,6 @@ OPTION = "--districts"
 _RECTANGLES = 4
 # Properties that a polygon's name is looked for in, in this order.
 _NAMES = ("name", "NAME", "Name", "id", "ID")
-# About a kilometre: see mdpext_dask.problem.region.
-_PIECE_DEGREES = 0.01
 _GEOJSON = (".geojson", ".json")
 ELSEWHERE = "elsewhere"
 
@@ -101,9 +97,7 @@ def _paint(
     """Give a polygon the records in it that have no district yet."""
     import shapely
 
-    plane = shapely.transform(shapely.segmentize(polygon, _PIECE_DEGREES), projection.to_plane)
-    if not np.isfinite(shapely.get_coordinates(plane)).all():
-        raise DataError(f"{OPTION}: {path}: reaches too far around the Earth for one plane")
+    plane = in_plane(polygon, projection, f"{OPTION}: {path}")
     shapely.prepare(plane)
     west, south, east, north = shapely.bounds(plane)
     x, y = grid.x_km(), grid.y_km()
@@ -116,37 +110,8 @@ def _paint(
 
 
 def _geojson(path: Path, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
-    import shapely
-
-    document, found, number = read_json(path, f"{OPTION}: {path}"), [], 0
-    try:
-        for number, (properties, geometry) in enumerate(_features(document), 1):
-            shape = None if geometry is None else shapely.from_geojson(json.dumps(geometry, allow_nan=False))
-            if shapely.get_dimensions(shape) == 2:  # points and lines do not count
-                found.append((_name(properties, number, keys, path), shape))
-    except DataError:
-        raise
-    except (ValueError, RecursionError, shapely.errors.GEOSException) as error:
-        where = f"{OPTION}: {path}: feature {number or 1}"
-        raise DataError(f"{where}: not a GeoJSON file: {first_line(error)}") from None
-    return _checked(found, path)
-
-
-def _features(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield properties and geometry of every feature; of a geometry alone, no properties.
-
-    Raises
-    ------
-    ValueError
-        If they are not where GeoJSON has them.
-    """
-    collection = isinstance(document, dict) and document.get("type") == "FeatureCollection"
-    features = document.get("features") if collection else [document]
-    for feature in features if isinstance(features, list) else [None]:
-        wrapped = isinstance(feature, dict) and feature.get("type") == "Feature"
-        if not isinstance(feature, dict) or "type" not in feature or (wrapped and "geometry" not in feature):
-            raise ValueError("features must have a geometry")
-        yield feature.get("properties"), feature["geometry"] if wrapped else feature
+    found, _ = read_geojson_polygons(path, OPTION)
+    return [(_name(one.properties, one.feature, keys, path), one.shape) for one in found]
 
 
 def _by_gdal(path: Path, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -184,37 +149,6 @@ def _name(properties: Any, number: int, keys: tuple[str, ...], path: Path) -> st
             f"{OPTION}: {path}: feature {number}: the property {keys[0]} is missing or empty; found {there}"
         )
     return names[0] if names else str(number)
-
-
-def _checked(found: list[tuple[str, Any]], path: Path) -> list[tuple[str, Any]]:
-    """Return polygons alone, as they should be.
-
-    Raises
-    ------
-    DataError
-        If one is broken, or not in degrees.
-    """
-    import shapely
-
-    polygons = []
-    for name, shape in found:
-        if shapely.is_empty(shape):
-            continue
-        west, south, east, north = shapely.bounds(shape)
-        if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
-            raise DataError(f"{OPTION}: {path}: {name!r} is out of range; coordinates must be degrees")
-        if not shapely.is_valid(shape):
-            raise DataError(
-                f"{OPTION}: {path}: {name!r} is broken: {first_line(shapely.is_valid_reason(shape))}"
-            )
-        rings = shapely.get_rings(shapely.get_parts(shape))
-        if any((np.abs(np.diff(shapely.get_coordinates(r)[:, 0])) > HALF_TURN).any() for r in rings):
-            raise DataError(
-                f"{OPTION}: {path}: {name!r} has a side that goes more than half-way round the Earth; "
-                "polygons across the antimeridian must be cut there (RFC 7946, section 3.1.9)"
-            )
-        polygons.append((name, shape))
-    return polygons
 
 
 def by_district(districts: Districts, prior: Array, loss_km: Array, error_km: Array) -> list[dict[str, Any]]:

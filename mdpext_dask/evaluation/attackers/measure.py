@@ -34,6 +34,7 @@ from mdpext_dask.evaluation.attackers.requests import (
 )
 from mdpext_dask.evaluation.attackers.tallies import Tally, TallyPlan, tally_all
 from mdpext_dask.evaluation.spread import Spread
+from mdpext_dask.events import Note
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Array = NDArray[np.float64]
@@ -159,7 +160,9 @@ def measure_attacks(
         if position > 0
     ]
     if attack.points is not None:
-        found["beliefs"][-1]["points_left_out"] = attack.points.outside
+        found["beliefs"][-1] |= {"points_left_out": attack.points.outside, "notes": list(attack.points.notes)}
+        for note in attack.points.notes:
+            stages.observer(Note(note))
     found["releases"] = measure_releases(passes, attack.request, group_prior, records, found, missing)
     found["districts"] = None
     if attack.districts is None or error_km is None or spread.expected_km is None:

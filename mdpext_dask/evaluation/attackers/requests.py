@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.plausible import PointsSeen
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -102,11 +103,14 @@ class PointPrior:
         Their probabilities, float64 of shape (n,); they add up to 1.
     outside
         How many points are at no record that the store keeps, and do not count.
+    notes
+        What looks wrong about the points.
     """
 
     record: NDArray[np.int64]
     weight: NDArray[np.float64]
     outside: int
+    notes: tuple[str, ...] = ()
 
     def of_block(self, grid: Grid, block: Block) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return positions among the records that a block owns, and probabilities."""
@@ -140,10 +144,13 @@ def read_attacker_prior(store: MechanismStore, path: Path) -> PointPrior:
     i, j, inside = grid.nearest_records(xy)
     inside &= grid.are_vertices_of(store.kept, i, j)
     weight = points.weight / points.weight.max()
+    seen, area = PointsSeen(grid, projection), "grid" if store.kept.all() else "region"
+    seen.add(points.coordinates, xy, ~inside, planar=points.planar)
     if not weight[inside].any():
-        raise DataError(f"{option}: {path}: no weight lies at the store's records")
+        raise DataError(f"{option}: {path}: no weight lies at the store's records: {seen.said(area)}")
     record, at = np.unique(i[inside].astype(np.int64) * grid.shape[1] + j[inside], return_inverse=True)
     # Adds in the order of the points.
     counted = np.bincount(at, weights=weight[inside])
     held = counted > 0
-    return PointPrior(record[held], counted[held] / counted.sum(), int((~inside).sum()))
+    notes = seen.notes(f"{option}: {path}", area, left_out=True)
+    return PointPrior(record[held], counted[held] / counted.sum(), seen.outside, notes)

@@ -36,7 +36,7 @@ from mdpext_dask.evaluation.baselines.lp import costs
 from mdpext_dask.evaluation.baselines.pair_rows import budgets
 from mdpext_dask.evaluation.baselines.problem import BaselineMechanism, Guarantee, Problem
 from mdpext_dask.seed.budget import log_ratio_error
-from mdpext_dask.seed.highs import solve_linear_program
+from mdpext_dask.seed.highs import rows_of_two, solve_linear_program
 
 # Free entries in all, and records for each output: the linear program takes some ten seconds.
 _MOST_FREE, _MOST_RECORDS = 4_000, 500
@@ -202,9 +202,8 @@ class _Free:
         while True:
             rounds += 1
             risen, fallen = chosen // r, chosen // (r * r) * r + chosen % r
-            ones, growth = np.ones(len(chosen)), np.exp(self.budget.ravel()[chosen])
-            at = np.tile(np.arange(len(chosen)), 2), np.concatenate([risen, fallen])
-            matrix = sparse.csr_array((np.concatenate([ones, -growth]), at), shape=(len(chosen), entries))
+            growth = np.exp(self.budget.ravel()[chosen])
+            matrix = rows_of_two((risen, np.ones(len(chosen))), (fallen, -growth), entries)
             rows_low = np.concatenate([np.full(len(chosen), -np.inf), scale * total])
             rows_high = np.concatenate([np.zeros(len(chosen)), scale * total])
             solve = partial(

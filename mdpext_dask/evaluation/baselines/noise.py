@@ -11,6 +11,7 @@ location-based systems" (CCS 2013).
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -174,22 +175,52 @@ def continuous_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
     if not isinstance(loss, TravelLoss):
         raise SolverError("continuous planar Laplace: only a travel-distance loss knows of road nodes")
     generator = np.random.default_rng(problem.random_seed)
-    started, losses = time.perf_counter(), []
-    for _ in range(_DRAWS // _DRAWS_AT_ONCE):
-        if time.perf_counter() - started > seconds:
-            break
-        losses.append(loss.between(*noisy_places(problem, generator, _DRAWS_AT_ONCE)))
-    if not losses:
+    drawn = drawn_losses(problem, generator, loss.between, (_DRAWS, _DRAWS_AT_ONCE), seconds)
+    if not len(drawn):
         raise SolverError(f"continuous planar Laplace: no draws within {seconds:g} s")
-    drawn = np.concatenate(losses)
+    loss_km, error = mean_and_error(drawn)
     return BaselineMechanism(
         rows=None,
         guarantee=Guarantee.EPSILON,
         note="Epsilon for all pairs, but it reports any road node, not one of the outputs.",
-        sampled_loss_km=float(drawn.mean()),
-        sampled_standard_error=float(drawn.std(ddof=1) / math.sqrt(len(drawn))),
+        sampled_loss_km=loss_km,
+        sampled_standard_error=error,
         facts={"draws": len(drawn), "places_reported": len(loss.node_xy_km)},
     )
+
+
+def drawn_losses(
+    problem: Problem,
+    generator: np.random.Generator,
+    loss_of: Callable[[Array, Array], Array],
+    draws: tuple[int, int],
+    seconds: float = math.inf,
+) -> Array:
+    """Return losses of records drawn by the prior and of planar Laplace noise around them, in km.
+
+    Parameters
+    ----------
+    problem, generator
+        What is drawn for, and from.
+    loss_of
+        From records and noisy places, each of shape (n, 2), in km, to losses of shape (n,), in km.
+    draws
+        How many in all, and how many together.
+    seconds
+        After so long, no more are drawn.
+    """
+    started, (count, at_once) = time.perf_counter(), draws
+    losses = [np.empty(0)]
+    for _ in range(count // at_once):
+        if time.perf_counter() - started > seconds:
+            break
+        losses.append(loss_of(*noisy_places(problem, generator, at_once)))
+    return np.concatenate(losses)
+
+
+def mean_and_error(drawn: Array) -> tuple[float, float]:
+    """Return the mean of numbers, and its standard error."""
+    return float(drawn.mean()), float(drawn.std(ddof=1) / math.sqrt(len(drawn)))
 
 
 def noisy_places(problem: Problem, generator: np.random.Generator, count: int) -> tuple[Array, Array]:

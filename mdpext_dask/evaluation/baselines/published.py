@@ -23,7 +23,7 @@ from mdpext_dask.extend.lattice import interpolated
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import assemble_seed_cost, corner_costs
 from mdpext_dask.seed.budget import axis_budgets, candidate_splits, half_budgets
-from mdpext_dask.seed.highs import InfeasibleError, solve_linear_program
+from mdpext_dask.seed.highs import InfeasibleError, rows_of_two, solve_linear_program
 from mdpext_dask.seed.model import SeedMechanism, SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem
 
@@ -309,9 +309,8 @@ class _CellProgram:
         pairs = np.array(list(itertools.permutations(range(count), 2)), dtype=int).reshape(-1, 2)
         limits = np.exp(SLOPE * np.hypot(*(self.points_km[pairs[:, 0]] - self.points_km[pairs[:, 1]]).T))
         first, second = ((pairs[:, end, None] * outputs + np.arange(outputs)).ravel() for end in (0, 1))
-        values = np.concatenate([np.ones(relations), -np.repeat(limits, outputs)])
-        places = np.tile(np.arange(relations), 2), np.concatenate([first, second])
-        below = sparse.csr_array((values, places), shape=(relations, count * outputs))
+        growth = np.repeat(limits, outputs)
+        below = rows_of_two((first, np.ones(relations)), (second, -growth), count * outputs)
         totals = sparse.kron(sparse.eye_array(count), np.ones((1, outputs)))
         self._matrix = sparse.csr_array(sparse.vstack([below, totals]))
         self._row_bounds = (

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.stages import sorted_out
 from mdpext_dask.errors import SolverError, StoreError
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.events import Note, Observer
@@ -415,8 +416,7 @@ class CellPrograms:
 
     def _map(self, function: Any, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Run tasks and return their results in order."""
-        results = dict(self._executor.map("cells", function, arguments))
-        return [results[position] for position in range(len(arguments))]
+        return list(sorted_out(self._executor.map("cells", function, arguments)))
 
 
 def box_count(patches: float) -> float:

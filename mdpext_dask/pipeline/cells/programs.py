@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from mdpext_dask.errors import SolverError
-from mdpext_dask.seed.highs import solve_linear_program
+from mdpext_dask.seed.highs import rows_of_two, solve_linear_program
 
 Floats = NDArray[np.float64]
 Matrix = dict[tuple[int, int], Floats]
@@ -385,10 +385,8 @@ def _solve_one(patches: Patches) -> NDArray[np.float64]:
     output = np.tile(np.arange(outputs), len(pairs))
     first = np.repeat(pairs[:, 0], outputs) * outputs + output
     second = np.repeat(pairs[:, 1], outputs) * outputs + output
-    values = np.concatenate([-patches.weight[..., 0].ravel(), np.ones(count)])
-    where = np.tile(np.arange(count), 2), np.concatenate([first, second])
-    shape = (points, points * outputs)
-    budgets = sparse.csr_array((values, where), shape=(count, shape[1]))
+    weight, shape = patches.weight[..., 0].ravel(), (points, points * outputs)
+    budgets = rows_of_two((first, -weight), (second, np.ones(count)), shape[1])
     of_point = np.repeat(np.arange(points), outputs), np.arange(shape[1])
     sums = sparse.csr_array((reference.ravel(), of_point), shape=shape)
     matrix = sparse.csr_array(sparse.vstack([budgets, sums]))

@@ -57,7 +57,8 @@ def roads_of_place(place: str) -> RoadNetwork:
     """
     folder, facts = _kept(_ROADS, place, "domain.place", _download_roads)
     note = f"{place}: roads of OpenStreetMap as downloaded on {facts['downloaded'][:10]}, kept in the cache"
-    return replace(read_folder(folder), source=place, notes=(note,))
+    network = read_folder(folder)
+    return replace(network, source=place, notes=(note, *network.notes))
 
 
 def outline_of_place(place: str, key: str) -> Path:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from mdpext_dask.job.spec import JobSpec, first_complaint, with_overrides
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.reports.compare.answers import BOUND, ITSELF, Case, is_settled, read_answer
 from mdpext_dask.reports.compare.attempt import Request, attempt
 from mdpext_dask.reports.compare.methods import OWN, chosen, own_method
@@ -120,9 +122,8 @@ def compare(
         settings = CompareSection.model_validate({**spec.compare.model_dump(), **changes})
     except ValidationError as error:
         key, _, said = first_complaint(error, CompareSection).partition(":")
-        raise SpecError(
-            f"--{key.removesuffix('_seconds') if key == 'limit_seconds' else key}:{said}"
-        ) from None
+        option = "limit" if key == "limit_seconds" else key.replace("_", "-")
+        raise SpecError(f"--{option}:{said}") from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
     tell_beyond(observer, spec, *(case.spec for case in found))
     facts = []
@@ -131,6 +132,8 @@ def compare(
             facts.append(_facts(case))
             if settings.repeats > 1 and not case.draws:
                 observer(Note(f"{case.name}: outputs and loss are given, so there is one problem only"))
+    for note in dict.fromkeys(note for fact in facts for note in fact["notes"]):
+        observer(Note(note))
     answers = _prepared(folder, overwrite) / _ANSWERS
     if unanswered := _unanswered(found, answers, settings):
         with scratch_in(folder.absolute()) as scratch, open_executor(spec.cluster, workers) as executor:
@@ -161,7 +164,7 @@ def _repeats(case: Case, settings: CompareSection) -> int:
     return settings.repeats if case.draws else 1
 
 
-def _facts(case: Case) -> dict[str, object]:
+def _facts(case: Case) -> dict[str, Any]:
     """Return the size of a case's problem; refuse an impossible one before any long work."""
     spec = case.spec
     try:
@@ -182,6 +185,7 @@ def _facts(case: Case) -> dict[str, object]:
         "refine": list(grid.refine),
         "epsilon_per_km": spec.privacy.epsilon_per_km,
         "metric_p": spec.canonical()["domain"]["metric_p"],
+        "notes": list(geometry.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, grid)),
     }
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -54,12 +53,11 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
         "distortion": float(attributes["distortion"]),
         "planar": planar,
     }
-    hashes = attributes.get("chunk_hashes")
     stored = objects.get_json(store.objects, CERTIFICATE)
     stored = stored if isinstance(stored, Mapping) else {}
     return {
         "name": str(attributes["job"]["job"].get("name", "mechanism")),
-        "store_name": store_name(store),
+        "store_name": store.name,
         "verdict": words.headline(store.state, report),
         "records": store.grid.records,
         "records_inside": int(attributes.get("records_inside", store.grid.records)),
@@ -77,20 +75,12 @@ def _promised(store: MechanismStore, report: AuditReport) -> dict[str, Any]:
             "recomputed": report.recomputed,
             "worst": in_words(report.worst) if report.worst else "",
             "seconds": report.seconds,
-            "digest": hashes.get("digest") if isinstance(hashes, Mapping) else None,
+            "digest": store.content_sha256,
             "fingerprint": store.fingerprint,
             "changed": [*report.changed, *report.missing, *report.extra],
             "before": stored.get("epsilon_certified"),
         },
     }
-
-
-def store_name(store: MechanismStore) -> str:
-    """Return the name of a store: its URL, or the last part of a local path.
-
-    Pages are passed around, and folders may be private.
-    """
-    return store.url if objects.is_remote(store.url) else PurePath(store.url).name
 
 
 # --- maps -----------------------------------------------------------------------------------------

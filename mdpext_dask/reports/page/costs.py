@@ -11,7 +11,7 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, noisy_places
+from mdpext_dask.evaluation.baselines.noise import drawn_losses, exponential_mechanism, mean_and_error
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
@@ -198,13 +198,11 @@ def laplace_loss(problem: Problem, random_seed: int = 0) -> tuple[float, float]:
     """
     generator = np.random.default_rng(random_seed)
     nearest = KDTree(problem.output_xy_km)
-    losses = []
-    for _ in range(_DRAWS // _DRAWS_AT_ONCE):
-        places, noisy = noisy_places(problem, generator, _DRAWS_AT_ONCE)
-        reported = nearest.query(noisy)[1]
-        losses.append(problem.loss.rows(places)[np.arange(_DRAWS_AT_ONCE), reported])
-    drawn = np.concatenate(losses)
-    return float(drawn.mean()), float(drawn.std(ddof=1) / math.sqrt(len(drawn)))
+
+    def loss_of(places: NDArray[np.float64], noisy: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(problem.loss.rows(places)[np.arange(len(places)), nearest.query(noisy)[1]])
+
+    return mean_and_error(drawn_losses(problem, generator, loss_of, (_DRAWS, _DRAWS_AT_ONCE)))
 
 
 def others(problem: Problem) -> list[dict[str, Any]]:

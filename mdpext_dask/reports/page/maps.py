@@ -94,7 +94,7 @@ def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
         "turned_deg": None if projection is None else round(projection.rotation_deg, 2),
         "cover": cover_png(hidden) if hidden.any() else None,
         "cells": frame.rectangle(box.west_km, box.south_km, box.east_km, box.north_km),
-        "attribution": str(store.attributes.get("attribution", "")),
+        "attribution": store.attribution,
     }
 
 

@@ -26,15 +26,14 @@ _LICENCES = {"Map data (c) OpenStreetMap contributors, ODbL 1.0": "https://www.o
 def making_of(store: MechanismStore) -> dict[str, Any]:
     """Return stages, software, job, seed and layout of a store."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
-    attribution = str(attributes.get("attribution", ""))
     return {
         "stages": _stages(attributes.get("seconds") or {}),
         "software": dict(attributes.get("software") or {}),
         "software_now": software_versions(),
         "job_toml": job_toml(attributes["job"], attributes["identity"]),
         "notes": [str(note) for note in attributes["notes"]],
-        "attribution": attribution,
-        "licence": _LICENCES.get(attribution),
+        "attribution": store.attribution,
+        "licence": _LICENCES.get(store.attribution),
         "seed": [
             ("seeds", f"{store.grid.seeds:,}"),
             ("seed programs solved", f"{seed.get('solves', 0)}"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import merge_columns
@@ -96,8 +97,8 @@ class Thinned:
         if not wanted.any():
             wanted = usable if usable.any() else np.ones_like(usable)
         weights = np.where(wanted, np.maximum(self.prior, np.finfo(float).tiny), 0.0)
-        x = _median(self.x_km, weights.sum(axis=1))
-        y = _median(self.y_km, weights.sum(axis=0))
+        x = weighted_quantiles(self.x_km, weights.sum(axis=1), ("0.5",))["0.5"]
+        y = weighted_quantiles(self.y_km, weights.sum(axis=0), ("0.5",))["0.5"]
         apart = np.hypot(self.x_km[:, None] - x, self.y_km - y)
         a, b = np.unravel_index(np.where(wanted, apart, np.inf).argmin(), apart.shape)
         return int(a), int(b)
@@ -216,8 +217,3 @@ def _distributions(stored: NDArray[np.float32]) -> Array:
         sound = (rows > 0).all(axis=1) & (rows <= 2).all(axis=1)
     rows[~sound] = np.nan
     return np.asarray(rows / rows.sum(axis=1, keepdims=True))
-
-
-def _median(values: Array, weights: Array) -> float:
-    sums = np.cumsum(weights)
-    return float(values[min(int(np.searchsorted(sums, sums[-1] / 2)), len(values) - 1)])
