@@ -132,7 +132,7 @@ REFUSED_FILES = {
         {"prior": {"kind": "file", "file": "FILE"}, "outputs": {"choose": "prior", "count": 2}},
         "only 1 records have any prior",
     ),
-    "tasks of another city": (ROME, {"loss": {"tasks_file": "FILE"}}, "1 of 1 tasks lie outside the grid"),
+    "tasks of another city": (ROME, {"loss": {"tasks_file": "FILE"}}, "all 1 points lie outside the grid"),
     "a prior that is no table": ([], {"prior": {"kind": "file", "file": "FILE"}}, "FILE"),
     "a raster that is none": ([], {"prior": {"kind": "raster", "file": "FILE"}}, "FILE"),
 }
