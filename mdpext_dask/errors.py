@@ -4,6 +4,7 @@ Every class has the exit code of the command line, and derives from the built-in
 does not know this package would catch.
 """
 
+import errno
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ EXIT_CRASH = 70
 # As of programs that end by SIGPIPE.
 EXIT_UNREAD = 141
 _LONGEST_SHOWN = 60
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class MdpextError(Exception):
@@ -147,6 +149,22 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return str(error.strerror)
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk or a used-up quota is behind an error, however it has been worded since."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def exit_code_of(error: MdpextError) -> int:
+    """Return the exit code that an error means: on a full disk, running again may do, whatever failed."""
+    return EXIT_INCOMPLETE if is_disk_full(error) else error.exit_code
 
 
 def alternatives(names: Sequence[str]) -> str:

@@ -20,14 +20,13 @@ from mdpext_dask.job.spec import json_number
 from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import objects
+from mdpext_dask.store.integrity import reopened
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 
 # With fewer triples, starting processes takes longer than the work.
 _FEW_TRIPLES = 2 * 10**9
 # Pairs drawn for a picture if the audit draws none.
 _PICTURE_PAIRS = 100_000
-# Attributes that identify a finished store.
-_SAME_STORE = "fingerprint", "chunk_hashes"
 
 
 def audit(
@@ -171,9 +170,7 @@ def _leave(store: MechanismStore, report: AuditReport) -> bool:
     document = report.as_json()
     # A read-only store is audited as well.
     with contextlib.suppress(OSError, ValueError, NotImplementedError, StoreAccessError):
-        writable = MechanismStore.open(store.url, mode="r+")
-        if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
-            return False
+        writable = reopened(store)
         if not report.passed and writable.state == COMPLETE:
             known = {"epsilon_certified": json_number(report.epsilon)} if report.method == CERTIFICATE else {}
             writable.update(state=REFUSED, **known)

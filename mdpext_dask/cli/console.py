@@ -15,26 +15,28 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
 from mdpext_dask.errors import (
     EXIT_CRASH,
+    EXIT_INCOMPLETE,
     EXIT_UNREAD,
     IncompleteStoreError,
     MdpextError,
     SpecError,
     StoreError,
     alternatives,
+    exit_code_of,
     first_line,
+    is_disk_full,
     printable,
 )
 from mdpext_dask.files import is_standard_output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import RenderableType
 
     from mdpext_dask.events import Event, Observer
@@ -50,11 +52,22 @@ _PARSER_WORDS = (
 )
 STYLES = ("auto", "plain", "json", "none")
 _DUMB = ("dumb", "unknown")
+# What an interrupted command leaves behind.
+_GO_ON = "run again to go on"
+_KEPT = {
+    "run": f"finished blocks are kept, and the seed once it is solved; what was under way is not; {_GO_ON}",
+    "init": f"the seed is kept once it is solved, what was under way is not; {_GO_ON}",
+    "partition": f"finished blocks are kept, the one under way is not; {_GO_ON}",
+    "finalise": "the blocks are kept, checks begin anew; run again",
+    "compare": f"finished answers are kept, those under way are not; {_GO_ON}",
+    "sample": "no report is written; a ledger is charged when all reports are drawn, not before; run again",
+    "": "nothing is kept; run again",
+}
 # Notes of the command that runs.
 _told: set[str] = set()
 
 
-def keep_apart(output: "Path", as_json: bool) -> None:
+def keep_apart(output: Path, as_json: bool) -> None:
     """Refuse ``--json`` if the output file is standard output too.
 
     Raises
@@ -69,7 +82,7 @@ def keep_apart(output: "Path", as_json: bool) -> None:
 def show(
     values: dict[str, Any],
     as_json: bool,
-    beside: "Path | None" = None,
+    beside: Path | None = None,
     drawn: "Callable[[dict[str, Any]], RenderableType] | None" = None,
 ) -> None:
     """Print values on standard output: one JSON document, or for people.
@@ -219,12 +232,13 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
             with _writing():
                 sys.stdout.flush()
     except MdpextError as error:
-        code = _tell(error, error.exit_code, as_json=as_json)
+        code = _tell(error, exit_code_of(error), as_json=as_json)
     except KeyboardInterrupt:
         # Requests of Zarr are abandoned with the process; their warnings help nobody.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore")
-        interrupted = IncompleteStoreError("interrupted; run again to go on")
+        command = next((name for name in given if name in _KEPT), "")
+        interrupted = IncompleteStoreError(f"interrupted; {_KEPT[command]}")
         code = _tell(interrupted, interrupted.exit_code, as_json=as_json)
         # Libraries interrupted while they start would print tracebacks at exit.
         _drop(sys.stderr)
@@ -234,6 +248,14 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
                 raise broken from None
         if hasattr(error, "format_message"):  # an error of the parser; its class differs between versions
             code = _tell(SpecError(_of_parser(error)), SpecError.exit_code, as_json=as_json)
+        elif is_disk_full(error):
+            # Not the file itself, which may be one of a moment.
+            named = getattr(error, "filename", None)
+            place = f"{Path(os.fsdecode(named)).parent}: " if isinstance(named, str | bytes) else ""
+            full = StoreError(
+                f"{place}a file cannot be written: {first_line(error)}; make room and run again"
+            )
+            code = _tell(full, EXIT_INCOMPLETE, as_json=as_json)
         else:
             print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             code = _tell(MdpextError(f"{type(error).__name__}: {error}"), EXIT_CRASH, as_json=as_json)

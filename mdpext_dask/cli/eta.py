@@ -36,7 +36,7 @@ class StageProgress:
     rate
         Work items per second, recently while the stage runs; None before the first is done.
     left
-        Time until it ends, in s; None if there is no way to know.
+        Time until it ends, in s; None if there is no way to know, as when it has taken longer than planned.
     planned
         Time that it should take in all, in s; None without a plan.
     running, failed
@@ -52,6 +52,13 @@ class StageProgress:
     planned: float | None
     running: bool
     failed: bool
+
+    @property
+    def overtaken(self) -> str:
+        """What is said of a stage that has taken longer than planned and still runs; else nothing."""
+        if not self.running or self.planned is None or self.passed <= self.planned:
+            return ""
+        return f"longer than planned: {readable_seconds(self.passed)} so far"
 
 
 @dataclass
@@ -94,7 +101,8 @@ class Forecast:
 
     With P planned seconds in all, of which the finished stages should have taken p and took a, the rest
     is estimated at (P/10 + a) / (P/10 + p) of its plan. A running stage is judged by its own rate as soon as
-    every worker can have finished an item.
+    every worker can have finished an item. What it takes longer than planned, so far or by that rate, counts
+    in p and a at once.
 
     Parameters
     ----------
@@ -145,31 +153,51 @@ class Forecast:
         if not running or (stage.total and stage.done >= stage.total):
             left = 0.0
         elif planned is not None and (left is None or stage.done < self._workers):
-            left = max(planned * self._correction() - passed, 0.0)
+            left = planned * self._correction() - passed
+            left = left if left > 0 else None
         return StageProgress(
             stage.done, stage.total, stage.unit, passed, rate, left, planned, running, stage.failed
         )
 
     def left(self) -> float | None:
-        """Return the seconds until the whole job ends; None without a plan."""
+        """Return the seconds until the whole job ends; None without a plan, or where a stage has left it."""
         if not self._planned:
             return None
         order = [name for name in self._planned if name != events.TOTAL]
         begun = [position for position, name in enumerate(order) if name in self._stages]
         # Those before the last that has begun are over: done now, or by an earlier run.
         ahead = order[max(begun, default=-1) + 1 :]
-        running = [self.stage(name) for name in self._stages if name in self._planned]
-        current = sum(stage.left or 0.0 for stage in running if stage)
+        current = 0.0
+        for name in self._stages:
+            stage = self.stage(name) if name in self._planned else None
+            if stage is not None and stage.left is None:
+                return None
+            current += stage.left or 0.0 if stage else 0.0
         return current + self._correction() * sum(self._planned[name] for name in ahead)
 
+    @property
+    def planned(self) -> float | None:
+        """How long the whole job should take, in s; None without a plan."""
+        return (self._planned.get(events.TOTAL) or sum(self._planned.values())) if self._planned else None
+
     def _correction(self) -> float:
-        """Return what a planned second takes, judged by the finished stages."""
-        whole = self._planned.get(events.TOTAL, 0.0) or sum(self._planned.values())
+        """Return what a planned second takes, judged by the finished stages, and by one that takes longer."""
+        whole, now = self.planned or 0.0, self._clock()
         if whole < _LEAST_SECONDS:
             return 1.0
-        done = {name: stage.seconds for name, stage in self._stages.items() if name in self._planned}
-        took = sum(seconds for seconds in done.values() if seconds is not None)
-        should = sum(self._planned[name] for name, seconds in done.items() if seconds is not None)
+        took = should = 0.0
+        for name, stage in self._stages.items():
+            if name not in self._planned:
+                continue
+            planned, seconds = self._planned[name], stage.seconds
+            if seconds is None:
+                rate, ahead = stage.rate(now), max(stage.total - stage.done, 0)
+                seconds = stage.passed(now)
+                if rate and ahead and stage.done >= self._workers:
+                    seconds += ahead / rate
+                if seconds <= planned:
+                    continue
+            took, should = took + seconds, should + planned
         return (_FAITH * whole + took) / (_FAITH * whole + should)
 
 

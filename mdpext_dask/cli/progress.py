@@ -4,7 +4,7 @@ A line for programs is one JSON object with `event` (the name of a class in :mod
 `time` (seconds since 1970), the fields of the event, and
 
 - in events of a stage: `done` and `total` work items (0 where their number is not known), `rate` in items
-  per second, and `seconds_left` of the stage;
+  per second, `seconds_left` of the stage, and `overtaken`, whether it has taken longer than planned so far;
 - everywhere: `job_seconds_left`.
 
 What is not known is null.
@@ -94,13 +94,19 @@ class PlainLines(_Lines):
                 self._print(f"{event.stage}: given up after {event.seconds:.2f} s")
         elif message := _message(event):
             self._print(message)
+            # A stage may have notes alone, for long.
+            for name in self._forecast.stages:
+                running = self._forecast.stage(name)
+                if running and running.overtaken and running.passed >= self._next[name]:
+                    self._print_stage(name, running)
 
     def _print_stage(self, name: str, stage: StageProgress) -> None:
         self._next[name] = stage.passed + min(max(_FIRST_SECONDS, _SHARE * stage.passed), _LAST_SECONDS)
         of, job_left = f" of {stage.total}" if stage.total else "", self._forecast.left()
         parts = [
-            f"{stage.done}{of} {stage.unit}",
+            f"{stage.done}{of} {stage.unit}" if stage.done or stage.total else "",
             readable_rate(stage.rate) if stage.rate is not None else "",
+            stage.overtaken,
             f"{readable_seconds(stage.left)} left" if stage.left else "",
             f"{readable_seconds(job_left)} to the end" if job_left else "",
         ]
@@ -117,7 +123,7 @@ class JsonLines(_Lines):
         if name := getattr(event, "stage", None):
             stage = self._forecast.stage(name)
             line |= {key: getattr(stage, key, None) for key in ("done", "total", "rate")}
-            line["seconds_left"] = stage and stage.left
+            line |= {"seconds_left": stage and stage.left, "overtaken": bool(stage and stage.overtaken)}
         line["job_seconds_left"] = self._forecast.left()
         self._print(json.dumps(line, allow_nan=False))
 
@@ -170,7 +176,7 @@ class RichBar(Live):
     def _drawn(self) -> RenderableType:
         with self._changing:
             stages = [(name, self._forecast.stage(name)) for name in self._forecast.stages]
-            left, passed = self._forecast.left(), self._forecast.passed()
+            left, passed, planned = self._forecast.left(), self._forecast.passed(), self._forecast.planned
         bars = self.console.width >= _WIDTH_OF_BARS
         # On a narrow terminal the names keep their width.
         table = Table.grid(Column(no_wrap=True), padding=(0, 1))
@@ -185,9 +191,15 @@ class RichBar(Live):
                     Text(rate, style="progress.data.speed", no_wrap=True),
                     Text(_time(stage), style="progress.remaining", no_wrap=True),
                 )
-        if left is None or self._finished:
+        if planned is None or self._finished:
             return table
-        job = f"whole job: {readable_seconds(passed)} so far, about {readable_seconds(left)} left"
+        # Once a stage has taken longer than planned, nobody knows.
+        rest = f"longer than the {readable_seconds(planned)} planned"
+        if left is not None:
+            rest = f"about {readable_seconds(left)} left"
+        elif passed <= planned:
+            rest = "longer than planned"
+        job = f"whole job: {readable_seconds(passed)} so far, {rest}"
         return Group(table, Text(job, no_wrap=True, overflow="ellipsis"))
 
 
@@ -203,8 +215,8 @@ def _time(stage: StageProgress) -> str:
         return f"given up after {passed}"
     if not stage.running:
         return passed if stage.planned is None else f"{passed} ({readable_seconds(stage.planned)} planned)"
-    # Once the plan has run out, what is left is unknown.
-    return f"{readable_seconds(stage.left)} left" if stage.left else passed
+    left = f"{readable_seconds(stage.left)} left" if stage.left else ""
+    return ", ".join(filter(None, [stage.overtaken, left])) or passed
 
 
 def _message(event: events.Event) -> str:

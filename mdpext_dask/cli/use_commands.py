@@ -20,9 +20,7 @@ from mdpext_dask.cli.options import (
 )
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
-BoundSeconds = Annotated[
-    float, Option(metavar="S", help="Time to compute a lower bound on any loss, in s; 0: no bound.")
-]
+_BOUND_SECONDS = "Time for a lower bound on any loss, in s; 0: no bound."
 UseRemap = Annotated[
     bool | None,
     Option(
@@ -127,7 +125,7 @@ def evaluate(
         Path | None, Option(metavar="FILE.npz", help="Write the expected loss of every record.")
     ] = None,
     overwrite: Replace = False,
-    bound_seconds: BoundSeconds = 60.0,
+    bound_seconds: Annotated[float, Option(metavar="S", help=_BOUND_SECONDS)] = 60.0,
     stride: Annotated[
         int | None, Option(min=1, metavar="N", help="Bound on every Nth record, however long it takes.")
     ] = None,
@@ -367,7 +365,10 @@ def report(
         Path | None,
         Option(metavar="FILE.json", help="Take bound and attackers from the output of `evaluate --json`."),
     ] = None,
-    bound_seconds: BoundSeconds = 2.0,
+    bound_seconds: Annotated[
+        float | None,
+        Option(metavar="S", help=f"{_BOUND_SECONDS} Default: what `evaluate` has left in the store, or 2 s."),
+    ] = None,
     overwrite: Replace = False,
     workers: Readers = None,
     scheduler: Scheduler = None,

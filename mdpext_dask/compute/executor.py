@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from mdpext_dask.compute.dask_settings import settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
-from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, exit_code_of, first_line
 from mdpext_dask.extend.choose import trust_operators, trusted_operators
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -334,12 +334,13 @@ def _apply(
     try:
         return function(*arguments)
     except MdpextError as error:
-        failed = error
+        failed, code = error, exit_code_of(error)
     if type(failed) is StoreError:
         # Name the worker: a folder may not be mounted there, or its disk be full.
         failed = StoreError(f"{failed} (so says worker {get_worker().address})")
     # Dask sends the causes of an error along; if one cannot be pickled, as some errors of Zarr and drivers,
-    # another error arrives in its place.
+    # another error arrives in its place. What only they say goes with the error itself.
+    failed.exit_code = code
     failed.__cause__ = failed.__context__ = None
     raise failed
 

@@ -1,5 +1,7 @@
 """What a finished mechanism costs: one call, from the stored bytes."""
 
+import contextlib
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +9,17 @@ import numpy as np
 
 from mdpext_dask.compute.executor import Executor, is_small, open_for_reader
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, StoreAccessError
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
-from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
+from mdpext_dask.evaluation.bound.lower_bound import FACTS, BoundRequest, bound_facts
 from mdpext_dask.evaluation.figure import loss_map
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, check_picture, rendered, whole_file
-from mdpext_dask.store.integrity import require_all_blocks
+from mdpext_dask.store import objects
+from mdpext_dask.store.integrity import reopened, require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from mdpext_dask.store.objects import WhereStored, address_of
 from mdpext_dask.store.remap import remap_of
@@ -28,6 +31,8 @@ RECORDS_SUFFIX = ".npz"
 # A bound that may take so long, in s, is not worth starting processes for.
 QUICK_BOUND = 2.0
 EVERY_ATTACK = AttackRequest()
+# The best lower bound that any evaluation has found, kept in the store for report pages.
+BOUND = "audit/bound.json"
 
 
 def evaluate(
@@ -43,6 +48,8 @@ def evaluate(
     observer: Observer = silent,
 ) -> dict[str, Any]:
     """Return what a finished store costs its users, from its bytes, as plain JSON values.
+
+    The best bound so far is left in the store, if that can be written, for report pages.
 
     Parameters
     ----------
@@ -132,7 +139,31 @@ def evaluate(
         content = rendered(lambda: loss_map(store, spread), picture.suffix.lower())
         with whole_file(picture, "--map") as file:
             file.write(content)
+    _leave_bound(store, result)
     return result
+
+
+def kept_bound(store: MechanismStore) -> dict[str, Any] | None:
+    """Return the bound that evaluations have left in a store, as it is there; None if not about its bytes."""
+    found, digest = objects.get_json(store.objects, BOUND), store.content_sha256
+    about = digest is not None and isinstance(found, dict) and found.get("content_sha256") == digest
+    return found if about else None
+
+
+def _leave_bound(store: MechanismStore, result: dict[str, Any]) -> None:
+    """Leave a bound in the store, unless a better one is there, or the store cannot be written."""
+    if result["lower_bound_km"] is None or result["content_sha256"] is None:
+        return
+    certified = "lower_bound_certified_km"
+    # A read-only store is evaluated as well.
+    with contextlib.suppress(OSError, ValueError, NotImplementedError, StoreAccessError):
+        writable = reopened(store)
+        before = (kept_bound(writable) or {}).get(certified)
+        if isinstance(before, float) and before > result[certified]:
+            return
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        document = {key: result[key] for key in ("content_sha256", *FACTS)}
+        objects.put_json(writable.objects, BOUND, {**document, "computed": now})
 
 
 def measure_spread(

@@ -18,6 +18,7 @@ from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
+from mdpext_dask.problem.domain import check_places
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
@@ -265,7 +266,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     Raises
     ------
     SpecError, DataError
-        For what :func:`mdpext_dask.pipeline.run.build` would refuse about network, grid and outputs.
+        For what :func:`mdpext_dask.pipeline.run.build` would refuse about the job and its files.
     """
     tell_beyond(observer, spec)
     geometry = build_geometry(spec)
@@ -279,11 +280,13 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     planar = planar_epsilon(spec.privacy.epsilon_per_km, geometry.distortion)
     design = design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
     check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, spec.domain.metric_p)
+    refused = None
     try:
         check_memory(spec, geometry)
-        refused = None
     except SpecError as error:
         refused = str(error)
+    else:
+        check_places(spec, geometry)
     return {
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,

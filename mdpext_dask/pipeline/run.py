@@ -16,7 +16,7 @@ from mdpext_dask.compute.executor import Executor, is_small, open_executor, open
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluation.loss import expected_loss_block, finite
-from mdpext_dask.events import JobFinished, Observer, TaskDone, silent
+from mdpext_dask.events import JobFinished, Note, Observer, TaskDone, silent
 from mdpext_dask.extend.choose import is_own
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.spec import JobSpec, json_number
@@ -114,15 +114,18 @@ def init(
     tell_beyond(observer, spec)
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
-        if isinstance(found, MechanismStore):
-            if found.state == COMPLETE:  # but has lost receipts: blocks are to be done again
-                found.update(state=EXTENDING)
-            if found.has_seed():
-                return summarise(found)
-        with _on_workers(spec, url, found, stages) as (store, executor):
-            seed_job(store, executor, stages)
-            store.update(seconds=seconds_so_far(store, stages))
-    return summarise(store)
+        if isinstance(found, MechanismStore) and found.state == COMPLETE:
+            found.update(state=EXTENDING)  # it has lost receipts: blocks are to be done again
+        if isinstance(found, MechanismStore) and found.has_seed():
+            store = found
+        else:
+            with _on_workers(spec, url, found, stages) as (store, executor):
+                seed_job(store, executor, stages)
+                store.update(seconds=seconds_so_far(store, stages))
+    summary = summarise(store)
+    left = summary["blocks"] - summary["blocks_done"]
+    observer(Note(f"the seed is solved; {left} blocks are left, in parts of any size: {summary['next']}"))
+    return summary
 
 
 @contextmanager

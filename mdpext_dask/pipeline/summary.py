@@ -1,5 +1,6 @@
 """What a store of a job is like so far: the document that ``run`` and ``status`` print."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.events import STAGES
 from mdpext_dask.store import integrity, locks
-from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.remap import has_remap
 
@@ -33,6 +34,8 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "blocks": plan.blocks,
         "blocks_skipped": len(plan.skipped),
         "blocks_done": done,
+        "seed_solved": seed.get("sha256") is not None,
+        "next": _next(store, state, [index for index in range(plan.blocks) if index not in found]),
         # Of a store that says that it is complete, else None; and why it must not be sampled all the same.
         "receipts": None if state != COMPLETE else "all" if done == plan.blocks else "missing",
         "refusal": _refusal(store, found) if state == COMPLETE else None,
@@ -67,6 +70,18 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
             "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
         ),
     }
+
+
+def _next(store: MechanismStore, state: str, missing: list[int]) -> str | None:
+    """Return the command that comes next where blocks are done in pieces; None if there is none."""
+    if state in (COMPLETE, REFUSED) or store.seed_attributes.get("sha256") is None:
+        return None
+    url = shlex.quote(store.url)
+    return (
+        f"mdpext partition {url} --range {integrity.ranges_of(missing)[0]}"
+        if missing
+        else f"mdpext finalise {url}"
+    )
 
 
 def _refusal(store: MechanismStore, found: Mapping[int, Receipt]) -> str | None:

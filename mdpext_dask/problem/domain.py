@@ -10,7 +10,14 @@ from mdpext_dask.errors import DataError
 from mdpext_dask.job.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, TravelLoss
-from mdpext_dask.problem.outputs import STREAM_TASKS, check_counts, choose_outputs, generator_of, output_count
+from mdpext_dask.problem.outputs import (
+    STREAM_TASKS,
+    check_counts,
+    check_prior_count,
+    choose_outputs,
+    generator_of,
+    output_count,
+)
 from mdpext_dask.problem.population_raster import read_population
 from mdpext_dask.readers.point_chunks import PointColumns
 
@@ -123,6 +130,19 @@ def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], 
         return np.full(grid.shape, 1 / grid.records), ()
     if spec.prior.kind == "raster":
         return _from_raster(spec, geometry)
+    i, j, weight, notes = _prior_points(spec, geometry)
+    # bincount adds in the order of the points, so the prior is the same on every machine.
+    record = i * grid.shape[1] + j
+    flat = np.asarray(np.bincount(record, weights=weight, minlength=grid.records), dtype=np.float64)
+    flat /= flat.sum()  # in place: it may take much memory
+    return flat.reshape(grid.shape), notes
+
+
+def _prior_points(
+    spec: JobSpec, geometry: Geometry
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64], tuple[str, ...]]:
+    """Return the records and weights of the points of a prior inside the grid, and what to know of them."""
+    grid = geometry.grid
     source, notes = f"prior.file: {spec.prior.file}", tuple[str, ...]()
     if isinstance(geometry, RoadGeometry) and spec.prior.kind == "road-nodes":
         xy = geometry.node_xy_km[geometry.nodes_inside]
@@ -135,11 +155,40 @@ def make_prior(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], 
         weight, notes = shares(weight), seen.notes(source, left_out=True)
         if not weight[inside].any():
             raise DataError(f"{source}: no weight lies inside the grid: {seen.said()}")
-    # bincount adds in the order of the points, so the prior is the same on every machine.
-    record = i[inside] * grid.shape[1] + j[inside]
-    flat = np.asarray(np.bincount(record, weights=weight[inside], minlength=grid.records), dtype=np.float64)
-    flat /= flat.sum()  # in place: it may take much memory
-    return flat.reshape(grid.shape), notes
+    return i[inside], j[inside], weight[inside], notes
+
+
+def check_places(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
+    """Refuse what :func:`build_domain` would of prior, outputs, tasks and loss, without building them.
+
+    Arrays over all records are made only where a file has one.
+
+    Raises
+    ------
+    SpecError, DataError
+        As of :func:`build_domain`.
+    """
+    if spec.prior.kind in ("raster", FROM_LOSS_FILE):
+        available = int(np.count_nonzero(in_region(make_prior(spec, geometry)[0], geometry)[0]))
+    elif spec.prior.kind == "uniform":
+        available = geometry.grid.count_vertices_of(geometry.kept)
+    else:
+        i, j, weight, _ = _prior_points(spec, geometry)
+        used = geometry.grid.are_vertices_of(geometry.kept, i, j) & (weight > 0)
+        if not used.any():
+            raise _outside_region()
+        available = len(np.unique(i[used] * geometry.grid.shape[1] + j[used]))
+    if isinstance(geometry, FileGeometry):
+        geometry.problem.read_loss()
+        return
+    if spec.outputs.choose == "prior":
+        check_prior_count(spec.outputs.count or 0, available)
+    if spec.loss.kind == "travel":
+        _choose_tasks(spec, geometry)
+
+
+def _outside_region() -> DataError:
+    return DataError("domain.region: all of the prior lies outside the region")
 
 
 def _from_raster(spec: JobSpec, geometry: Geometry) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -172,7 +221,7 @@ def in_region(prior: NDArray[np.float64], geometry: Geometry) -> tuple[NDArray[n
     kept = np.where(geometry.grid.vertices_of(geometry.kept), prior, 0.0)
     total = float(kept.sum())
     if total == 0:
-        raise DataError("domain.region: all of the prior lies outside the region")
+        raise _outside_region()
     dropped = max(1 - total / float(prior.sum()), 0.0)
     note = (f"{dropped:.2%} of the prior lies outside the region and was left out",) if dropped > 0 else ()
     kept /= total

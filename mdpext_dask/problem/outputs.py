@@ -122,6 +122,18 @@ def check_counts(spec: JobSpec, geometry: Geometry) -> None:
             raise DataError(f"{key}: {count} are wanted, but {_place(spec)} holds only {available} {what}")
 
 
+def check_prior_count(count: int, available: int) -> None:
+    """Refuse to choose more outputs by the prior than there are records that have any.
+
+    Raises
+    ------
+    DataError
+        With both numbers.
+    """
+    if count > available:
+        raise DataError(f"outputs.count: {count} are wanted, but only {available} records have any prior")
+
+
 def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: int) -> NDArray[np.float64]:
     """Return the centres of a weighted k-means of the records, float64 of shape (count, 2), in km.
 
@@ -134,9 +146,7 @@ def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: 
     DataError
         If fewer records than `count` have any prior.
     """
-    available = int(np.count_nonzero(prior))
-    if count > available:
-        raise DataError(f"outputs.count: {count} are wanted, but only {available} records have any prior")
+    check_prior_count(count, int(np.count_nonzero(prior)))
     x, y, mass = grid.x_km()[:, None], grid.y_km()[None, :], prior
     side = 1
     # At most four squares become one, so enough of them are left.

@@ -1,6 +1,7 @@
 """What ``mdpext evaluate --json`` has found earlier, checked before a page shows it."""
 
 import json
+import re
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Literal
@@ -8,8 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from mdpext_dask.errors import SpecError, first_line
+from mdpext_dask.evaluation.evaluate import kept_bound
 from mdpext_dask.store.mechanism_store import MechanismStore
 
+_ROUNDING = 1e-6
+_WHEN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", re.ASCII)
 # What a page shows of it.
 _SHOWN = (
     "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
@@ -62,6 +66,21 @@ _ESTIMATED = _shape(
     f"{_FIGURES} {_ERROR}", _GAP, lower_bound_certified=Literal[False], adversary=_ADVERSARY | None
 )
 _EVALUATION: TypeAdapter[Any] = TypeAdapter(_CERTIFIED | _ESTIMATED | _NO_BOUND)
+
+
+def read_kept_bound(store: MechanismStore, loss_km: float) -> dict[str, Any] | None:
+    """Return the bound that an evaluation has left in a store; None if there is none that can be right."""
+    document = kept_bound(store) or {}
+    found = {**{key: document.get(key) for key in _SHOWN}, "adversary": None}
+    try:
+        _EVALUATION.validate_python(found, strict=True)
+    except ValidationError:
+        return None
+    certified, computed = found["lower_bound_certified_km"], str(document.get("computed"))
+    # A loss is a sum of rounded numbers; `evaluate` looks closer.
+    if certified is None or not 0 <= certified <= loss_km * (1 + _ROUNDING) or not _WHEN.fullmatch(computed):
+        return None
+    return {**found, "bound_computed": computed}
 
 
 def read_evaluation(store: MechanismStore, path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
-from mdpext_dask.reports.evaluated import read_evaluation
+from mdpext_dask.reports.evaluated import read_evaluation, read_kept_bound
 from mdpext_dask.reports.page.contents import contents_of
 from mdpext_dask.reports.page.costs import Findings, others
 from mdpext_dask.reports.page.html import page_of
@@ -46,7 +46,7 @@ def report(
     path: str | Path | None = None,
     *,
     evaluation: str | Path | None = None,
-    bound_seconds: float = BOUND_SECONDS,
+    bound_seconds: float | None = None,
     overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -66,7 +66,8 @@ def report(
         Output of ``mdpext evaluate --json`` for the same bytes; its bound and its measures of attackers are
         used instead of being computed.
     bound_seconds
-        Time for a lower bound on the loss of any mechanism, in s; 0 for no bound.
+        Time for a lower bound on the loss of any mechanism, in s; 0 for no bound. Default: the bound that
+        :func:`mdpext_dask.evaluation.evaluate.evaluate` has left in the store, or else 2 s for one.
     overwrite
         Whether the file may be there already, and is replaced.
     workers
@@ -93,7 +94,7 @@ def report(
         If it cannot be read, its remap is damaged, or the page cannot be written.
     """
     started, url = time.perf_counter(), address_of(url)
-    if not bound_seconds >= 0:
+    if bound_seconds is not None and not bound_seconds >= 0:
         raise SpecError(f"--bound-seconds: must be at least 0, got {bound_seconds:g}")
     target = Path(f"{PurePath(url.rstrip('/')).stem or 'store'}-report.html" if path is None else path)
     if Path(url).resolve() in target.resolve().parents:
@@ -170,7 +171,7 @@ def _find_out(
     store: MechanismStore,
     certificate: AuditReport,
     before: Mapping[str, Any] | None,
-    bound_seconds: float,
+    bound_seconds: float | None,
     executor: Executor,
     stages: Stages,
 ) -> Findings:
@@ -181,9 +182,12 @@ def _find_out(
     try:
         spread = measure_spread(store, executor, stages)
         expected = spread.expected_km
-        seconds = 0.0 if before is not None else bound_seconds
+        kept = None
+        if before is None and bound_seconds is None:
+            kept, bound_seconds = read_kept_bound(store, spread.loss_km), BOUND_SECONDS
+        seconds = 0.0 if before or kept else bound_seconds or 0.0
         bounded = bound_facts(store, executor, stages, spread.loss_km, BoundRequest(seconds))
-        result = {**spread_facts(store, spread), **bounded, "adversary": None}
+        result = {**spread_facts(store, spread), **bounded, **(kept or {}), "adversary": None}
         if before is not None:
             result.update(before)
         elif store.grid.records * store.outputs <= _MOST_ATTACKED:

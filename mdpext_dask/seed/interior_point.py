@@ -16,6 +16,8 @@ lower bound for whatever multipliers come out.
 """
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -158,6 +160,7 @@ def solve_program(
     watcher: Watcher | None = None,
     least_slack: float = 0.0,
     iterations: int = _ITERATIONS,
+    deadline: float = math.inf,
 ) -> Solution:
     """Follow the central path of a program on a grid.
 
@@ -178,6 +181,9 @@ def solve_program(
         Slacks of rows start at no less than this share of the largest, for a start on the boundary.
     iterations
         Newton steps at most.
+    deadline
+        When to stop at the best iterate so far, in s of :func:`time.monotonic`. It is looked at before every
+        call of a part, several hundred times in a step of a large program.
 
     Returns
     -------
@@ -194,27 +200,41 @@ def solve_program(
         each = pool.map if threads > 1 and parts > 1 else map
         ranges = (slice(*ends) for ends in itertools.pairwise(cuts))
         columns = list(each(lambda part: Columns(program.part(part), level, least_slack), ranges))
-        return _iterate(program, _Team(columns, each, inverse_sums), gap, iterations, watcher)
+        return _iterate(program, _Team(columns, each, inverse_sums, deadline), gap, iterations, watcher)
+
+
+class _TimeUp(Exception):
+    """The deadline has passed in the middle of a step."""
 
 
 @dataclass(frozen=True)
 class _Team:
-    """All parts, and how their methods are called."""
+    """All parts, and how their methods are called, until when."""
 
     columns: list[Columns]
     mapper: Any
     inverse_sums: InverseSums | None
+    deadline: float
 
     def each(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call a method of every part; results in order."""
-        return list(self.mapper(lambda part: method(part, *arguments), self.columns))
+        return list(self._calls(method, *arguments))
+
+    def _calls(self, method: Callable[..., Any], *arguments: Any) -> Iterable[Any]:
+        def call(part: Columns) -> Any:
+            if time.monotonic() > self.deadline:
+                raise _TimeUp
+            return method(part, *arguments)
+
+        results: Iterable[Any] = self.mapper(call, self.columns)
+        return results
 
     def schur(self) -> "_Schur":
         """Factorise every part and the Schur matrix Σ_k H_k^{-1}."""
         matrices = self.each(Columns.stencil)
         if self.inverse_sums is None:
             self.each(Columns.factorise)
-            sums = self.mapper(Columns.inverse_sum, self.columns)
+            sums = self._calls(Columns.inverse_sum)
         else:
             sums = self.inverse_sums(matrices)
             self.each(Columns.factorise)
@@ -259,7 +279,10 @@ def _iterate(
     best = Solution(program.start, -np.inf, np.inf, 0)
     waited = 0
     for iteration in range(iterations + 1):
-        measures = team.each(Columns.measure, nu)
+        try:
+            measures = team.each(Columns.measure, nu)
+        except _TimeUp:
+            break
         primal = sum(m.primal for m in measures)
         dual = dual_bound_of([m.dual for m in measures], nu, program.total)
         if watcher is not None:
@@ -280,9 +303,9 @@ def _iterate(
             break
         try:
             schur = team.schur()
-        except np.linalg.LinAlgError:
+            step = _advance(team, schur, program.total - sum(m.sums for m in measures))
+        except (np.linalg.LinAlgError, _TimeUp):
             break
-        step = _advance(team, schur, program.total - sum(m.sums for m in measures))
         if step is None:
             break
         nu = nu + step

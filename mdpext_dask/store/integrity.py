@@ -10,8 +10,10 @@ is `spatial_ref`, which only mapping software reads, beyond its description.
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,14 @@ from mdpext_dask.store.schema import PROBABILITY, is_number
 CERTIFICATE = "audit/certificate.json"
 # States in which a store has been finished, whatever came of it.
 FINISHED = (COMPLETE, REFUSED)
+# Attributes that identify a finished store.
+_SAME_STORE = "fingerprint", "chunk_hashes"
 _SAME_PLACE_KM = 1e-3
 _ROUNDING = 1e-6
 # Of each kind of damage, in a message.
 _NAMED = 5
+# Ranges of missing blocks, in a message.
+_NAMED_RANGES = 8
 
 
 def inconsistencies(store: MechanismStore, certified: float | None = None) -> list[str]:
@@ -240,23 +246,49 @@ def _outputs_fit_projection(store: MechanismStore) -> bool:
     return bool(np.abs(store.projection.to_plane(lonlat) - xy).max() <= _SAME_PLACE_KM)
 
 
+def reopened(store: MechanismStore) -> MechanismStore:
+    """Return a finished store opened for writing.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be written, or another store has taken its place.
+    """
+    writable = MechanismStore.open(store.url, mode="r+")
+    if any(writable.attributes.get(key) != store.attributes.get(key) for key in _SAME_STORE):
+        raise StoreError(f"{store.url}: another store has taken its place")
+    return writable
+
+
 def require_all_blocks(store: MechanismStore) -> dict[int, Receipt]:
     """Return the receipts of all blocks; refuse to go on while one is missing.
 
     Raises
     ------
     IncompleteStoreError
-        With all missing blocks.
+        With all missing blocks, or if not even the seed is solved.
     """
     done = store.read_receipts()
     blocks = store.plan.blocks
-    if missing := [index for index in range(blocks) if index not in done]:
-        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    missing = [index for index in range(blocks) if index not in done]
+    if missing:
+        store.seed_sha256()  # without one there is nothing to extend yet
+        ranges = ranges_of(missing)
+        named = ", ".join(ranges[:_NAMED_RANGES]) + (", ..." if len(ranges) > _NAMED_RANGES else "")
+        some, on = ("1 range", "") if len(ranges) == 1 else (f"{len(ranges)} ranges", " and so on")
         raise IncompleteStoreError(
-            f"{store.url}: {len(missing)} of {blocks} blocks are missing ({named}); run the job again",
+            f"{store.url}: {len(missing)} of {blocks} blocks are missing, in {some}: {named}; run the job "
+            f"again, or mdpext partition {shlex.quote(store.url)} --range {ranges[0]}{on}",
             missing=missing,
         )
     return done
+
+
+def ranges_of(blocks: Sequence[int]) -> list[str]:
+    """Return ascending numbers of blocks as ranges A:B, as ``mdpext partition --range`` takes them."""
+    cuts = [k for k in range(1, len(blocks)) if blocks[k] != blocks[k - 1] + 1]
+    ends = pairwise([0, *cuts, len(blocks)])
+    return [f"{blocks[first]}:{blocks[last - 1] + 1}" for first, last in ends] if blocks else []
 
 
 def verify(store: MechanismStore) -> None:

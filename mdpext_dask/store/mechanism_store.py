@@ -6,7 +6,7 @@
     seed/                          corner rows (float64), log scores, budgets, objectives
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
-    audit/                         certificates and audits
+    audit/                         certificates and audits, a signature, the best lower bound
     remap/                         the output to report in place of each, if the store is used with a remap
     lock.json                      the run that holds the store, while there is one
 

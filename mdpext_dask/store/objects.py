@@ -15,7 +15,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import zarr
 from pydantic import ConfigDict, TypeAdapter
@@ -28,6 +28,8 @@ from zarr.storage import LocalStore
 from mdpext_dask.errors import SpecError, StoreAccessError, StoreError, first_line
 from mdpext_dask.store.remote import REQUESTS_AT_ONCE, RetryingStore, open_remote
 
+T = TypeVar("T")
+
 # Suffix that Zarr gives a local file while it is being written.
 LEFTOVER = ".partial"
 # Says which run is at work on a store; no part of it.
@@ -36,6 +38,8 @@ LOCK = "lock.json"
 STORED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 # The largest object that is read, in bytes: many times a shard of the usual 32 MiB; and the largest document.
 _LARGEST_OBJECT, _LARGEST_DOCUMENT = 2**32, 2**26
+# How often a write is tried while other runs sweep.
+_TRIES = 10
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -210,13 +214,17 @@ def check_place(url: str) -> None:
     try:
         if path.is_file():
             raise StoreError(f"{url}: is a file, not a store")
-        parent = next(p for p in (path, *path.parents) if p.exists())
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        _in_spite_of_sweeping(lambda: _check_folder(path))
     except StoreError:
         raise
     except OSError as error:
         raise StoreError(f"{url}: cannot be written: {first_line(error)}") from None
+
+
+def _check_folder(path: Path) -> None:
+    parent = next(p for p in (path, *path.parents) if p.exists())
+    with tempfile.TemporaryFile(dir=parent):
+        pass
 
 
 def get_bytes(store: Store, key: str) -> bytes | None:
@@ -239,7 +247,8 @@ def put_bytes(store: Store, key: str, value: bytes) -> None:
         If the store refuses: full, read-only, gone.
     """
     with _refused(store, key, "written"):
-        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(value)))
+        content = default_buffer_prototype().buffer.from_bytes(value)
+        _in_spite_of_sweeping(lambda: sync(store.set(key, content)))
 
 
 def create_exclusively(store: Store, key: str, value: bytes) -> bool:
@@ -265,7 +274,7 @@ def create_exclusively(store: Store, key: str, value: bytes) -> bool:
     """
     with _refused(store, key, "written"):
         if isinstance(store, LocalStore):
-            return _link_exclusively(store, key, value)
+            return _in_spite_of_sweeping(lambda: _link_exclusively(store, key, value))
         assert isinstance(store, RetryingStore)  # there is no other kind here
         return sync(store.create(key, value))
 
@@ -403,6 +412,17 @@ def _refused(store: Store, what: str, done: str) -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:
         raise StoreError(f"{store}: {what} cannot be {done}: {first_line(error)}") from None
+
+
+def _in_spite_of_sweeping(write: Callable[[], T]) -> T:
+    """Write into a local folder, again where the draft or the folder has just been deleted.
+
+    A run that ends sweeps up what it takes for leftovers, and folders that it has made and not used.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return write()
+    return write()
 
 
 def _link_exclusively(store: LocalStore, key: str, value: bytes) -> bool:

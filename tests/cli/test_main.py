@@ -19,6 +19,7 @@ import zarr
 from mdpext_dask.cli.options import app
 from mdpext_dask.files import scratch_in
 from tests.support.inside import Outcome, run_inside
+from tests.support.processes import INTERRUPTED
 
 JOB = """
 [job]
@@ -341,10 +342,33 @@ def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kin
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
-    assert err.splitlines() == ["error: interrupted; run again to go on"]
+    assert err.splitlines() == [INTERRUPTED]
     assert json.loads(out)["exit_code"] == 3
     assert is_gone(process.pid)
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [("run job.toml", "finished blocks are kept, and the seed once it is solved; what was under way is not"),
+     ("init job.toml", "the seed is kept once it is solved"), ("finalise tiny.zarr", "the blocks are kept"),
+     ("partition tiny.zarr 0", "the one under way is not"), ("compare job.toml", "finished answers are kept"),
+     ("sample tiny.zarr p.csv -o o.csv", "no report is written"), ("evaluate tiny.zarr", "nothing is kept"),
+     ("report tiny.zarr", "nothing is kept"), ("plan job.toml", "nothing is kept")],
+)  # fmt: skip
+def test_an_interrupted_command_says_what_is_kept(
+    folder: Path, command: str, kept: str, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("job.spec.load_job", "store.mechanism_store.MechanismStore.open"):
+        monkeypatch.setattr(f"mdpext_dask.{place}", interrupt)
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # standard error stays
+    ended = inside(*command.split(), folder=folder)
+    assert (ended.returncode, ended.stderr.count("\n")) == (3, 1)
+    assert ended.stderr.startswith("error: interrupted; ")
+    assert kept in ended.stderr
 
 
 def test_a_job_from_windows_and_one_that_cannot_fit(folder: Path, inside: Inside) -> None:
@@ -387,7 +411,7 @@ def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(folder: Pa
 
 def test_an_answer_that_cannot_be_written_is_told_and_a_full_log_stops_nothing(folder: Path) -> None:
     full = shell("plan job.toml --json >/dev/full", folder)
-    assert full.returncode == 2
+    assert full.returncode == 3
     assert full.stderr == "error: the answer cannot be written: No space left on device\n"
     ended = shell("run job.toml --progress plain --json 2>/dev/full", folder)
     assert ended.returncode == 0

@@ -98,6 +98,50 @@ def test_what_is_left_in_a_case_by_hand(clock: Clock) -> None:
     assert forecast.left() == pytest.approx(16 + 1.25 * 10)
 
 
+def test_a_plan_that_is_overtaken_is_no_estimate_any_more(clock: Clock, bar_of: "BarOf") -> None:
+    bar, console = bar_of(100)
+    forecast, file = Forecast(clock), io.StringIO()
+    lines, machine = PlainLines(file, clock), JsonLines(told := io.StringIO(), clock)
+    plan = Planned({"domain": 1.0, "seed": 20.0, "extend": 10.0, "total": 31.0})
+    with bar:
+        for observer in (forecast, bar, lines, machine):
+            tell(observer, plan, StageStarted("domain"), StageFinished("domain", 1.0), StageStarted("seed"))
+        clock.now = 19.0
+        assert forecast.left() == pytest.approx(1 + 10)
+        clock.now = 360.0
+        assert stage_of(forecast, "seed").left is None
+        assert forecast.left() is None
+        *_, seed, job = drawn(bar, console)
+        assert seed.endswith("longer than planned: 6 min so far")
+        assert job == "whole job: 6 min so far, longer than the 31 s planned"
+        for observer in (lines, machine):
+            observer(TaskDone("seed"))
+        said = "seed: 1 tasks, 0.17/min, longer than planned: 6 min so far"
+        assert file.getvalue().splitlines()[-1] == said
+        # Until it is told again, a tenth of the time must have passed.
+        for clock.now, more in ((390.0, 0), (400.0, 1)):
+            before = len(file.getvalue().splitlines())
+            lines(Note("round 2"))
+            assert len(file.getvalue().splitlines()) == before + 1 + more
+        clock.now = 360.0
+        last = json.loads(told.getvalue().splitlines()[-1])
+        assert (last["overtaken"], last["seconds_left"], last["job_seconds_left"]) == (True, None, None)
+        # What comes is judged by what has been seen, while the stage still runs: (3.1 + 361) / (3.1 + 21).
+        forecast(StageStarted("extend"))
+        assert stage_of(forecast, "extend").left == pytest.approx(10 * 364.1 / 24.1)
+
+
+def test_a_rate_below_the_plan_s_corrects_what_comes(clock: Clock) -> None:
+    forecast = Forecast(clock)
+    tell(forecast, Planned({"extend": 10.0, "audit": 10.0, "total": 20.0}), StageStarted("extend", 10))
+    clock.now = 8.0
+    tell(forecast, TaskDone("extend"), TaskDone("extend"))
+    # Two in eight seconds: 40 s for all instead of 10, so (2 + 40) / (2 + 10) for the audit.
+    assert stage_of(forecast, "extend").left == pytest.approx(32)
+    assert not stage_of(forecast, "extend").overtaken
+    assert forecast.left() == pytest.approx(32 + 3.5 * 10)
+
+
 def test_the_rate_is_that_of_late(clock: Clock) -> None:
     forecast = Forecast(clock)
     forecast(StageStarted("extend", 1000))

@@ -5,9 +5,11 @@ import itertools
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,17 @@ from hypothesis import strategies as st
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
+from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound import lower_bound as driver
 from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePromise, lattice_bound, reach_of
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
-from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, LowerBound, estimate, lower_bound
+from mdpext_dask.evaluation.bound.lower_bound import (
+    LEAST_PART,
+    BoundRequest,
+    LowerBound,
+    estimate,
+    lower_bound,
+)
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
@@ -29,6 +38,7 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
+from mdpext_dask.seed import interior_point
 from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions
 from mdpext_dask.store.loss import cached_loss
@@ -275,8 +285,9 @@ def bound_of(store: MechanismStore, **options: Any) -> LowerBound:
     return lower_bound(store, InlineExecutor(), Stages(silent), BoundRequest(**options))
 
 
-def chosen(store: MechanismStore, **options: Any) -> tuple[int, int]:
-    return driver._choose(store, InlineExecutor(), BoundRequest(**options))
+def searching(store: MechanismStore) -> Any:
+    crew = driver._Crew.of(InlineExecutor())
+    return driver._Search(store, InlineExecutor(), Stages(silent), crew, time.monotonic() + 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -334,19 +345,98 @@ def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     assert part.certified_km == pytest.approx(sum(each[o] for o in part.offsets) + free, rel=1e-12)
     assert part.certified_km < whole.lower_bound_km
     assert bound_of(tiny, stride=3, offsets=4, random_seed=2).offsets != part.offsets
-    assert chosen(tiny, stride=3, offsets=90) == (3, 9)
+    assert bound_of(tiny, stride=3, offsets=90).whole
 
 
-def test_the_time_decides_the_stride(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver.lattices, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
-    records = tiny.grid.records
-    strides = [chosen(tiny, seconds=seconds)[0] for seconds in (2 * records, records / 2, 40)]
-    assert strides == sorted(strides)
-    assert strides[0] == 1
-    # A part, where no stride's lattices all fit; then as many as do.
-    stride, count = chosen(tiny, seconds=20)
-    assert 16 <= count < stride**2
-    assert chosen(tiny, seconds=0.001)[1] == driver.LEAST_PART
+class Ticks:
+    """A clock that goes on by a little whenever somebody looks at it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+    def rule(self, patch: pytest.MonkeyPatch) -> None:
+        """Be the clock of all that a bound is made by; libraries keep theirs."""
+        for module in (driver, lattices, interior_point):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=self))
+
+
+# Steps of a clock that stand for machines of any speed, from one that is done in a moment to one that hardly
+# begins: all moments at which the time may be up.
+@pytest.mark.parametrize("tick", [1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.4])
+@pytest.mark.parametrize("asked", [{}, {"offsets": 4}])
+def test_a_limit_is_kept_and_what_there_is_then_is_certified(
+    tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch, tick: float, asked: dict[str, int]
+) -> None:
+    best = bound_of(tiny, stride=1).certified_km
+    free = lattice_of(tiny, 1, (0, 0)).free_km
+    clock = Ticks(tick)
+    clock.rule(monkeypatch)
+    found = bound_of(tiny, seconds=1.0, **asked)
+    monkeypatch.undo()
+    # Beyond it are those looks at the clock that find the time up: one for each task that is left.
+    assert clock.now <= 1.0 + 30 * tick
+    assert found.certified_km <= best * (1 + MISSED)
+    assert found.certified_km >= free * (1 - 1e-9) or tick >= 0.1
+    if found.standard_error_km is None:
+        assert found.lower_bound_km == found.certified_km
+    else:
+        assert LEAST_PART <= found.offsets_used < found.offsets_total
+    if tick == 1e-9 and not asked:
+        assert (found.stride, found.whole) == (1, True)
+        assert found.certified_km == pytest.approx(best, rel=MISSED)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), looks=st.integers(1, 400))
+def test_a_program_that_is_stopped_proves_less(seed: int, looks: int) -> None:
+    lattice = random_lattice(np.random.default_rng(seed), (4, 5), 3)
+    whole = lattice_bound(lattice, LatticePromise(1.0, 2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        Ticks(1.0).rule(patch)
+        stopped = lattice_bound(lattice, LatticePromise(1.0, 2.0), deadline=looks)
+    assert lattice.free_km <= stopped <= whole * (1 + MISSED)
+
+
+def test_what_is_solved_of_a_finer_stride_replaces_what_stood_for_it(
+    tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of stride 4, all of 2 but the last lattice, by hand."""
+    search = searching(tiny)
+    solve = search.solve
+    asked = []
+
+    def but_the_last(stride: int, offsets: list[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        asked.append(stride)
+        return solve(stride, offsets if stride == 4 else offsets[:-1])
+
+    monkeypatch.setattr(search, "solve", but_the_last)
+    monkeypatch.setattr(search, "finest", lambda *_: 2)
+    found = driver._ever_finer(search, 4, search.free_km())
+    each = {s: {o: bound_alone(tiny.url, s, o) for o in offsets_of(s, tiny.grid.shape)} for s in (2, 4)}
+    expected = sum(one.bound_km for offset, one in each[2].items() if offset != (1, 1))
+    expected += sum(one.bound_km for (a, b), one in each[4].items() if (a % 2, b % 2) == (1, 1))
+    assert asked == [4, 2]
+    assert found.certified_km == pytest.approx(expected, rel=1e-12)
+    assert found.certified_km <= expected * (1 + 1e-14)
+    assert (found.stride, found.offsets_used, found.offsets_total) == (2, 3, 4)
+    assert sum(one.bound_km for one in each[4].values()) < found.certified_km
+
+
+def test_the_speed_that_is_seen_decides_the_stride(tiny: MechanismStore) -> None:
+    search = searching(tiny)
+    powers = driver._powers(tiny)
+    assert powers[0] == 1
+    seconds = driver._needs(tiny, search.crew, 1, 1)[0]
+    assert search.finest(0.5, powers) == 1
+    search.pace = 1e6 / seconds  # twice as long as there is
+    assert search.finest(0.5, powers) != 1
+    search.pace = 1e12
+    assert search.finest(0.5, powers) is None
+    assert search.part(None)[1] == LEAST_PART
 
 
 @pytest.mark.parametrize(
@@ -365,7 +455,7 @@ def test_what_cannot_be_is_refused(tiny: MechanismStore, options: dict[str, Any]
 def test_too_large_programs_are_refused(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.lattices, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
     refused(SpecError, r"need .* GiB of memory", bound_of, tiny, stride=1)
-    assert chosen(tiny, seconds=1e6)[0] > 1
+    assert bound_of(tiny, seconds=1e6).stride > 1
 
 
 def test_the_gap(stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

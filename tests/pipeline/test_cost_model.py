@@ -3,10 +3,12 @@
 import json
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,9 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Plan
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support import loss_files
+from tests.support.problems import point_file
+from tests.support.refusals import refusal
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 
@@ -108,6 +113,55 @@ def test_more_workers_never_take_longer(small_job: Job, workers: int, more: int)
     assert all(many[stage] <= few[stage] for stage in few)
     stages = sum(seconds for stage, seconds in many.items() if stage != "total")
     assert many["total"] == pytest.approx(stages, abs=0.01)  # tasks run in this process
+
+
+HERE, ROME = [(-73.98, 40.75, 1.0)], [(12.5, 41.9, 1.0)]
+CORNER, TRIANGLE = (
+    [(-74.01, 40.79, 1.0)],
+    [[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]],
+)
+REFUSED_FILES = {
+    "a prior of another city": (ROME, {"prior": {"kind": "file", "file": "FILE"}}, "no weight lies inside"),
+    "a prior outside the region": (
+        CORNER,
+        {"prior": {"kind": "file", "file": "FILE"}, "domain": {"region": "REGION", "cell_km": 1.0}},
+        "all of the prior lies outside the region",
+    ),
+    "a prior for fewer outputs": (
+        HERE,
+        {"prior": {"kind": "file", "file": "FILE"}, "outputs": {"choose": "prior", "count": 2}},
+        "only 1 records have any prior",
+    ),
+    "tasks of another city": (ROME, {"loss": {"tasks_file": "FILE"}}, "all 1 points lie outside the grid"),
+    "a prior that is no table": ([], {"prior": {"kind": "file", "file": "FILE"}}, "FILE"),
+    "a raster that is none": ([], {"prior": {"kind": "raster", "file": "FILE"}}, "FILE"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_FILES)
+def test_a_plan_is_refused_where_a_run_is(case: str, tmp_path: Path, small_job: Job) -> None:
+    places, sections, said = REFUSED_FILES[case]
+    file = tmp_path / ("p.tif" if "raster" in case else "p.csv")
+    if "raster" in case:
+        file.write_bytes(b"none")
+    else:
+        point_file(file, "lon,lat,weight", places)
+    (tmp_path / "region.json").write_text(json.dumps({"type": "Polygon", "coordinates": [TRIANGLE]}))
+    names = {"FILE": str(file), "REGION": str(tmp_path / "region.json")}
+    found = {name: {k: names.get(v, v) for k, v in keys.items()} for name, keys in sections.items()}
+    job = small_job(**found)
+    if "tasks" in case:
+        del job["loss"]["tasks"]
+    spec = parse_job(job)
+    refusals = {refusal(partial(action, spec), names.get(said, said)) for action in (build_domain, plan_job)}
+    assert len(refusals) == 1
+
+
+def test_a_plan_reads_the_loss_file(tmp_path: Path) -> None:
+    shape, file = (5, 5), tmp_path / "loss.npz"
+    loss_files.write(file, shape, loss_km=np.full((*shape, 4), np.nan))
+    spec = parse_job(loss_files.job(file))
+    assert len({refusal(partial(action, spec), "loss_km") for action in (build_domain, plan_job)}) == 1
 
 
 def test_a_thousand_million_records_are_planned_in_a_moment(small_job: Job) -> None:

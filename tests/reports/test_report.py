@@ -24,11 +24,13 @@ from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.evaluation.bound import lower_bound
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.evaluation.evaluate import BOUND, evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.reports.evaluated import read_kept_bound
 from mdpext_dask.reports.page import costs, html, thinned, words
 from mdpext_dask.reports.page.provenance import job_toml
 from mdpext_dask.reports.page.thinned import Thinned, gathered, positions, quantised, step_for
@@ -350,7 +352,7 @@ def test_there_is_no_report_on_what_is_not_finished(small_job: Job, tmp_path: Pa
     init(parse_job(small_job(store={"block_cells": [2, 2]})), str(url))
     code, _, err = command(url, "--progress", "none")
     assert code == 3
-    assert re.fullmatch(r"error: .*blocks are missing.*run the job again\n", err)
+    assert re.fullmatch(r"error: .*blocks are missing.*run the job again, or mdpext partition .*\n", err)
     partition(str(url), 0, MechanismStore.open(str(url)).plan.blocks)
     with pytest.raises(IncompleteStoreError, match="its certificate is missing; run the job again"):
         report(str(url), tmp_path / "r.html")
@@ -405,6 +407,29 @@ def test_an_earlier_evaluation_is_taken_if_it_is_about_these_bytes(store: Path, 
         with pytest.raises(SpecError, match=message):
             report(str(store), tmp_path / "s.html", evaluation=file)
     assert not (tmp_path / "s.html").exists()
+
+
+def test_the_best_bound_of_evaluations_is_kept_for_the_page(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss_km = evaluate(str(store), bound=BoundRequest(stride=3), attacks=None, workers=1)["loss_km"]
+    kept = json.loads((store / BOUND).read_text())
+    evaluate(str(store), bound=BoundRequest(stride=9), attacks=None, workers=1)
+    assert json.loads((store / BOUND).read_text()) == kept  # a worse one
+    monkeypatch.setattr(lower_bound, "lower_bound", None)  # none is computed
+    report(str(store), tmp_path / "r.html")
+    said = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert words.rounded_down(kept["lower_bound_certified_km"], 4) in said.texts["losses"]
+    assert f"an evaluation has left it there on {kept['computed']}" in said.html
+    # Of other bytes, damaged, or more than the mechanism loses: none of it is shown.
+    opened = MechanismStore.open(str(store))
+    assert read_kept_bound(opened, loss_km) is not None
+    for wrong in (
+        {"content_sha256": "0" * 64}, {"lower_bound_km": "1"}, {"lower_bound_certified_km": 1e3},
+        {"computed": "yesterday"}, {"lower_bound_certified_km": None},
+    ):  # fmt: skip
+        (store / BOUND).write_text(json.dumps({**kept, **wrong}))
+        assert read_kept_bound(opened, loss_km) is None
 
 
 # --- few enough to be looked at -------------------------------------------------------------------

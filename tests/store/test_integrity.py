@@ -1,5 +1,6 @@
 """Tamper evidence: what is changed, missing or too much in a finished store is told apart and named."""
 
+import itertools
 import json
 import re
 import shutil
@@ -12,19 +13,30 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.certificate import certify_block
-from mdpext_dask.errors import GuaranteeViolation, MdpextError, SpecError, StoreError
+from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import fingerprint_of, parse_job
-from mdpext_dask.pipeline.run import build
+from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.sampling.mechanism import check_finished, open_mechanism
 from mdpext_dask.store import objects, receipts, schema
-from mdpext_dask.store.integrity import CERTIFICATE, ShardDamage, damage_of_block, extra_shards
+from mdpext_dask.store.integrity import (
+    CERTIFICATE,
+    ShardDamage,
+    damage_of_block,
+    extra_shards,
+    ranges_of,
+    require_all_blocks,
+)
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.commands import parse
 from tests.support.forged import rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
@@ -526,3 +538,30 @@ def test_a_seed_whose_arrays_are_not_named_is_none(finished: Path, names: object
     opened(finished).has_seed()
     edit(finished / "seed" / "zarr.json", lambda document: document["attributes"].update(extension=names))
     assert not opened(finished).has_seed()
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_are_those_of_the_blocks(blocks: set[int]) -> None:
+    ranges = ranges_of(sorted(blocks))
+    ends = [tuple(map(int, text.split(":"))) for text in ranges]
+    assert [index for first, last in ends for index in range(first, last)] == sorted(blocks)
+    assert all(last < first for (_, last), (first, _) in itertools.pairwise(ends))
+
+
+def test_missing_blocks_are_named_by_ranges(tmp_path: Path, small_job: Job) -> None:
+    path = tmp_path / "a store.zarr"
+    job = small_job(store={"block_cells": [1, 1]})
+    said: list[Any] = []
+    planned = init(parse_job(job), str(path), observer=said.append)
+    assert planned["seed_solved"]
+    assert planned["next"] == f"mdpext partition '{path}' --range 0:21"
+    assert Note(f"the seed is solved; 21 blocks are left, in parts of any size: {planned['next']}") in said
+    partition(str(path), 2, 4)
+    store = MechanismStore.open(str(path))
+    complaint = "19 of 21 blocks are missing, in 2 ranges: 0:2, 4:21; run the job again, or mdpext partition "
+    complaint += ".*a store.zarr' --range 0:2 and so on$"
+    refused(IncompleteStoreError, complaint, require_all_blocks, store)
+    partition(str(path), 0, 21)
+    assert summarise(store)["next"] == f"mdpext finalise '{path}'"
+    assert finalise(str(path))["next"] is None
+    assert parse(planned["next"])["blocks"] == "0:21"

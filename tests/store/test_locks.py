@@ -257,6 +257,59 @@ def test_what_vanishes_during_deletion_is_no_error(tmp_path: Path, monkeypatch: 
     assert [path.name for path in listed if path.exists()] == [KEY]
 
 
+@pytest.mark.parametrize("what", ["draft", "folder"])
+def test_a_run_that_ends_takes_nothing_from_one_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It sweeps up drafts, and the folders that it has made; whoever writes there then writes once more."""
+    write, struck = objects._write_new, []
+
+    def swept(path: Path, value: bytes) -> None:
+        if what == "draft":
+            write(path, value)
+        if not struck:
+            struck.append(path)
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+        if what == "folder":
+            write(path, value)
+
+    monkeypatch.setattr(objects, "_write_new", swept)
+    with hold(str(tmp_path / "a.zarr")):
+        assert struck
+
+
+def test_what_cannot_be_locked_names_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanish(path: Path, _: bytes) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(objects, "_write_new", vanish)
+    said = str(refused(StoreError, "No such file", hold(str(tmp_path / "a.zarr")).__enter__))
+    assert ".partial" not in said
+
+
+_HOLDERS = """
+import random, sys, time
+from mdpext_dask.errors import IncompleteStoreError
+from mdpext_dask.store import locks, objects
+url, until = sys.argv[1], time.monotonic() + 1.0
+while time.monotonic() < until:
+    try:
+        with locks.hold(url):
+            if random.random() < 0.5:
+                objects.sweep(objects.open_objects(url))
+    except IncompleteStoreError as error:
+        assert "another run is at work" in str(error), error
+"""
+
+
+def test_many_that_begin_and_end_at_once(tmp_path: Path) -> None:
+    """Any other error than the one that says so ends one of them."""
+    command = [sys.executable, "-c", _HOLDERS, str(tmp_path / "deep" / "a.zarr")]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[1] for process in started] == [""] * 3
+
+
 def _require_for(lock: locks.Lock, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

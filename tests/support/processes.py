@@ -23,6 +23,11 @@ from tests.support.problems import write_toml
 
 # The package's own limits are in seconds; this only keeps a test from hanging on a loaded machine.
 PATIENCE = 120.0
+# What `run` says when it is interrupted.
+INTERRUPTED = (
+    "error: interrupted; finished blocks are kept, and the seed once it is solved; what was under way is "
+    "not; run again to go on"
+)
 
 
 def wait_until(met: Callable[[], Any], what: object, patience: float = PATIENCE) -> None:

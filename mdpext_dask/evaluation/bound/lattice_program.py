@@ -81,6 +81,11 @@ class Lattice:
         """Σ_x π(x) min_y c(x, y), rounded down, in km: what is lost without any privacy."""
         return math.fsum(self.cost.min(axis=-1).ravel()) * (1 - _ROUNDING)
 
+    @property
+    def free_at_most_km(self) -> float:
+        """The same, rounded up."""
+        return math.fsum(self.cost.min(axis=-1).ravel()) * (1 + _ROUNDING)
+
     def cropped(self) -> "Lattice":
         """Return the lattice without the lines at its borders that have no record to keep."""
         used_x, used_y = (np.flatnonzero(self.kept.any(axis=axis)) for axis in (1, 0))
@@ -109,6 +114,7 @@ def lattice_bound(
     gap: float = GAP,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
+    deadline: float = math.inf,
 ) -> float:
     """Return what every mechanism that keeps the promise loses on a lattice at least, in km.
 
@@ -120,8 +126,9 @@ def lattice_bound(
         The promise.
     gap
         Relative duality gap at which to stop; the bound holds whatever it comes to.
-    threads, inverse_sums
-        See :func:`mdpext_dask.seed.interior_point.solve_program`.
+    threads, inverse_sums, deadline
+        See :func:`mdpext_dask.seed.interior_point.solve_program`. Stopped at the deadline, the bound is what
+        the best multipliers so far prove.
 
     Returns
     -------
@@ -143,10 +150,20 @@ def lattice_bound(
     cost = by_output(lattice.cost / scale, False).reshape(outputs, n // reach, reach * m)
     rows = PairRows((n // reach, reach, m), _growth(lattice, promise, 1 / floor, reach))
     program = GridProgram.over_mechanisms(cost, rows, _FLOOR)
+    duals = [-math.inf]
     with one_blas_thread():
-        solution = solve_program(program, gap=gap, threads=threads, inverse_sums=inverse_sums)
-    # For every mechanism M of the lattice, (1 − K δ') M + δ' is one of the program.
-    dual, uniform = scale / outputs * solution.dual, floor * math.fsum(lattice.cost.ravel())
+        solve_program(
+            program,
+            gap=gap,
+            threads=threads,
+            inverse_sums=inverse_sums,
+            watcher=lambda _, dual: duals.append(dual),
+            deadline=deadline,
+        )
+    # For every mechanism M of the lattice, (1 − K δ') M + δ' is one of the program. The multipliers of every
+    # iterate prove a bound.
+    best = max(dual for dual in duals if not math.isnan(dual))
+    dual, uniform = scale / outputs * best, floor * math.fsum(lattice.cost.ravel())
     rest = dual - uniform - _ROUNDING * (abs(dual) + uniform)
     return max(rest / (1 - _FLOOR) * (1 - _ROUNDING), free) if math.isfinite(rest) else free
 

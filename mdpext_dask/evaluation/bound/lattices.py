@@ -5,10 +5,14 @@ store need only hold the problem, not the rows of a mechanism.
 """
 
 import math
+import sys
+import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.evaluation.bound.lattice_program import Lattice, LatticePromise, lattice_bound, reach_of
@@ -29,6 +33,8 @@ _CALLS, _ENTRY, _BLOCK_FLOP, _INVERSE_FLOP, _SCHUR_FLOP = 0.02, 6e-6, 4e-8, 3e-9
 # Arrays over all rows of a program that an iteration holds at once, over blocks, and of Schur matrices.
 _ROW_ARRAYS, _BLOCK_ARRAYS, _SCHUR_ARRAYS = 20, 4, 3
 _FLOAT64 = 8
+# When the time of the present call is up in this process; see :class:`Limit`.
+_DEADLINES: dict[str, float] = {}
 
 
 def promise_of(store: MechanismStore) -> LatticePromise:
@@ -78,47 +84,120 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
     return Lattice(store.grid.x_km()[east], store.grid.y_km()[north], cost, kept)
 
 
-def bound_lattices(url: str, stride: int, offsets: list[Offset]) -> list[tuple[float, float]]:
-    """Return, for some lattices, what every mechanism loses on them at least, in km, and their share of π."""
-    return [bound_alone(url, stride, offset) for offset in offsets]
+class Found(NamedTuple):
+    """What is proved about one lattice.
+
+    Parameters
+    ----------
+    bound_km
+        What every mechanism loses on it at least, in km.
+    share
+        Its share of π.
+    free_km
+        What is lost on it without any privacy at most, in km: part of the sum over all records.
+    finished
+        Whether its program was solved, rather than stopped when the time was up.
+    """
+
+    bound_km: float
+    share: float
+    free_km: float
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When the time of the tasks of one call is up, wherever they run.
+
+    On the client's machine that is a moment of the clock that all its processes share. Clocks of machines are
+    not compared: elsewhere the first task of a call in a process starts the time.
+
+    Parameters
+    ----------
+    seconds
+        How much time there was when the tasks were handed out.
+    moment
+        Until when, in s of :func:`time.monotonic` on the client's machine; None elsewhere.
+    call
+        A random name, the same for all tasks of the call.
+    """
+
+    seconds: float
+    moment: float | None = None
+    call: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, in the process that asks."""
+        if self.moment is not None:
+            return self.moment - time.monotonic()
+        if self.call not in _DEADLINES:
+            _DEADLINES.clear()
+            _DEADLINES[self.call] = time.monotonic() + self.seconds
+        return _DEADLINES[self.call] - time.monotonic()
+
+
+NO_LIMIT = Limit(math.inf, math.inf)
+
+
+def bound_lattices(url: str, stride: int, offsets: list[Offset], limit: Limit) -> list[Found | None]:
+    """Return what is proved about some lattices; None for those that there was no time for."""
+    return [bound_alone(url, stride, offset, limit) for offset in offsets]
 
 
 def bound_alone(
-    url: str, stride: int, offset: Offset, threads: int = 1, inverse_sums: InverseSums | None = None
-) -> tuple[float, float]:
+    url: str,
+    stride: int,
+    offset: Offset,
+    limit: Limit = NO_LIMIT,
+    threads: int = 1,
+    inverse_sums: InverseSums | None = None,
+) -> Found | None:
     """Return the same for one lattice.
 
     Parameters
     ----------
     url, stride, offset
         The store and the lattice.
+    limit
+        When to stop.
     threads, inverse_sums
         See :func:`mdpext_dask.seed.interior_point.solve_program`.
     """
+    deadline = time.monotonic() + limit.left
+    if limit.left <= 0:
+        return None
     store = MechanismStore.open(url)
-    lattice = lattice_of(store, stride, offset)
+    lattice, promise = lattice_of(store, stride, offset), promise_of(store)
     share = math.fsum(store.read("prior", *(slice(first, None, stride) for first in offset)).ravel())
-    bound = lattice_bound(lattice, promise_of(store), threads=threads, inverse_sums=inverse_sums)
-    return bound, share
+    bound = lattice_bound(lattice, promise, threads=threads, inverse_sums=inverse_sums, deadline=deadline)
+    return Found(bound, share, lattice.free_at_most_km, time.monotonic() <= deadline)
 
 
-def free_losses(url: str, index: int, stride: int) -> NDArray[np.float64]:
-    """Return Σ π(x) min_y c(x, y) of the records that a block owns, by offset, rounded down.
+def time_lattice(url: str, stride: int, limit: Limit, threads: int) -> tuple[float, float]:
+    """Return how long the program of the first lattice takes now, and the whole of this task, in s."""
+    began = time.monotonic()
+    deadline = began + limit.left
+    store = MechanismStore.open(url)
+    lattice, promise = lattice_of(store, stride, (0, 0)), promise_of(store)
+    started = time.monotonic()
+    lattice_bound(lattice, promise, threads=threads, deadline=deadline)
+    return time.monotonic() - started, time.monotonic() - began
 
-    Returns
-    -------
-    float64 of shape (stride, stride) or, where the grid is smaller, of the grid, in km.
+
+def free_loss(url: str, index: int, limit: Limit) -> float:
+    """Return Σ π(x) min_y c(x, y) of the records that a block owns, rounded down, in km.
+
+    Of a block that there was no time for 0, which is proved as well.
     """
+    if limit.left <= 0:
+        return 0.0
     store = MechanismStore.open(url)
     block = store.plan[index]
-    total = np.zeros([min(stride, side) for side in store.grid.shape])
     prior = store.read("prior", block.owned_x, block.owned_y)
-    for i, used, _, mass, losses in loss_columns(store, block.owned_x, block.owned_y, prior):
-        least = losses.min(axis=1) * mass
-        residue = (block.owned_y.start + used) % stride
-        total[(block.owned_x.start + i) % stride] += np.bincount(residue, least, minlength=total.shape[1])
-    # Sums of this many numbers, none negative.
-    return np.asarray(total * (1 - prior.size * np.finfo(float).eps))
+    columns = loss_columns(store, block.owned_x, block.owned_y, prior)
+    total = math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns)
+    return float(total * (1 - (max(prior.shape) + 1) * sys.float_info.epsilon))
 
 
 def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -6,7 +6,6 @@ same folder.
 
 import hashlib
 import json
-import uuid
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 import mdpext_dask
+from mdpext_dask.files import whole_file
 from mdpext_dask.job.spec import JobSpec, fingerprint_of
 from mdpext_dask.reports.compare.methods import entry_of, with_settings
 
@@ -142,11 +142,16 @@ def read_answer(path: Path) -> dict[str, Any] | None:
 
 
 def write_answer(path: Path, values: dict[str, Any]) -> None:
-    """Write an answer whole or not at all, while others may write it too."""
+    """Write an answer whole or not at all, while others may write it too.
+
+    Raises
+    ------
+    DataError
+        If it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    beside.write_text(json.dumps(values, allow_nan=False), encoding="utf-8")
-    beside.replace(path)
+    with whole_file(path) as file:
+        file.write(json.dumps(values, allow_nan=False).encode())
 
 
 def is_settled(answer: dict[str, Any] | None, limit_seconds: float) -> bool:

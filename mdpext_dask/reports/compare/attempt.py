@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.foreign.row_files import allocate
 from mdpext_dask.auditors.methods import compare_all
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.auditors.subject import plain_subject, store_subject
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line
+from mdpext_dask.errors import ClusterError, DataError, MdpextError, StoreError, first_line, is_disk_full
 from mdpext_dask.evaluation.baselines.problem import (
     BaselineMechanism,
     Guarantee,
@@ -95,12 +96,30 @@ def attempt(request: Request) -> None:
     ------
     ClusterError
         If the process ends before it has begun with the method.
+    StoreError
+        If the folder cannot be written.
     """
     path = Path(request.answer)
-    reason = given_up(path, request.limit_seconds)
-    if reason is not None and request.method != BOUND:
-        write_answer(path, _failure(request, reason, limited=True))
+    because = given_up(path, request.limit_seconds)
+    if because is not None and request.method != BOUND:
+        write_answer(path, _failure(request, because, limited=True))
         return
+    try:
+        code, said = _ended(request)
+    except OSError as error:
+        raise StoreError(f"{path.parent}: nothing can be run there: {first_line(error)}") from None
+    if code == -signal.SIGALRM:
+        late = f"not finished within {request.limit_seconds:g} s"
+        write_answer(path, _failure(request, late, limited=True))
+    elif code < 0:
+        write_answer(path, _failure(request, f"ended by signal {-code}", passing=True))
+    elif code > 0:
+        last = (said.strip().splitlines() or ["no reason given"])[-1]
+        raise ClusterError(f"compare: a process ended with {code}: {last}; run again to go on")
+
+
+def _ended(request: Request) -> tuple[int, str]:
+    """Have a request answered, and return how the process ended and what it said."""
     with tempfile.TemporaryDirectory(dir=request.scratch) as folder:
         asked = Path(folder) / "request.json"
         asked.write_text(json.dumps(asdict(request)), encoding="utf-8")
@@ -120,15 +139,7 @@ def attempt(request: Request) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-    code = process.returncode
-    if code == -signal.SIGALRM:
-        late = f"not finished within {request.limit_seconds:g} s"
-        write_answer(path, _failure(request, late, limited=True))
-    elif code < 0:
-        write_answer(path, _failure(request, f"ended by signal {-code}", passing=True))
-    elif code > 0:
-        last = (said.strip().splitlines() or ["no reason given"])[-1]
-        raise ClusterError(f"compare: a process ended with {code}: {last}; run again to go on")
+    return process.returncode, said
 
 
 def _failure(
@@ -189,9 +200,13 @@ def _answer(request: Request, spec: JobSpec, domain: Domain, folder: Path) -> di
         given = {"given_seconds": limit} if entry_of(request.method).spends_time else {}
         return {**done, **made, "seconds": seconds, **given, **_judge(spec, domain, folder)}
     except MdpextError as error:
+        if is_disk_full(error):
+            raise  # it says nothing about the method, and the next one would meet it too
         outside = isinstance(error, StoreError | ClusterError)
         return _failure(request, " ".join(str(error).split()), passing=outside)
     except BaseException as error:  # SystemExit included: no method ends this process
+        if is_disk_full(error):
+            raise
         traceback.print_exc()
         return _failure(request, f"{type(error).__name__}: {first_line(error)}", passing=True)
 
@@ -239,6 +254,8 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
     ------
     DataError
         If the method made rows that are none.
+    StoreError
+        If there is no room for them.
     """
     assert made.rows is not None  # the caller has looked
     columns, along = problem.grid.shape
@@ -246,8 +263,7 @@ def _write_rows(problem: Problem, made: BaselineMechanism, path: Path) -> None:
     for strip in strips(problem):
         rows = made.rows(strip)
         if stored is None:
-            shape = (columns * along, problem.outputs)
-            stored = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=shape)
+            stored = allocate(path, (columns * along, problem.outputs), np.dtype(np.float64))
         if not (np.isfinite(rows).all() and (rows >= 0).all()):
             raise DataError("the rows hold numbers that are no probabilities")
         stored[strip.start * along : strip.stop * along] = rows.reshape(-1, problem.outputs)

@@ -93,6 +93,11 @@ def bound_in_words(result: Mapping[str, Any]) -> str:
             " Found in little time, so it is weak: the best possible loss lies between it and the loss of "
             "this mechanism, and more time (--bound-seconds) brings it closer."
         )
+    if "bound_computed" in result:
+        text += (
+            f" The store says so: an evaluation has left it there on {result['bound_computed']}, and this "
+            "page has not computed it again (--bound-seconds does)."
+        )
     return text
 
 
