@@ -14,8 +14,8 @@ from hypothesis import settings
 from mdpext_dask.job.sections import ClusterSection
 
 # How long an example takes says something of the machine, not of what is tested.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("ours", deadline=None, max_examples=40)
+settings.load_profile("ours")
 
 ROADS_VARIABLE = "MDPEXT_ROADS"
 PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors import certificate
@@ -17,7 +17,6 @@ EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.integers(2, 6), st.integers(2, 6)),
     outputs=st.integers(1, 5),

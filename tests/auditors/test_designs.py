@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
@@ -93,7 +93,6 @@ def check_lattice(
     assert design.weights.sum() == pytest.approx(1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)).filter(lambda shape: math.prod(shape) > 1),
     st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)) | st.just((0.1, 0.1)),
@@ -147,7 +146,6 @@ def test_strata_of_points_partition_their_pairs(name: str, p: float) -> None:
         check_points(design, places, p, rng)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_points_may_be_cut_anywhere(data: st.DataObject) -> None:
     """Near strata, far ones, none: also at distances that occur."""

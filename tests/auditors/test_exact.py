@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors import exact
@@ -70,7 +70,6 @@ def test_a_tolerance_adds_to_the_bound() -> None:
     p=st.sampled_from(EXPONENTS),
     epsilon=st.floats(0.01, 10),
 )
-@settings(deadline=None)
 def test_it_agrees_with_float64_where_that_is_sure(
     numerator: int, denominator: int, x: float, y: float, p: float, epsilon: float
 ) -> None:

@@ -36,7 +36,7 @@ ROWS = np.array([[0.25, 0.75], [-0.0, np.inf], [np.nan, -1e-300]])
 PLACES = np.array([[0.5, 1.0], [2.0, -3.0], [4.0, 5.25]])
 NUMERIC = ("f2", "f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?")
 SINGLE = ("f2", "f4", "i1", "u1", "i2", "u2", "?")
-EXACT = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXACT = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def save_npy(path: Path, rows: NDArray[Any]) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -102,7 +102,6 @@ def test_violations_of_near_pairs_alone_are_seen() -> None:
     assert upper < 5e-4
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_joint_interval_is_inside_bonferronis(data: st.DataObject) -> None:
     """At the level that the joint one leaves to the strata, and it holds the estimate."""

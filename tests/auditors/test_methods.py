@@ -132,7 +132,6 @@ def limits(mechanism: known.Mechanism) -> list[float]:
     return [beside(slope) for slope in sorted(some) for beside in (known.float_below, known.float_above)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     mechanism=mechanisms(),
     part=st.sampled_from([16, 96, 10**6]),
@@ -151,7 +150,6 @@ def test_every_triple_counts(mechanism: known.Mechanism, part: int, tile: int, t
                 known.check_all_pairs(mechanism, half, beside(triple.excess(half)))
 
 
-@settings(max_examples=30, deadline=None)
 @given(mechanism=mechanisms(lattice=True), band=st.sampled_from([16, 300, 10**6]), strip=st.integers(1, 20))
 def test_every_cell_counts(mechanism: known.Mechanism, band: int, strip: int) -> None:
     """The certificate is what its definition says in fifty digits, however the lattice is cut."""
@@ -165,7 +163,7 @@ def test_every_cell_counts(mechanism: known.Mechanism, band: int, strip: int) ->
             known.check_cells(mechanism, known.float_above(norm))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(mechanism=mechanisms(), kind=st.sampled_from(["uniform", "stratified"]))
 def test_a_sample_of_everything_sees_everything(mechanism: known.Mechanism, kind: str) -> None:
     for epsilon in limits(mechanism)[-2:]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shapely
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
@@ -100,7 +100,6 @@ def error_by_search(places: Array, weights: Array) -> float:
 # --- identities -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_what_is_done_with_a_report_tells_no_more_than_the_report(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -243,7 +242,6 @@ def test_capacity_is_that_of_all_records_that_are_kept(stores: Stores) -> None:
     assert found > math.log2(rows[used].max(axis=0).sum())
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.floats(1e-6, 1)), min_size=1, max_size=12))
 def test_a_median_is_bounded_from_both_sides(drawn: list[tuple[int, int, float]]) -> None:
     numbers = np.array(drawn, dtype=np.float64)
@@ -274,7 +272,6 @@ def test_derivatives_are_those_of_the_sum() -> None:
         assert change[:3] == pytest.approx([found[1 + axis], *found[3 + axis : 5 + axis]], rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 4, 64]))
 def test_ranks_by_classes_are_right_to_their_resolution(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)

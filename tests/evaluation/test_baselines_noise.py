@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import IntegrationWarning, dblquad, quad
 from scipy.spatial import KDTree
@@ -93,7 +93,6 @@ _PLACES = st.one_of(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=25, deadline=None)
 @given(
     places=st.lists(_PLACES, min_size=1, max_size=7),
     epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),

@@ -140,7 +140,7 @@ WEIGHTS = st.one_of(st.floats(1e-300, 1e300), st.sampled_from([1.0, 0.1, 1 / 3, 
 SHARE = st.one_of(st.sampled_from(SHARES), st.integers(0, 1000).map(lambda n: str(n / 1000)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.floats(0, 1e6), WEIGHTS), min_size=1, max_size=30), SHARE)
 def test_quantiles_are_exact(pairs: list[tuple[float, float]], share: str) -> None:
     values, weights = (list(column) for column in zip(*pairs, strict=True))
@@ -161,7 +161,6 @@ def test_sums_are_exact(numbers: list[float]) -> None:
     assert exact_sum(np.array(numbers)) == sum(map(Fraction, numbers))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 1e9), st.floats(1e-6, 1)), min_size=1, max_size=40),
     SHARE,

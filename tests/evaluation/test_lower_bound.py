@@ -86,7 +86,6 @@ def over_offsets(lattice: Lattice, promise: LatticePromise, stride: int) -> floa
 # --- one lattice ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -115,7 +114,7 @@ def test_it_is_below_the_optimum(seed: int, shape: tuple[int, int], p: float, ep
         assert found == pytest.approx(best, rel=MISSED, abs=1e-9 * lattice.cost.max())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32 - 1), p=st.sampled_from([1.0, 2.0, math.inf]))
 def test_lattices_add_up_to_less_and_coarser_ones_to_less_still(seed: int, p: float) -> None:
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -29,7 +29,6 @@ def refine_once(scores: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
     return fine
 
 
-@settings(max_examples=30)
 @given(
     shape=st.tuples(st.integers(2, 4), st.integers(2, 4)),
     outputs=st.integers(1, 9),

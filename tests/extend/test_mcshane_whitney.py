@@ -152,7 +152,6 @@ def test_budgets_give_way_to_differences_that_exceed_them() -> None:
     assert got == pytest.approx(np.linspace(ends[0, 0], ends[1, 0], 7), abs=ROUNDING)
 
 
-@settings(max_examples=60)
 @given(cells=shapes, refine=levels, outputs=st.integers(1, 5), beta=betas, seed=SEEDS)
 def test_scores_keep_their_budgets_at_every_level(
     cells: tuple[int, int], refine: tuple[int, ...], outputs: int, beta: tuple[float, float], seed: int
@@ -172,7 +171,6 @@ def test_scores_keep_their_budgets_at_every_level(
         assert scores.max(axis=(0, 1)) == pytest.approx(got.max(axis=(0, 1)))
 
 
-@settings(max_examples=25)
 @given(
     cells=shapes,
     refine=st.sampled_from([(2,), (3,), (2, 2), (2, 3)]),
@@ -238,7 +236,6 @@ def test_normalising_at_every_level_as_published_breaks_epsilon_and_ours_keeps_i
 # --- one stage ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(cells=shapes, factor=st.integers(1, 5), outputs=st.integers(1, 4), beta=betas, seed=SEEDS)
 def test_one_stage_is_both_envelopes_over_all_seeds(
     cells: tuple[int, int], factor: int, outputs: int, beta: tuple[float, float], seed: int

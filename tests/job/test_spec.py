@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -294,7 +294,6 @@ def test_bad_override_is_refused_like_a_bad_file(job_file: Path, override: str, 
     refine=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     name=st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,9}", fullmatch=True),
 )
-@settings(max_examples=40, deadline=None)
 def test_override_and_document_say_the_same(
     tmp_path_factory: pytest.TempPathFactory, epsilon: float, cell: float, refine: list[int], name: str
 ) -> None:

@@ -78,7 +78,6 @@ def test_small_systems_are_those_of_numpy(size: int, band: int) -> None:
     assert np.allclose(x.T, np.linalg.solve(full, right.T[..., None])[..., 0], rtol=1e-10)
 
 
-@settings(max_examples=25)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 3)), outputs=st.integers(1, 7), seed=SEEDS)
 def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs: int, seed: int) -> None:
     patches = random_patches(np.random.default_rng(seed), shape, outputs, count=4)
@@ -135,7 +134,6 @@ def test_one_record_free_of_its_neighbours_reports_the_cheapest_output() -> None
 # --- budgets --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
 @given(p=st.sampled_from([1.0, 1.5, 2.0, 4.0, math.inf]), allowed=st.floats(0.01, 3.0), seed=SEEDS)
 def test_budgets_hold_the_reference_and_keep_vectors_within(p: float, allowed: float, seed: int) -> None:
     rng, q = np.random.default_rng(seed), dual_exponent(p)
@@ -208,7 +206,6 @@ def test_records_between_neighbours_that_keep_their_budgets_are_within_epsilon()
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(
     last=st.tuples(st.integers(1, 17), st.integers(1, 17)),
     patch=st.integers(2, 5),

@@ -45,7 +45,7 @@ _SNAP_KM = 2e-6
 # --- distances ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lon=st.one_of(st.sampled_from([179.95, -179.95, 180.0, -180.0, 0.0]), st.floats(-180, 180)),
     lat=st.one_of(st.sampled_from([0.0, 40.0, -40.0, 60.0, -60.0, 75.0, -75.0]), st.floats(-80, 80)),

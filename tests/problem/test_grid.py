@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import SpecError
@@ -81,7 +81,6 @@ def test_a_small_grid_by_hand() -> None:
 
 
 @given(grid=_grids)
-@settings(max_examples=50, deadline=None)
 def test_seeds_are_every_fth_record(grid: Grid) -> None:
     x, y = grid.x_km()[:: grid.factor], grid.y_km()[:: grid.factor]
     assert (len(x), len(y)) == grid.seeds_shape
@@ -105,7 +104,6 @@ def test_order_of_refinement_levels_does_not_move_records() -> None:
     height=st.floats(1, 60),
     cell=st.floats(0.05, 1),
 )
-@settings(max_examples=50, deadline=None)
 def test_covering_grid_holds_the_box_and_no_spare_cell(
     west: float, south: float, width: float, height: float, cell: float
 ) -> None:
@@ -124,7 +122,6 @@ def test_covering_grid_holds_the_box_and_no_spare_cell(
     cell=st.floats(0.05, 10),
 )
 @example(west=0.0, south=0.0, cells=(3, 3), cell=0.1)  # 0.30000000000000004 by 0.1
-@settings(max_examples=50, deadline=None)
 def test_whole_numbers_of_cells_do_not_gain_one_through_rounding(
     west: float, south: float, cells: tuple[int, int], cell: float
 ) -> None:
@@ -151,7 +148,6 @@ def test_box_is_closed_to_a_millimetre() -> None:
 
 
 @given(grid=_grids, relative=st.lists(_places, min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
 def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tuple[float, float]]) -> None:
     some_records = all_records(grid)[:: 1 + grid.records // 50]
     places = np.concatenate([[_place(grid, r) for r in relative], some_records])
@@ -161,7 +157,6 @@ def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tup
 
 
 @given(grid=_grids, relative=_places)
-@settings(max_examples=50, deadline=None)
 def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]) -> None:
     x, y = _place(grid, relative)
     box = grid.box
@@ -173,7 +168,6 @@ def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @given(grid=_grids, one=_places, other=_places)
-@settings(max_examples=50, deadline=None)
 def test_moving_to_records_adds_at_most_twice_the_largest_rounding(
     p: float, grid: Grid, one: tuple[float, float], other: tuple[float, float]
 ) -> None:

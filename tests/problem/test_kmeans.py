@@ -42,7 +42,6 @@ def problems(draw: st.DrawFn, most: int = 6) -> tuple[Array, Array, int]:
 
 
 @given(problem=problems())
-@settings(max_examples=30)
 def test_the_best_of_several_starts_is_the_best_of_all_assignments(problem: tuple[Array, Array, int]) -> None:
     xy, weight, count = problem
     count = min(count, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask import build, load_job, open_mechanism
@@ -77,7 +77,6 @@ def test_expected_loss_is_its_definition(
     corner=st.tuples(st.floats(-100, 100), st.floats(-100, 5000)),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40, deadline=None)
 def test_a_table_of_euclidean_distances_is_the_euclidean_loss(
     tmp_path_factory: pytest.TempPathFactory,
     shape: tuple[int, int],

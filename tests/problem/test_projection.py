@@ -20,7 +20,6 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
 
 
 @given(lon=st.floats(-180, 180), lat=st.floats(-75, 75), bearing=st.floats(-180, 180), km=st.floats(0, 200))
-@settings(max_examples=50, deadline=None)
 def test_distance_and_bearing_from_centre_are_true(lon: float, lat: float, bearing: float, km: float) -> None:
     end_lon, end_lat, _ = WGS84.fwd(lon, lat, bearing, km * 1000)
     [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
@@ -106,7 +105,7 @@ def test_grid_mapping_without_the_text_still_names_method_and_centre() -> None:
 _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     one=_anywhere,
     step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),

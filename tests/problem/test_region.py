@@ -754,7 +754,7 @@ def stars(draw: st.DrawFn) -> list[list[tuple[float, float]]]:
     corner=st.tuples(st.floats(-9, 3), st.floats(-9, 3)),
     rotation=st.sampled_from([0.0, 29.0, -80.0]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_kept_cells_are_those_that_meet_the_region(
     tmp_path_factory: pytest.TempPathFactory,
     rings: list[list[tuple[float, float]]],
@@ -790,7 +790,6 @@ def test_kept_cells_are_those_that_meet_the_region(
     factor=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_vertices_of_cells_by_hand(cells: tuple[int, int], factor: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     grid = Grid(-1.0, 2.0, *cells, 1.5, (factor,))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyproj import CRS, Transformer
 
@@ -66,7 +66,6 @@ def slanted(tmp_path: Path) -> str:
 
 
 @given(angle=angles, places=places)
-@settings(max_examples=60, deadline=None)
 def test_turning_changes_no_distance_and_degrees_come_back(
     angle: float, places: list[tuple[float, float]]
 ) -> None:
@@ -131,7 +130,6 @@ def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> Non
     points=st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=4, max_size=40),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_no_direction_has_a_smaller_rectangle(points: list[tuple[float, float]], seed: int) -> None:
     xy = np.array(points) + np.random.default_rng(seed).normal(scale=0.1, size=(len(points), 2))
     found = least_rectangle_deg(xy)

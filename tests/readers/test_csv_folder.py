@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import SpecError
@@ -92,7 +92,6 @@ def test_many_targets_are_as_good_as_few() -> None:
 
 @pytest.mark.parametrize("directed", [False, True])
 @given(graph=_graphs())
-@settings(max_examples=50, deadline=None)
 def test_distances_are_those_of_floyd_and_warshall(directed: bool, graph: tuple[int, list[Edge]]) -> None:
     expected = _floyd_warshall(*graph, directed=directed)
     assert _distances(_network(*graph), directed=directed) == expected
@@ -103,7 +102,6 @@ def test_distances_are_those_of_floyd_and_warshall(directed: bool, graph: tuple[
 
 @pytest.mark.parametrize("directed", [False, True])
 @given(graph=_graphs())
-@settings(max_examples=50, deadline=None)
 def test_largest_strongly_connected_part_is_kept(directed: bool, graph: tuple[int, list[Edge]]) -> None:
     nodes, _ = graph
     distance = _floyd_warshall(*graph, directed=directed)

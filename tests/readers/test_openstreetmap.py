@@ -110,7 +110,7 @@ def _random_ways(draw: st.DrawFn) -> Ways:
     return {100 + number: way for number, way in enumerate(ways)}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ways=_random_ways())
 def test_distances_are_those_of_the_graph_before_nodes_were_taken_out(tmp_path: Path, ways: Ways) -> None:
     """Between nodes that stay, whatever the ways; and those of osmnx stay all."""

@@ -108,7 +108,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(rows=st.lists(st.tuples(LONS, LATS, WEIGHTS), min_size=1, max_size=8), data=st.data())
-@settings(max_examples=25, deadline=None)
 def test_formats_agree(tmp_path_factory: pytest.TempPathFactory, rows: Rows, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(list(FORMATS)))
     path = tmp_path_factory.getbasetemp() / name
@@ -540,7 +539,7 @@ def outcome(path: Path) -> Any:
 
 
 @given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_fast_equals_careful(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
     path = tmp_path_factory.getbasetemp() / "both.csv"
     path.write_text("lon,lat,n,weight\n" + "".join(",".join(row) + "\n" for row in rows))

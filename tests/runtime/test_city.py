@@ -408,7 +408,6 @@ def test_projection_is_within_2_mm(centre: tuple[float, float], places: list[tup
 
 
 @given(centres, st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.3, 3.0]))
-@settings(max_examples=25)
 def test_projection_at_centre_and_antipode(centre: tuple[float, float], seed: int, degrees: float) -> None:
     rng = np.random.default_rng(seed)
     for there in (centre, (centre[0] + 180, -centre[1])):

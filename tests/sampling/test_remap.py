@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 # --- the table ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**9), st.booleans())
 def test_no_other_table_is_better(seed: int, ties: bool) -> None:
     """All 27 tables of three outputs, and random remaps between them."""
@@ -56,7 +56,7 @@ def test_no_other_table_is_better(seed: int, ties: bool) -> None:
     assert (table[kept] == kept).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**9), st.integers(1, 9))
 def test_once_is_enough(seed: int, outputs: int) -> None:
     costs = np.random.default_rng(seed).random((outputs, outputs))
@@ -74,7 +74,7 @@ def test_columns_that_become_one_are_added_up() -> None:
     assert merged.dtype == np.uint64
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), laplace=st.booleans(), epsilon=st.sampled_from([0.1, 0.5, 2.0]))
 def test_a_remap_of_a_baseline_never_loses(seed: int, laplace: bool, epsilon: float) -> None:
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -34,7 +34,6 @@ def agree(problem: SeedProblem, tolerance: float = 2e-6) -> None:
     assert structured.gap <= tolerance
 
 
-@settings(max_examples=60)
 @given(seed=SEEDS)
 def test_it_agrees_with_highs(seed: int) -> None:
     agree(random_problem(np.random.default_rng(seed)))
@@ -132,7 +131,6 @@ def dense(matrix: LatticeMatrix, output: int) -> np.ndarray:
     return whole
 
 
-@settings(max_examples=40)
 @given(
     outputs=st.integers(1, 20), blocks=st.integers(1, 5), size=st.integers(1, 5), diagonals=st.booleans(),
     seed=SEEDS,
@@ -187,7 +185,6 @@ def as_matrix(rows: CellRows) -> np.ndarray:
     return matrix.reshape(len(rows.cell), -1)
 
 
-@settings(max_examples=30)
 @given(outputs=st.integers(1, 6), blocks=st.integers(2, 4), size=st.integers(2, 4), seed=SEEDS)
 def test_rows_on_cells_against_a_dense_matrix(outputs: int, blocks: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -230,7 +227,6 @@ def general_solver(program: GridProgram) -> float:
     return float(linprog(program.cost.ravel(), -as_matrix(rows), -rows.limit, *sums, bounds=bounds).fun)
 
 
-@settings(max_examples=25)
 @given(outputs=st.integers(2, 6), blocks=st.integers(2, 4), size=st.integers(2, 4), seed=SEEDS)
 def test_programs_with_rows_on_cells_against_a_general_solver(
     outputs: int, blocks: int, size: int, seed: int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -36,7 +36,6 @@ def dense_optimum(problem: SeedProblem) -> float:
     return float(answer.fun)
 
 
-@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_optimum_agrees_with_the_dense_formulation(seed: int) -> None:
     problem = random_problem(np.random.default_rng(seed))
@@ -88,7 +87,6 @@ def test_repair_keeps_what_is_feasible() -> None:
     assert np.array_equal(problem.repair(uniform), uniform)
 
 
-@settings(max_examples=60)
 @given(seed=SEEDS, error=st.floats(-12, -8))
 def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
     rng = np.random.default_rng(seed)
@@ -112,7 +110,6 @@ def test_rubbish_is_not_repaired() -> None:
         problem.repair(np.full((6, 4), -0.25))
 
 
-@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_any_multipliers_give_a_lower_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)

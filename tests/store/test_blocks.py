@@ -19,7 +19,7 @@ grids = st.builds(
 blocks = st.one_of(st.none(), st.tuples(st.integers(1, 13), st.integers(1, 13)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(grid=grids, outputs=st.integers(1, 200), block_cells=blocks)
 def test_each_record_and_cell_once(grid: Grid, outputs: int, block_cells: tuple[int, int] | None) -> None:
     plan = Plan.of(grid, outputs, block_cells)
@@ -44,7 +44,6 @@ def test_each_record_and_cell_once(grid: Grid, outputs: int, block_cells: tuple[
     assert all(s % c == 0 for s, c in zip(plan.shard_shape, plan.chunk_shape, strict=True))
 
 
-@settings(max_examples=50, deadline=None)
 @given(grid=grids, block_cells=blocks)
 def test_neighbours_share_their_closed_sides(grid: Grid, block_cells: tuple[int, int] | None) -> None:
     plan = Plan.of(grid, 3, block_cells)
