@@ -689,8 +689,7 @@ def test_careless_audits_get_one_line(
 
 def test_a_folder_that_is_nothing_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises((DataError, StoreError)):
-        audit(tmp_path / "empty", epsilon_per_km=1.0)
+    refused((DataError, StoreError), "", audit, tmp_path / "empty", epsilon_per_km=1.0)
 
 
 # --- around ---------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from mdpext_dask.auditors.pairs.designs import (
 )
 from mdpext_dask.errors import SpecError
 from tests.support.reference import distance
+from tests.support.refusals import refused
 
 EXPONENTS = (1, 1.5, 2, math.inf)
 # How often the test of uniform draws fails for uniform draws; its seeds are fixed.
@@ -327,5 +328,4 @@ def test_shares_are_equal_and_never_too_small() -> None:
 
 
 def test_one_record_has_no_pairs() -> None:
-    with pytest.raises(SpecError, match="at least 2"):
-        PointsDesign(np.zeros((1, 2)), 2)
+    refused(SpecError, "at least 2", PointsDesign, np.zeros((1, 2)), 2)

@@ -35,6 +35,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
 from tests.support.problems import write_toml
+from tests.support.refusals import refused
 from tests.support.submissions import notes_of, program
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -280,8 +281,7 @@ def test_states_of_jobs(
 def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "scontrol", "echo 'scontrol: error: Unable to contact' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ClusterError, match=r"^Slurm does not answer: Unable to contact$"):
-        SlurmJobs(("1",), tmp_path).state()
+    refused(ClusterError, r"^Slurm does not answer: Unable to contact$", SlurmJobs(("1",), tmp_path).state)
 
 
 # --- following --------------------------------------------------------------------------------------
@@ -356,19 +356,16 @@ def test_a_complete_store_is_the_end_unless_it_is_of_another_job(complete: str) 
     for said in (DONE, JobState("gone"), JobState("failed", "cancelled")):
         followed(complete, said)
     final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
-    with pytest.raises(SpecError, match="belongs to another job"):
-        followed(complete, RUNNING, final)
+    refused(SpecError, "belongs to another job", followed, complete, RUNNING, final)
 
 
 def test_a_store_that_is_refused(tmp_path: Path, small_job: Job) -> None:
     url = str(tmp_path / "small.zarr")
     init(parse_job(small_job()), url)
     MechanismStore.open(url, mode="r+").update(state="refused")
-    with pytest.raises(GuaranteeViolation, match="does not hold"):
-        followed(url, JobState("gone"))
+    refused(GuaranteeViolation, "does not hold", lambda: followed(url, JobState("gone")))
     # A cancelled job says nothing about its guarantee.
-    with pytest.raises(IncompleteStoreError):
-        followed(url, JobState("failed", "cancelled"))
+    refused(IncompleteStoreError, "", lambda: followed(url, JobState("failed", "cancelled")))
 
 
 def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mdpext_dask.cli.submit.files import job_text
 from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.job.spec import JobSpec, parse_job
 from tests.support.processes import wait_until
+from tests.support.refusals import refused
 from tests.support.submissions import to_kubernetes
 from tests.support.toy_kubernetes import KINDS, ToyKubernetes
 
@@ -124,8 +125,7 @@ def test_after_a_killed_runner_the_job_is_submitted_again(
     hand_over(spec, tmp_path, detach=True)
     _when_running(cluster)
     cluster.node.kill("job-runner")
-    with pytest.raises(IncompleteStoreError, match="submit again"):
-        hand_over(spec, tmp_path)
+    refused(IncompleteStoreError, "submit again", hand_over, spec, tmp_path)
     assert hand_over(spec, tmp_path)[0]["state"] == "done"
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
@@ -135,8 +135,7 @@ def test_what_is_wrong_with_a_job_is_said_as_here(
 ) -> None:
     section = {"kind": "kubernetes", "image": "image", "volume_claim": "disk"}
     wrong = parse_job(small_job(cluster=section, domain={"roads": "/data/nowhere"}))
-    with pytest.raises(SpecError, match=r"nowhere.*does not exist"):
-        hand_over(wrong, tmp_path)
+    refused(SpecError, r"nowhere.*does not exist", hand_over, wrong, tmp_path)
     assert "nowhere" in (cluster.node.log_of("mdpext-small-runner") or "")
 
 

@@ -30,7 +30,7 @@ from mdpext_dask.reports.plots import plot_loss
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import operator_of_store
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 NOBODY = 65534
@@ -158,12 +158,10 @@ def test_a_store_s_cluster_is_a_record_and_never_used(
     for each in executor_module.START:
         monkeypatch.setitem(executor_module.START, each, start)
     monkeypatch.setattr(executor_module, "processors", lambda: 3)
-    with pytest.raises(Asked):
-        READERS[reader](path, workers=2)
+    refused(Asked, "", READERS[reader], path, workers=2)
     assert asked.pop() == (ClusterSection(), 2)
     if reader != "plot":
-        with pytest.raises(Asked):
-            READERS[reader](path, scheduler="tcp://mine:1")
+        refused(Asked, "", READERS[reader], path, scheduler="tcp://mine:1")
         assert asked.pop()[0] == ClusterSection(kind="address", address="tcp://mine:1")
     if (reader, kind) in {("remap", "address"), ("finalise", "slurm"), ("plot", "local"), ("audit", "local")}:
         READERS[reader](path)  # small stores are read in this process
@@ -248,8 +246,7 @@ def test_it_is_told_before_anything_is_reached(small_job: Job, path: Path) -> No
 
         def observe(event: Event) -> None:
             if isinstance(event, Note) and address in event.text:
-                with pytest.raises(BlockingIOError):
-                    server.accept()
+                refused(BlockingIOError, "", server.accept)
                 raise ClusterError("told")
 
         spec = parse_job(small_job(cluster={"kind": "address", "address": address}))

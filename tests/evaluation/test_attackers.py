@@ -541,8 +541,7 @@ def test_districts_by_a_chosen_property(stores: Stores, tmp_path: Path, file: st
     assert read_districts(store, tmp_path / file, "Quartiere").names == ("Prati", "Monti")
     for key in ("full", "none"):
         named = f"{file}: feature {2 if key == 'full' else 1}: the property {key} is missing or empty; found"
-        with pytest.raises(DataError, match=named):
-            read_districts(store, tmp_path / file, key)
+        refused(DataError, named, read_districts, store, tmp_path / file, key)
 
 
 @pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:3857"])

@@ -31,7 +31,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
 from tests.support.problems import write_toml
 from tests.support.reference import SEEDS, audited_epsilon, corners_of, softmax, spread_over_orders
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 PROJECT = Path(__file__).resolve().parents[2]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -420,8 +420,7 @@ def test_an_operator_that_is_not_local_is_caught_where_blocks_meet(
     path: Path, small_job: Job, block_cells: list[int]
 ) -> None:
     job = small_job(extension={"method": "own_operators:FarSighted"}, store={"block_cells": block_cells})
-    with pytest.raises(GuaranteeViolation, match=r"disagree on record .*not local"):
-        build(parse_job(job), str(path))
+    refused(GuaranteeViolation, r"disagree on record .*not local", lambda: build(parse_job(job), str(path)))
     assert MechanismStore.open(str(path)).state == "refused"
 
 
@@ -448,8 +447,7 @@ def test_a_job_whose_operator_is_gone_stops_at_once_and_a_finished_store_does_no
     blocks = init(job, url)["blocks"]
     forget()
     for attempt in (lambda: build(job, url), lambda: partition(url, 0, blocks)):
-        with pytest.raises(MdpextError, match="passing:Mean: cannot be made"):
-            attempt()
+        refused(MdpextError, "passing:Mean: cannot be made", attempt)
     (folder / "passing.py").write_text("from mean import Mean\n")
     partition(url, 0, blocks)
     forget()

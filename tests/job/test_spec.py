@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import differing_keys, fingerprint_of, load_job, parse_job, with_overrides
 from tests.support.problems import JobMaker, point_file
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 _JOB_TEXT = """
 [domain]
@@ -465,8 +465,7 @@ def test_differing_keys_are_named_in_order() -> None:
 def test_a_path_that_is_none_is_one_error(tmp_path: Path, roads: str) -> None:
     job = tmp_path / "job.toml"
     job.write_text("[privacy]\nepsilon_per_km = 1\n")
-    with pytest.raises(SpecError, match="not a path"):
-        load_job(job, [f"domain.roads={roads}"])
+    refused(SpecError, "not a path", load_job, job, [f"domain.roads={roads}"])
 
 
 @pytest.mark.parametrize(

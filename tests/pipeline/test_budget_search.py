@@ -25,6 +25,7 @@ from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.budget import direction_budgets, dual_exponent, tighten, vector_norm
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.reference import audited_epsilon, softmax
+from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 EXPONENTS = (1.0, 1.5, 2.0, 4.0, math.inf)
@@ -127,8 +128,7 @@ def test_search_restarts(tmp_path: Path, searched_job: dict[str, dict[str, Any]]
         if isinstance(event, Note) and "round 2" in event.text:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        build(job, str(path), observer=interrupt)
+    refused(KeyboardInterrupt, "", lambda: build(job, str(path), observer=interrupt))
     store = MechanismStore.open(str(path), mode="r+")
     store.write_seed_arrays({"trial_score": np.full((4, 9, 8), np.nan)})
     shutil.rmtree(path / "seed" / "cost" / "c")

@@ -32,6 +32,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
 from tests.support.problems import write_toml
 from tests.support.reference import audited_epsilon
+from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 WORKFLOWS = Path(__file__).resolve().parents[2] / "workflows"
@@ -214,8 +215,7 @@ def test_interrupted_after_any_sweep_it_goes_on(tmp_path: Path, cell_job: Job) -
     for stop in (2, 8, 1):
         told.clear()
         stops[:] = [stop]
-        with pytest.raises(KeyboardInterrupt):
-            make(job, path, observer=interrupt)
+        refused(KeyboardInterrupt, "", make, job, path, observer=interrupt)
         made.append(list(told))
     stops.clear()
     told.clear()
@@ -237,8 +237,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path
             raise KeyboardInterrupt
 
     path = tmp_path_factory.mktemp("interrupted") / "s.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        make(cell_job(), path, observer=interrupt)
+    refused(KeyboardInterrupt, "", lambda: make(cell_job(), path, observer=interrupt))
     return path
 
 
@@ -310,8 +309,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
     for where in ({**honest, "name": "score"}, {**honest, "padding": [1, 0]}, {"name": 3}, "score", None):
         group.attrs["record_scores"] = where
         assert not MechanismStore.open(str(finished)).has_seed()
-        with pytest.raises(GuaranteeViolation, match="seed"):
-            open_mechanism(finished, verify=True)
+        refused(GuaranteeViolation, "seed", open_mechanism, finished, verify=True)
     assert "seed" in audit(str(finished)).changed
     group.attrs["record_scores"] = honest
     assert MechanismStore.open(str(finished)).has_seed()

@@ -46,7 +46,7 @@ from mdpext_dask.store.rows import extended_block, rows_at, rows_of
 from mdpext_dask.store.schema import cells_sha256
 from tests.support.problems import JobMaker, all_rows, point_file, polygon_file, road_geometry
 from tests.support.reference import audited_epsilon
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 from tests.support.regions import _OUTPUTS, _U, CELL_KM, CELLS, PLANE, geojson, u_job
 
 U_KEPT = np.ones(CELLS, dtype=bool)
@@ -72,8 +72,7 @@ def shards(path: Path) -> set[str]:
 
 def noticed(path: Path, match: str) -> AuditReport:
     """Check that a spoilt store is refused, and return its audit, which fails as well."""
-    with pytest.raises(GuaranteeViolation, match=match):
-        open_mechanism(path, verify=True)
+    refused(GuaranteeViolation, match, open_mechanism, path, verify=True)
     report = audit(str(path))
     assert not report.holds
     return report
@@ -326,8 +325,7 @@ def test_cells_that_change_sides_are_noticed_whatever_is_done_with_store(finishe
     else:
         shutil.rmtree(finished / "kept" / ("c" if harm == "chunk lost" else ""))
     for action in (open_mechanism, partial(open_mechanism, verify=True), audit):
-        with pytest.raises(GuaranteeViolation, match="the cells of its region have changed"):
-            action(str(finished))
+        refused(GuaranteeViolation, "the cells of its region have changed", action, str(finished))
 
 
 def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Path) -> None:
@@ -375,10 +373,8 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
     zarr.open_group(str(finished / "seed"), mode="r+").attrs["sha256"] = digest
     for index in range(store.plan.blocks):
         rewrite(finished, index, seed_sha256=digest)
-    with pytest.raises(StoreError, match="does not extend to the rows that were certified"):
-        before.row(x_km=0.0, y_km=2.0)
-    with pytest.raises(GuaranteeViolation, match="chunk_hashes"):
-        open_mechanism(finished)
+    refused(StoreError, "does not extend to the rows that were certified", before.row, x_km=0.0, y_km=2.0)
+    refused(GuaranteeViolation, "chunk_hashes", open_mechanism, finished)
     report = noticed(finished, "chunk_hashes")
     assert "chunk_hashes" in report.changed
     assert report.epsilon == math.inf
@@ -415,8 +411,7 @@ def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
 def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
     shutil.rmtree(finished / "seed" / "score" / "c")
     mechanism = open_mechanism(finished)
-    with pytest.raises(StoreError, match="the seed's scores or budgets are damaged"):
-        mechanism.row(x_km=0.0, y_km=2.0)
+    refused(StoreError, "the seed's scores or budgets are damaged", mechanism.row, x_km=0.0, y_km=2.0)
     report = audit(str(finished))
     assert not report.holds
     assert report.as_json()["epsilon_certified"] == "inf"
@@ -823,8 +818,7 @@ def test_the_problem_is_another_for_another_region(tmp_path: Path) -> None:
     init(parse_job(u_job(tmp_path)), str(path))
     region = geojson(tmp_path / "o.geojson", [(-4, -5), (4, -5), (4, 5), (-4, -5)])
     other = u_job(tmp_path, domain={"region": region})
-    with pytest.raises(StoreError, match=r"domain\.region"):
-        init(parse_job(other), str(path))
+    refused(StoreError, r"domain\.region", lambda: init(parse_job(other), str(path)))
     before = MechanismStore.open(str(path)).problem_sha256
     init(parse_job(other), str(path), overwrite=True)
     assert MechanismStore.open(str(path)).problem_sha256 != before

@@ -29,6 +29,7 @@ from mdpext_dask.compute.dask_settings import DASK_CONFIG
 from tests.support.commands import parse
 from tests.support.inside import Outcome
 from tests.support.processes import free_ports, wait_until
+from tests.support.refusals import refused
 
 Services = dict[str, dict[str, Any]]
 PROJECT = Path(__file__).resolve().parents[2]
@@ -87,8 +88,7 @@ def test_the_compose_file_is_valid() -> None:
 def test_a_mistake_in_a_compose_file_is_found(right: str, wrong: str) -> None:
     text = compose_text()
     assert right in text
-    with pytest.raises(ValueError):
-        read_compose(text.replace(right, wrong))
+    refused(ValueError, "", lambda: read_compose(text.replace(right, wrong)))
 
 
 def test_services_refer_to_what_is_there(services: Services) -> None:
@@ -132,8 +132,7 @@ def test_commands_are_those_of_the_programs(services: Services) -> None:
     job = PROJECT / "workflows" / client["job"].name
     assert load_job(job, client["override"]).cluster.address == "tcp://scheduler:8786"
     for name in ("worker", "client"):
-        with pytest.raises(Exception, match="no-such"):
-            parse([*services[name]["command"], "--no-such"])
+        refused(Exception, "no-such", parse, [*services[name]["command"], "--no-such"])
 
 
 # --- the image ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from mdpext_dask import (
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.job.spec import parse_job, with_overrides
 from tests.support.problems import write_toml
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 NO_BOUND = BoundRequest(seconds=0)
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -278,8 +278,7 @@ def test_a_broken_promise_is_shown_with_its_triple() -> None:
         {**report.as_json(), "method": "?"},
         {**report.as_json(), "verdict": "fine"},
     ):
-        with pytest.raises(StoreError, match="not an audit report"):
-            AuditReport.from_json(broken)
+        refused(StoreError, "not an audit report", AuditReport.from_json, broken)
 
 
 def test_a_card_survives_what_is_no_text(built: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from tests.support.inside import call
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
 from tests.support.problems import all_rows
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 from tests.support.regions import u_job
 
 # At most one of so many runs fails by chance.
@@ -162,8 +162,7 @@ def test_places_get_the_same_rows_and_draws_as_from_the_store(
         assert np.array_equal(city.row(**there), mechanism.row(**there).values)
         assert np.array_equal(city.sample(**there), mechanism.sample(**there))
     assert 0 < outside.sum() < len(places)
-    with pytest.raises(DataError, match="lie outside the"):
-        city.sample_points(places, planar=city.planar, outside="error")
+    refused(DataError, "lie outside the", city.sample_points, places, planar=city.planar, outside="error")
 
 
 @pytest.mark.parametrize("name", ["plain", "planar"])
@@ -347,10 +346,8 @@ def test_packed_rows_come_back_to_the_last_bit(seed: int, shape: tuple[int, int,
     assert back.shape == shape
     assert np.array_equal(back.view(np.uint32), rows.view(np.uint32))
     for wrong in ((shape[0] + 1, *shape[1:]), (*shape[:2], 2 * shape[2])):
-        with pytest.raises(ValueError):
-            city_layout.unpack_rows(packed, wrong)
-    with pytest.raises(ValueError):
-        city_layout.unpack_rows(packed + b"x", shape)
+        refused(ValueError, "", city_layout.unpack_rows, packed, wrong)
+    refused(ValueError, "", city_layout.unpack_rows, packed + b"x", shape)
     scores = rng.integers(0, 2**64, shape, dtype=np.uint64).view(np.float64)
     again = city_layout.unpack_scores(city_layout.pack_scores(scores), shape)
     assert np.array_equal(again.view(np.uint64), scores.view(np.uint64))

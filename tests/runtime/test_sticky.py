@@ -223,8 +223,7 @@ def test_a_key_whose_answers_went_by_the_bytes_alone_says_what_to_do(tmp_path: P
     path = tmp_path / "key"
     new_key_file(path)
     path.write_bytes(path.read_bytes().replace(b"version 2", b"version 1"))
-    with pytest.raises(DataError, match="drawn anew, one more release of each place: make a new key"):
-        StickyKey.read(path)
+    refused(DataError, "drawn anew, one more release of each place: make a new key", StickyKey.read, path)
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "missing/key"])

@@ -146,8 +146,7 @@ def test_draws_are_charged_first_and_refused_undrawn(mechanism: Mechanism, budge
     def crash(_: int) -> NDArray[np.uint64]:
         raise RuntimeError("in the midst of a draw")
 
-    with pytest.raises(RuntimeError):
-        mechanism.sample(**place, entropy_for_tests=crash)
+    refused(RuntimeError, "", mechanism.sample, **place, entropy_for_tests=crash)
     assert budget.spent("anna") == 5
 
 

@@ -19,6 +19,7 @@ from mdpext_dask.seed.budget import (
     vector_norm,
 )
 from tests.support.reference import SEEDS, interpolate, softmax
+from tests.support.refusals import refused
 
 EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
 
@@ -122,5 +123,4 @@ def test_distortion_and_rounding_are_charged() -> None:
     assert planar_epsilon(1.0, 0.01) == pytest.approx(1 / 1.01)
     design = design_epsilon(1.0, 0.04, 64, 2.0)
     assert 1 - 1e-5 < design < 1
-    with pytest.raises(SpecError, match="resolution of stored probabilities"):
-        design_epsilon(1e-3, 1e-4, 64, 2.0)
+    refused(SpecError, "resolution of stored probabilities", design_epsilon, 1e-3, 1e-4, 64, 2.0)

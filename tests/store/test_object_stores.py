@@ -167,8 +167,7 @@ def test_half_deleted_is_not_complete(copied: str, small_job: Job, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(objects, "delete_keys", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            MechanismStore.clear(copied)
+        refused(KeyboardInterrupt, "", MechanismStore.clear, copied)
     assert MechanismStore.find(copied, parse_job(small_job(**BLOCKS))) is None
     refused(MdpextError, "not complete", open_mechanism, copied)
 
