@@ -36,10 +36,8 @@ _PLACES: dict[str, NDArray[np.float64]] = {
     "collinear": np.arange(12)[:, None] * np.array([0.3, 0.1]),
     "lattice": np.array(list(itertools.product(range(5), range(4)))) * 0.1,
     "duplicates": np.repeat([[0.0, -0.0], [-0.0, 0.0], [3, 4], [3, 5], [1, 1]], [1, 2, 4, 1, 3], axis=0),
-    "one place": np.ones((5, 2)),
-    "two": np.array([[0, 0], [0, 2.5]]),
-    "two in one place": np.zeros((2, 2)),
-}
+    "one place": np.ones((5, 2)), "two": np.array([[0, 0], [0, 2.5]]), "two in one place": np.zeros((2, 2)),
+}  # fmt: skip
 
 
 def lattice_points(shape: tuple[int, int], spacing_km: tuple[float, float]) -> NDArray[np.float64]:
@@ -100,7 +98,7 @@ def check_lattice(
     st.sampled_from(EXPONENTS),
     st.lists(st.floats(0.01, 100), max_size=6, unique=True).map(sorted),
 )
-def test_strata_of_a_lattice_partition_its_pairs(
+def test_lattice_strata(
     shape: tuple[int, int], spacing: tuple[float, float], p: float, cuts: list[float]
 ) -> None:
     check_lattice(LatticeDesign(shape, spacing, p, cuts), shape, spacing, p)

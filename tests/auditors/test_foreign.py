@@ -141,9 +141,7 @@ def test_what_no_probability_can_be_is_kept(tmp_path: Path, save: Callable[..., 
 @pytest.mark.parametrize("save", [*ARRAYS, save_parquet])
 @given(data=st.data())
 @EXACT
-def test_every_type_is_converted_exactly(
-    tmp_path_factory: pytest.TempPathFactory, save: Callable[..., Path], data: st.DataObject
-) -> None:
+def test_types_are_exact(tmp_path_factory: Any, save: Callable[..., Path], data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("types")
     name = data.draw(st.sampled_from(NUMERIC))
     elements: dict[str, Any] = {}
@@ -583,7 +581,7 @@ def test_cut_file(tmp_path_factory: pytest.TempPathFactory, save: Callable[..., 
 @pytest.mark.parametrize("save", [save_npz, save_parquet, save_npy])
 @given(data=st.data())
 @EXACT
-def test_a_damaged_file_is_one_line_if_it_is_noticed(
+def test_damaged_file(
     tmp_path_factory: pytest.TempPathFactory, save: Callable[..., Path], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("damaged")

@@ -77,12 +77,10 @@ def rows(record: tuple[int, int], owner: int) -> tuple[RowMismatch, ...]:
 @pytest.fixture(
     scope="module",
     params=[
-        "cell-lp",
-        _OWN,
-        pytest.param("log-convex", marks=pytest.mark.slow),
+        "cell-lp", _OWN, pytest.param("log-convex", marks=pytest.mark.slow),
         pytest.param("mcshane-whitney", marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def of_every_method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store of each method, with blocks that are skipped."""
     folder = tmp_path_factory.mktemp("method")

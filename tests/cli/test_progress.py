@@ -219,15 +219,10 @@ def test_plain_lines_come_by_time(clock: Clock) -> None:
     tell(lines, StageStarted("seed"), StageFailed("seed", 2.0))
     tell(lines, JobFinished({"extend": 15.0, "total": 15.0}, {"extend": 15.0, "total": 15.0}))
     assert file.getvalue().splitlines() == [
-        "cluster: 2 workers, dashboard at http://127.0.0.1:8787/status",
-        "extend: begins, 480 blocks",
-        "extend: 320 of 480 blocks, 32/s, 5.0 s left, 5.0 s to the end",
-        "extend: 15.00 s (15.00 s planned)",
-        "note: done [soon]",
-        "seed: begins",
-        "seed: given up after 2.00 s",
-        "took 15 s; the plan said 15 s",
-    ]
+        "cluster: 2 workers, dashboard at http://127.0.0.1:8787/status", "extend: begins, 480 blocks",
+        "extend: 320 of 480 blocks, 32/s, 5.0 s left, 5.0 s to the end", "extend: 15.00 s (15.00 s planned)",
+        "note: done [soon]", "seed: begins", "seed: given up after 2.00 s", "took 15 s; the plan said 15 s",
+    ]  # fmt: skip
 
 
 def test_a_log_of_a_day_is_not_long(clock: Clock) -> None:
@@ -349,8 +344,8 @@ class Terminal(io.StringIO):
      ("auto", io.StringIO, "xterm", PlainLines), ("plain", Terminal, "xterm", PlainLines),
      ("json", Terminal, "xterm", JsonLines)],
 )  # fmt: skip
-def test_bars_are_for_terminals_that_can_show_them(
-    style: str, file: type[io.StringIO], terminal: str, expected: type, monkeypatch: pytest.MonkeyPatch
+def test_bars_are_for_terminals(
+    style: str, file: type, terminal: str, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr", file())
     monkeypatch.setenv("TERM", terminal)

@@ -264,7 +264,7 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
         ({"1": part("1", "COMPLETED")}, "gone", "Slurm does not know it any more"),
     ],
 )  # fmt: skip
-def test_states_of_jobs(
+def test_states(
     answers: dict[str, str], state: str, message: str, says: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     for job, text in answers.items():

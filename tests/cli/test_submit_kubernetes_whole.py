@@ -76,9 +76,7 @@ def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:
     return rows_of(folder / "inline.zarr")
 
 
-def test_a_job_runs_ends_and_may_be_submitted_again(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
-) -> None:
+def test_a_job_runs_and_is_submitted_again(tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec) -> None:
     document, notes = hand_over(spec, tmp_path)
     assert document["state"] == "done"
     assert any(note.startswith("extend: ") for note in notes)
@@ -108,7 +106,7 @@ def _when_running(toy: ToyKubernetes) -> None:
 
 
 @pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
-def test_killed_pods_come_back_and_the_job_goes_on(
+def test_killed_pods_come_back(
     tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec, killed: Sequence[str]
 ) -> None:
     hand_over(spec, tmp_path, detach=True)
@@ -119,9 +117,7 @@ def test_killed_pods_come_back_and_the_job_goes_on(
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
 
-def test_after_a_killed_runner_the_job_is_submitted_again(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
-) -> None:
+def test_after_a_killed_runner(tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec) -> None:
     hand_over(spec, tmp_path, detach=True)
     _when_running(cluster)
     cluster.node.kill("job-runner")
@@ -130,7 +126,7 @@ def test_after_a_killed_runner_the_job_is_submitted_again(
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
 
-def test_what_is_wrong_with_a_job_is_said_as_here(
+def test_a_wrong_job(
     tmp_path: Path, cluster: ToyKubernetes, small_job: Callable[..., dict[str, dict[str, Any]]]
 ) -> None:
     section = {"kind": "kubernetes", "image": "image", "volume_claim": "disk"}

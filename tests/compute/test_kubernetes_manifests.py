@@ -279,9 +279,7 @@ def test_dask_reads_its_settings_from_the_environment() -> None:
     ("codes", "exit_code", "calls"),
     [([0], 0, 1), ([3, 3, 0], 0, 3), ([2], 2, 1), ([3, 1], 1, 2), ([3] * 20, 3, 10), ([137], 137, 1)],
 )
-def test_the_runner_goes_on_after_interruptions_only(
-    tmp_path: Path, made: Made, codes: list[int], exit_code: int, calls: int
-) -> None:
+def test_the_runner_goes_on(tmp_path: Path, made: Made, codes: list[int], exit_code: int, calls: int) -> None:
     """In a real shell, with stubs for ``mdpext`` and ``sleep``."""
     (tmp_path / "codes").write_text("\n".join(map(str, codes)) + "\n")
     stub = f"""#!/bin/sh

@@ -10,7 +10,6 @@ import pytest
 from mdpext_dask.compute import lp_placement
 from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.lp_placement import SharedSums
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.seed import interior_point
@@ -60,9 +59,7 @@ def test_shares_decide_no_bit(problem: SeedProblem, alone: SeedMechanism, shares
     assert shared.dual == alone.dual
 
 
-def test_workers_decide_no_bit(
-    problem: SeedProblem, alone: SeedMechanism, any_cluster: ClusterSection
-) -> None:
+def test_workers_decide_nothing(problem: SeedProblem, alone: SeedMechanism, any_cluster: Any) -> None:
     with open_executor(any_cluster) as executor, one_blas_thread():
         shared = solve_interior_point(problem, gap=1e-4, inverse_sums=SharedSums(executor, 2))
     assert np.array_equal(shared.rows, alone.rows)

@@ -120,13 +120,11 @@ def _edited(path: Path, **attributes: Any) -> None:
 
 
 READERS: dict[str, Callable[..., object]] = {
-    "audit": audit,
-    "evaluate": evaluate,
-    "remap": lambda path, **how: remap_store(str(path), **how),
+    "audit": audit, "evaluate": evaluate, "remap": lambda path, **how: remap_store(str(path), **how),
     "finalise": lambda path, **how: finalise(str(path), **how),
     "report": lambda path, **how: report(path, path.parent / "r.html", bound_seconds=0, **how),
     "plot": lambda path, **how: plot_loss(MechanismStore.open(str(path)), **how),
-}
+}  # fmt: skip
 SECTIONS = {
     "address": {"address": "tcp://127.0.0.1:1"},
     "slurm": {"options": ["--reservation=theirs"], "memory_gib": 1.0},
@@ -141,8 +139,8 @@ class Asked(Exception):
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", SECTIONS)
-def test_a_store_s_cluster_is_a_record_and_never_used(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kind: str
+def test_a_store_s_cluster_is_never_used(
+    built: Path, tmp_path: Path, monkeypatch: Any, reader: str, kind: str
 ) -> None:
     path = tmp_path / "s.zarr"
     shutil.copytree(built, path)
@@ -186,9 +184,7 @@ def test_the_caller_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         refusal(lambda given=given: open_for_reader(**given, small=True), "--", kind=SpecError)
 
 
-def test_a_store_s_operator_runs_only_if_its_reader_names_it(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operators_run_if_named(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("mdpext_dask.extend.choose._TRUSTED", set())
@@ -229,7 +225,7 @@ def test_a_store_s_operator_runs_only_if_its_reader_names_it(
         ({"domain": {"region": "place:Oz"}}, None, ("OpenStreetMap", "'Oz'")),
     ],
 )
-def test_what_a_job_reaches_is_told_in_one_line(
+def test_what_a_job_reaches_is_told(
     small_job: Job, sections: dict[str, Any], to: str | None, told: tuple[str, ...]
 ) -> None:
     events: list[Event] = []

@@ -99,7 +99,7 @@ _PLACES = st.one_of(
     p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]),
     seed=st.integers(0, 99),
 )
-def test_every_triple_of_every_method_holds(
+def test_every_triple(
     method: Method, places: list[tuple[float, float]], epsilon: float, p: float, seed: int
 ) -> None:
     grid = Grid(0.0, 0.0, 2, 1, 1.0, (3,))

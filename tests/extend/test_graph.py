@@ -72,9 +72,10 @@ def verdicts(checks: Checks) -> tuple[bool, bool, bool]:
     return checks.a1().holds, checks.a2().holds, checks.a3().holds
 
 
-def related(
-    extended: Extended, metric: Callable[[Record, Record], float], epsilon: float, v: str, w: str
-) -> bool:
+Metric = Callable[[Record, Record], float]
+
+
+def related(extended: Extended, metric: Metric, epsilon: float, v: str, w: str) -> bool:
     """Say whether P(v, w), one number at a time."""
     return all(
         abs(math.log(p) - math.log(q)) <= epsilon * metric(x, other) + 1e-12
@@ -85,9 +86,7 @@ def related(
     )
 
 
-def read_literally(
-    extended: Extended, metric: Callable[[Record, Record], float], epsilon: float
-) -> tuple[bool, bool, bool, bool, bool]:
+def read_literally(extended: Extended, metric: Metric, epsilon: float) -> tuple[bool, bool, bool, bool, bool]:
     """Return the premise, A1, A2, A3 and global mDP as their definitions say them."""
     nodes, after = list(extended.records), extended.successors
     p = {(v, w): related(extended, metric, epsilon, v, w) for v in nodes for w in nodes}
@@ -117,9 +116,7 @@ def bilinear(scores: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
     ("cells", "refine", "p"),
     [((2, 1), (2, 3), 2.0), ((1, 2), (3,), 1.0), ((2, 2), (2, 2), math.inf), ((1, 1), (2, 1, 2), 3.0)],
 )
-def test_the_tree_of_a_grid_is_the_log_convex_extension(
-    cells: tuple[int, int], refine: tuple[int, ...], p: float
-) -> None:
+def test_the_tree_of_a_grid_is_log_convex(cells: tuple[int, int], refine: tuple[int, ...], p: float) -> None:
     grid = Grid(-1.0, 3.0, *cells, 0.7, refine)
     scores = np.log(softmax(np.random.default_rng(5).normal(size=(*grid.seeds_shape, 4))))
     graph = grid_tree(grid, bilinear, scores)
@@ -504,10 +501,8 @@ def refuse(message: str, action: Callable[[], object]) -> None:
     ("rows", "message"),
     [
         ([0.5, 0.5], r"node 'w': rows have the shape \(2,\)"),
-        ([HALF, HALF, HALF], r"shape \(3, 2\) instead of \(2, 2\)"),
-        (np.empty((2, 0)), r"shape \(2, 0\)"),
-        (0.5, r"shape \(\)"),
-        ([["p", "q"], HALF], "not an array of numbers"),
+        ([HALF, HALF, HALF], r"shape \(3, 2\) instead of \(2, 2\)"), (np.empty((2, 0)), r"shape \(2, 0\)"),
+        (0.5, r"shape \(\)"), ([["p", "q"], HALF], "not an array of numbers"),
         ([HALF, [1.0]], "not an array of numbers"),
         ([HALF, [math.nan, 1]], "record 'y' holds numbers that are not finite"),
         ([HALF, [math.inf, -math.inf]], "record 'y' holds numbers that are not finite"),
@@ -515,7 +510,7 @@ def refuse(message: str, action: Callable[[], object]) -> None:
         ([HALF, [0.5, 0.51]], "record 'y' does not sum to 1"),
         (np.array([[0.1, 0.9]] * 2, dtype=np.float32), "record 'x' does not sum to 1"),
     ],
-)
+)  # fmt: skip
 def test_rows_that_are_not_distributions(rows: object, message: str) -> None:
     refuse(message, lambda: two_nodes().add_node("w", ["x", "y"], rows))
     graph = two_nodes()

@@ -327,7 +327,7 @@ def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:
 
 @settings(max_examples=20)
 @given(cells=shapes, refine=levels, one_stage=st.booleans(), alpha=st.floats(0.01, 3), seed=SEEDS)
-def test_tempering_multiplies_scores(
+def test_tempering(
     cells: tuple[int, int], refine: tuple[int, ...], one_stage: bool, alpha: float, seed: int
 ) -> None:
     operator = McShaneWhitney(one_stage=one_stage)
@@ -354,7 +354,7 @@ def job_of(small_job: Job, stages: str = "levels", **sections: dict[str, Any]) -
         ("certified", "levels", 1), ("certified", "one", 2), ("certified", "levels", "inf"),
     ],
 )  # fmt: skip
-def test_every_budget_ends_in_a_certified_store(
+def test_every_budget_is_certified(
     path: Path, small_job: Job, budget: str, stages: str, p: float | str
 ) -> None:
     job = job_of(small_job, stages, privacy={"budget": budget}, domain={"metric_p": p})
@@ -399,9 +399,7 @@ def test_blocks_do_not_decide_the_bytes(tmp_path: Path, small_job: Job, stages: 
 
 
 @pytest.mark.parametrize("name", ["extension_x", "extension_y", "extension_exponent"])
-def test_budgets_and_exponent_are_part_of_what_receipts_refer_to(
-    tmp_path: Path, small_job: Job, name: str
-) -> None:
+def test_receipts_refer_to_budgets_and_exponent(tmp_path: Path, small_job: Job, name: str) -> None:
     job, path = parse_job(job_of(small_job)), tmp_path / "s.zarr"
     init(job, str(path))
     array = zarr.open_array(str(path / "seed" / name), mode="r+")

@@ -155,12 +155,10 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
     loss = np.linalg.norm(records[:, :, None] - outputs, axis=-1)
     np.savez(tmp_path / "loss.npz", x_km=x, y_km=x, output_xy_km=outputs, loss_km=loss)
     job = {
-        "domain": {"refine": [1]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "half"},
+        "domain": {"refine": [1]}, "privacy": {"epsilon_per_km": 1.0, "budget": "half"},
         "loss": {"kind": "file", "file": str(tmp_path / "loss.npz")},
-        "extension": {"method": "cell-lp", "sweeps": 2},
-        "cluster": {"kind": "inline"},
-    }
+        "extension": {"method": "cell-lp", "sweeps": 2}, "cluster": {"kind": "inline"},
+    }  # fmt: skip
     summary = make(job, tmp_path / "s.zarr")
     sweeps = facts_of(tmp_path / "s.zarr")["cells"]["sweeps"]
     assert sweeps[0]["programs"] == 1
@@ -242,7 +240,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path
 
 
 @pytest.mark.parametrize("harm", ["array gone", "chunks gone", "changed", "key gone", "level", "candidate"])
-def test_a_state_that_is_not_what_it_was_is_not_gone_on_from(
+def test_a_changed_state_is_refused(
     tmp_path: Path, cell_job: Job, built: Path, interrupted: Path, harm: str
 ) -> None:
     path = shutil.copytree(interrupted, tmp_path / "s.zarr")
@@ -320,7 +318,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
     assert MechanismStore.open(str(finished)).has_seed()
 
 
-def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
+def test_programs_that_cannot_be_solved(
     tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(patches: Patches) -> Solutions:
@@ -381,10 +379,8 @@ def test_rome_loses_an_eighth_less_than_the_published_recipe(
     path: Path, city_roads: Callable[[str], Path], epsilon: float, log_convex: float
 ) -> None:
     overrides = [
-        f"domain.roads={city_roads('rome')}",
-        f"privacy.epsilon_per_km={epsilon}",
-        "extension.method=cell-lp",
-    ]
+        f"domain.roads={city_roads('rome')}", f"privacy.epsilon_per_km={epsilon}", "extension.method=cell-lp",
+    ]  # fmt: skip
     summary = build(load_job(WORKFLOWS / "rome.toml", overrides), str(path))
     assert summary["fallbacks"] == 0
     assert 0.999 <= summary["epsilon_certified"] / summary["epsilon_planar_per_km"] <= 1

@@ -219,7 +219,7 @@ def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbe
 
 
 @pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "everything", "partition"))
-def test_killed_while_blocks_are_written(
+def test_killed(
     tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
 ) -> None:
     moment = moments(RANDOM_SEED, 1, 0, undisturbed.blocks // 2)[0]
@@ -278,18 +278,13 @@ def inside(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 # What is about to be written when the disk breaks: where it is called, and at which call.
 WRITES = {
-    "the template": (schema, "write_arrays", 1),
-    "the state of the template": (MechanismStore, "update", 1),
+    "the template": (schema, "write_arrays", 1), "the state of the template": (MechanismStore, "update", 1),
     "the cost of the seed": (MechanismStore, "write_seed_cost", 1),
-    "the seed": (MechanismStore, "write_seed", 1),
-    "the extension": (MechanismStore, "write_extension", 1),
-    "a block": (MechanismStore, "write_shards", 3),
-    "a receipt": (receipts, "write_receipt", 4),
-    "what is swept": (objects, "sweep", 1),
-    "the copies of descriptions": (objects, "consolidate", 1),
-    "the certificate": (objects, "put_json", -1),
-    "the last attributes": (MechanismStore, "update", -1),
-}
+    "the seed": (MechanismStore, "write_seed", 1), "the extension": (MechanismStore, "write_extension", 1),
+    "a block": (MechanismStore, "write_shards", 3), "a receipt": (receipts, "write_receipt", 4),
+    "what is swept": (objects, "sweep", 1), "the copies of descriptions": (objects, "consolidate", 1),
+    "the certificate": (objects, "put_json", -1), "the last attributes": (MechanismStore, "update", -1),
+}  # fmt: skip
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, write: str, breaks: Callable[[], None]) -> list[str]:
@@ -474,7 +469,7 @@ def test_a_worker_frozen_for_long_is_given_up_and_does_no_harm_afterwards(
 
 
 @pytest.mark.slow
-def test_a_frozen_local_worker_is_replaced(
+def test_a_frozen_worker(
     tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed
 ) -> None:
     scene = Scene(processes, tmp_path, fault_job(small_job, cluster=LOCAL))

@@ -338,9 +338,7 @@ def test_a_complete_store_that_has_lost_a_receipt_is_mended_in_pieces(finished: 
     open_mechanism(finished, verify=True)
 
 
-def test_what_is_finalised_is_the_store_that_is_there_when_its_lock_is_had(
-    path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_finalised_is_there(path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one that was there before another job's took its place."""
     url, at_work = str(path), run.at_work
     init(parse_job(small_job()), url)
@@ -390,16 +388,11 @@ def test_a_promise_edited_in_the_attributes_is_seen(finished: Path, key: str, va
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantisation_km", 0.001),
-        ("epsilon_certified", 0.1),
-        ("epsilon_certified", 7.0),
-        ("epsilon_certified", None),
-        ("epsilon_planar_per_km", 0.5),
-        ("distortion", 0.01),
-        ("records_inside", 7),
-        ("source_cells_kept", 7),
+        ("quantisation_km", 0.001), ("epsilon_certified", 0.1), ("epsilon_certified", 7.0),
+        ("epsilon_certified", None), ("epsilon_planar_per_km", 0.5), ("distortion", 0.01),
+        ("records_inside", 7), ("source_cells_kept", 7),
     ],
-)
+)  # fmt: skip
 def test_figures_edited_in_the_attributes_are_seen(finished: Path, key: str, value: float | None) -> None:
     MechanismStore.open(str(finished), mode="r+").update(**{key: value})
     does_not_verify(finished, key)

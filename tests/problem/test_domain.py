@@ -148,9 +148,7 @@ def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: l
     assert all(tuple(place) in nodes for place in np.round(domain.output_lonlat, 9))
 
 
-def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks_but_no_more(
-    build: Build, square: dict[str, Any]
-) -> None:
+def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks(build: Build, square: dict[str, Any]) -> None:
     half = {**square, "bbox": [11.99, 41.98, 12.06, 42.08], "cell_km": 2.0}
     for domain, nodes in ((square, 5), (half, 3)):
         found = build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes})
@@ -237,9 +235,7 @@ def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(build: Bui
 
 
 @pytest.mark.parametrize("bbox", [None, _BBOX])
-def test_road_node_prior_counts_nodes_at_their_nearest_record(
-    small_job: JobMaker, bbox: list[float] | None
-) -> None:
+def test_road_nodes_count_at_their_nearest_record(small_job: JobMaker, bbox: list[float] | None) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}))
     geometry = build_geometry(spec)
     nodes = geometry.node_xy_km[geometry.nodes_inside]
@@ -347,9 +343,7 @@ def test_tasks_are_drawn_from_the_box_only(small_job: JobMaker) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
-    build: Build, square: dict[str, Any], tmp_path: Path, directed: bool
-) -> None:
+def test_tasks_of_a_file(build: Build, square: Any, tmp_path: Path, directed: bool) -> None:
     # Beside nodes 1 and 5; node 3 reaches node 1 directly, but not the other way round.
     tasks = [(12.001, 42.001, 1.0), (12.049, 42.034, 3.0)]
     file = point_file(tmp_path / "tasks.csv", "lon,lat,weight", tasks)
@@ -369,9 +363,7 @@ def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
     np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_directed_travel_follows_one_way_streets(
-    build: Build, square: dict[str, Any], tmp_path: Path
-) -> None:
+def test_travel_follows_one_way_streets(build: Build, square: dict[str, Any], tmp_path: Path) -> None:
     file = point_file(tmp_path / "tasks.csv", "lon,lat", [_SQUARE[3]])
     # From node 1 the street to node 3 is closed: by nodes 5 and 4 instead.
     for directed, expected in ((False, [7.8, 16.1, 0, 8.3, 13.5]), (True, [19.7, 16.1, 0, 8.3, 14.0])):

@@ -37,7 +37,7 @@ def loss_km(
 @pytest.mark.parametrize(
     ("epsilon", "reached"), [(0.5, 2.68), (1.0, 1.77), pytest.param(1.5, 1.42, marks=missed("1.13 x bound"))]
 )
-def test_every_second_record_a_seed(
+def test_half_the_records(
     tmp_path: Path, fixed_problem: Callable[[str], Path], epsilon: float, reached: float
 ) -> None:
     assert loss_km(tmp_path, fixed_problem, 2, epsilon) <= 1.12 * LOWER_BOUND[epsilon] <= reached
@@ -48,7 +48,7 @@ def test_every_second_record_a_seed(
 @pytest.mark.parametrize(
     ("more", "reached"), [((), 1.85), pytest.param(("seed.refine_rounds=0",), 1.94, marks=missed("1.942 km"))]
 )
-def test_every_fourth_record_a_seed(
+def test_a_quarter(
     tmp_path: Path, fixed_problem: Callable[[str], Path], more: tuple[str, ...], reached: float
 ) -> None:
     assert loss_km(tmp_path, fixed_problem, 4, 1.0, *more) <= reached

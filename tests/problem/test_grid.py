@@ -27,11 +27,12 @@ _grids = st.builds(
 )
 # Records a metre apart: what rounding can add is far below the distances at stake.
 _FINE = Grid(-3.0, 5.0, 2, 3, 4.0, (10, 20, 20))
+Place = tuple[float, float]
 # A place relative to the grid: 0..1 is inside, the rest outside, on any side or corner.
 _places = st.tuples(st.floats(-2, 3), st.floats(-2, 3))
 
 
-def _place(grid: Grid, relative: tuple[float, float]) -> np.ndarray:
+def _place(grid: Grid, relative: Place) -> np.ndarray:
     box = grid.box
     return np.array([box.west_km + relative[0] * box.width_km, box.south_km + relative[1] * box.height_km])
 
@@ -104,7 +105,7 @@ def test_order_of_refinement_levels_does_not_move_records() -> None:
     height=st.floats(1, 60),
     cell=st.floats(0.05, 1),
 )
-def test_covering_grid_holds_the_box_and_no_spare_cell(
+def test_covering_grid_holds_the_box(
     west: float, south: float, width: float, height: float, cell: float
 ) -> None:
     box = Box(west, south, west + width, south + height)
@@ -122,9 +123,7 @@ def test_covering_grid_holds_the_box_and_no_spare_cell(
     cell=st.floats(0.05, 10),
 )
 @example(west=0.0, south=0.0, cells=(3, 3), cell=0.1)  # 0.30000000000000004 by 0.1
-def test_whole_numbers_of_cells_do_not_gain_one_through_rounding(
-    west: float, south: float, cells: tuple[int, int], cell: float
-) -> None:
+def test_whole_cells_do_not_gain_one(west: float, south: float, cells: tuple[int, int], cell: float) -> None:
     box = Box(west, south, west + cells[0] * cell, south + cells[1] * cell)
     grid = Grid.covering(box, cell, (2,))
     assert (grid.cells_x, grid.cells_y) == cells
@@ -148,7 +147,7 @@ def test_box_is_closed_to_a_millimetre() -> None:
 
 
 @given(grid=_grids, relative=st.lists(_places, min_size=1, max_size=20))
-def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tuple[float, float]]) -> None:
+def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[Place]) -> None:
     some_records = all_records(grid)[:: 1 + grid.records // 50]
     places = np.concatenate([[_place(grid, r) for r in relative], some_records])
     found = np.linalg.norm(_record_xy(grid, places) - places, axis=1)
@@ -157,7 +156,7 @@ def test_no_record_is_nearer_than_the_nearest_one(grid: Grid, relative: list[tup
 
 
 @given(grid=_grids, relative=_places)
-def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]) -> None:
+def test_inside_means_in_the_rectangle(grid: Grid, relative: Place) -> None:
     x, y = _place(grid, relative)
     box = grid.box
     inside = grid.nearest_records(np.array([(x, y)]))[2]
@@ -168,9 +167,7 @@ def test_inside_means_in_the_rectangle(grid: Grid, relative: tuple[float, float]
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @given(grid=_grids, one=_places, other=_places)
-def test_moving_to_records_adds_at_most_twice_the_largest_rounding(
-    p: float, grid: Grid, one: tuple[float, float], other: tuple[float, float]
-) -> None:
+def test_moving_to_records(p: float, grid: Grid, one: Place, other: Place) -> None:
     """Moving to the rectangle adds nothing, in any d_p; moving on to the record adds up to rho, twice."""
     for lattice in (grid, _FINE):
         places = np.array([_place(lattice, one), _place(lattice, other)])

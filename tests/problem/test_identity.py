@@ -16,11 +16,9 @@ KEPT = np.ones((3, 5), dtype=bool)
 XY = np.arange(8.0).reshape(4, 2)
 THERE = {
     "content_sha256": "00" * 32,
-    "promise": {"epsilon_per_km": 1.0, "epsilon_certified": 0.75, "metric_p": 2.0},
-    "plane": (GRID, PLACE),
-    "kept": KEPT,
-    "outputs": (XY, XY + 0.5),
-}
+    "promise": {"epsilon_per_km": 1.0, "epsilon_certified": 0.75, "metric_p": 2.0}, "plane": (GRID, PLACE),
+    "kept": KEPT, "outputs": (XY, XY + 0.5),
+}  # fmt: skip
 
 
 def with_one_changed(array: np.ndarray, *index: int) -> np.ndarray:

@@ -30,12 +30,10 @@ def arrays() -> Arrays:
     """Return a problem of 7 x 5 records, 2 km apart, and 3 outputs."""
     rng = np.random.default_rng(0)
     return {
-        "x_km": -1.5 + 2.0 * np.arange(7),
-        "y_km": 40.0 + 2.0 * np.arange(5),
-        "output_xy_km": np.array([(-1.5, 40.0), (3.3, 44.4), (10.5, 48.0)]),
-        "loss_km": rng.random((7, 5, 3)),
+        "x_km": -1.5 + 2.0 * np.arange(7), "y_km": 40.0 + 2.0 * np.arange(5),
+        "output_xy_km": np.array([(-1.5, 40.0), (3.3, 44.4), (10.5, 48.0)]), "loss_km": rng.random((7, 5, 3)),
         "prior": rng.integers(0, 4, (7, 5)).astype(float),
-    }
+    }  # fmt: skip
 
 
 def replaced(**changes: Any) -> Arrays:
@@ -128,9 +126,7 @@ def test_coordinates_may_be_float32(save: Save) -> None:
 
 
 @pytest.mark.parametrize(("refine", "cells"), [((1,), (6, 4)), ((2,), (3, 2)), ((1, 2), (3, 2))])
-def test_records_of_the_grid_are_those_of_the_file(
-    save: Save, refine: tuple[int, ...], cells: tuple[int, int]
-) -> None:
+def test_records_are_those_of_the_file(save: Save, refine: tuple[int, ...], cells: tuple[int, int]) -> None:
     problem = read(save(arrays()))
     grid = problem.grid(refine, None)
     np.testing.assert_allclose(grid.x_km(), problem.x_km, rtol=0, atol=1e-12)

@@ -26,7 +26,7 @@ from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.sampling.mechanism import Mechanism
 from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.inside import call
+from tests.support.inside import Capture, call
 from tests.support.loss_files import job, write
 from tests.support.problems import JobMaker
 from tests.support.reference import audited_epsilon
@@ -53,9 +53,7 @@ def expected_loss(store: Path, problem: dict[str, Any]) -> float:
         ((3, 3), [1], "bound"), ((3, 3), [2], "half"), ((7, 5), [1], "certified"),
     ],
 )  # fmt: skip
-def test_expected_loss_is_its_definition(
-    tmp_path: Path, shape: tuple[int, int], refine: list[int], budget: str
-) -> None:
+def test_expected_loss(tmp_path: Path, shape: tuple[int, int], refine: list[int], budget: str) -> None:
     problem = write(tmp_path / "loss.npz", shape)
     path = tmp_path / "m.zarr"
     spec = parse_job(job(tmp_path / "loss.npz", domain={"refine": refine}, privacy={"budget": budget}))
@@ -151,9 +149,7 @@ def mechanism(planar: Path) -> Mechanism:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_table_is_stored_as_given_and_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_the_table_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     loss = np.random.default_rng(1).random((5, 9, 4)).astype(dtype)
     write(tmp_path / "loss.npz", (5, 9), loss_km=loss)
     # Chunks of two records, and a cache of two chunks.
@@ -292,9 +288,7 @@ def test_a_file_of_planar_points(planar: Path, mechanism: Mechanism, tmp_path: P
 # --- the command line ------------------------------------------------------------------------------
 
 
-def test_overrides_compose_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     (tmp_path / "here").mkdir()
     problem = write(tmp_path / "here" / "mine.npz", (5, 9))
     monkeypatch.chdir(tmp_path / "here")
@@ -323,7 +317,7 @@ def test_overrides_compose_on_the_command_line(
     assert call(capfd, "plan", demo, *options) == planned
 
 
-def test_a_loss_file_that_is_not_there_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_file_that_is_not_there_is_one_line(tmp_path: Path, capfd: Capture) -> None:
     fixed = PROJECT / "workflows" / "rome-20km-fixed.toml"
     for command in ("plan", "run"):
         refused = call(capfd, command, fixed, "--set", f"loss.file={tmp_path}/none.npz", code=2)

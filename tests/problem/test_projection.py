@@ -111,7 +111,7 @@ _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
     step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),
     radius=st.sampled_from([10.0, 60.0, 500.0]),
 )
-def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
+def test_moving_the_earth_into_a_disc(
     one: tuple[float, float], step: tuple[float, float], radius: float
 ) -> None:
     """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
@@ -146,9 +146,7 @@ _step = st.floats(-1, 1).map(lambda u: 500 * u**3)
     p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]),
     radius=st.sampled_from([5.0, 60.0, 2200.0]),
 )
-def test_folding_the_plane_brings_no_two_places_apart(
-    place: tuple[float, float], step: tuple[float, float], p: float, radius: float
-) -> None:
+def test_folding(place: tuple[float, float], step: tuple[float, float], p: float, radius: float) -> None:
     """Whatever the metric, in the plane; for p = 2 also on the ground, as above."""
     pair = np.array([place, np.add(place, step)])
     one, other = folded(pair, radius, p)

@@ -246,9 +246,7 @@ def test_it_opens_in_xarray(built: Path) -> None:
     assert set(map(tuple, np.argwhere(missing).tolist())) == expected
 
 
-def test_every_executor_and_piece_by_piece_it_is_the_same(
-    built: Path, tmp_path: Path, any_cluster: ClusterSection
-) -> None:
+def test_every_executor_makes_the_same(built: Path, tmp_path: Path, any_cluster: ClusterSection) -> None:
     spec = parse_job(u_job(tmp_path)).model_copy(update={"cluster": any_cluster})
     build(spec, str(tmp_path / "s.zarr"))
     assert shards(tmp_path / "s.zarr") == shards(built)
@@ -269,9 +267,7 @@ def test_certified_budgets_and_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["receipt gone", "receipt damaged", "receipt claims shards", "stray shard"])
-def test_harm_done_to_a_skipped_block_of_an_unfinished_store_is_mended(
-    built: Path, tmp_path: Path, harm: str
-) -> None:
+def test_harm_done_to_an_unfinished_skipped_block_is_mended(built: Path, tmp_path: Path, harm: str) -> None:
     path, job = tmp_path / "s.zarr", u_job(tmp_path)
     blocks = init(parse_job(job), str(path))["blocks"]
     partition(str(path), 0, blocks)
@@ -347,8 +343,8 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
 
 
 @pytest.mark.parametrize(("key", "changed"), [("job", "job"), ("identity", "fingerprint")])
-def test_nothing_is_imported_that_only_an_edited_job_names(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, changed: str
+def test_an_edited_job_imports_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: Any, key: str, changed: str
 ) -> None:
     (tmp_path / "smuggled.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -546,7 +542,7 @@ def test_the_box_of_the_job_stays_the_box(small_job: JobMaker, island: str) -> N
     assert any("lies outside domain.bbox" in note for note in found.notes)
 
 
-def test_a_region_outside_the_box_or_away_from_all_roads_or_smaller_than_a_cell(
+def test_a_region_away_from_box_or_roads_or_too_small(
     small_job: JobMaker, island: str, tmp_path: Path
 ) -> None:
     sea = geojson(tmp_path / "sea.geojson", [(100, 0), (110, 0), (110, 10), (100, 0)])
@@ -572,12 +568,10 @@ def loss_job(folder: Path, **arrays: Any) -> dict[str, dict[str, Any]]:
     ring = [(np.clip(a, 0.05, 7.95), np.clip(b, 0.05, 9.95)) for a, b in _U]
     region = geojson(folder / "u.geojson", ring, centre=(4, 5))
     return {
-        "domain": {"refine": [2], "region": region},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "loss": {"kind": "file", "file": str(folder / "l.npz")},
-        "store": {"block_cells": [1, 1]},
+        "domain": {"refine": [2], "region": region}, "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+        "loss": {"kind": "file", "file": str(folder / "l.npz")}, "store": {"block_cells": [1, 1]},
         "cluster": {"kind": "inline"},
-    }
+    }  # fmt: skip
 
 
 CENTRE = {"centre_lon": PLANE.centre_lon, "centre_lat": PLANE.centre_lat}
@@ -623,19 +617,15 @@ _CRS84 = {"type": "name", "properties": {"name": "urn:ogc:def:crs:OGC:1.3:CRS84"
 @pytest.mark.parametrize(
     ("document", "area", "skipped"),
     [
-        (polygon(_SQUARE), 0.01, 0),
-        (polygon(_SQUARE[::-1]), 0.01, 0),
+        (polygon(_SQUARE), 0.01, 0), (polygon(_SQUARE[::-1]), 0.01, 0),
         (polygon(_SQUARE, _HOLE), 0.01 - 0.0036, 0),
         ({"type": "MultiPolygon", "coordinates": [[_SQUARE, _HOLE], [_OTHER], []]}, 0.02 - 0.0036, 0),
-        (feature(polygon(_SQUARE)), 0.01, 0),
-        ({"type": "FeatureCollection", "features": _FEATURES}, 0.02, 1),
+        (feature(polygon(_SQUARE)), 0.01, 0), ({"type": "FeatureCollection", "features": _FEATURES}, 0.02, 1),
         (polygon([[*place, 12.5] for place in _SQUARE]), 0.01, 0),
         ({**polygon(_SQUARE), "crs": _CRS84}, 0.01, 0),
     ],
-)
-def test_polygons_of_every_kind_are_read(
-    tmp_path: Path, document: dict[str, Any], area: float, skipped: int
-) -> None:
+)  # fmt: skip
+def test_polygons_of_every_kind(tmp_path: Path, document: dict[str, Any], area: float, skipped: int) -> None:
     path = tmp_path / "r.geojson"
     path.write_text(json.dumps(document), encoding="utf-8-sig")
     region = read_region(str(path))
@@ -679,9 +669,7 @@ _BAD: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("document", "complaint"), [(one, complaint) for complaint, many in _BAD.items() for one in many]
 )
-def test_bad_files_are_one_clear_line(
-    tmp_path: Path, small_job: JobMaker, document: Any, complaint: str
-) -> None:
+def test_bad_files_are_one_line(tmp_path: Path, small_job: JobMaker, document: Any, complaint: str) -> None:
     path = tmp_path / "bad.geojson"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     spec = parse_job(small_job(domain={"region": str(path)}))

@@ -66,9 +66,7 @@ def slanted(tmp_path: Path) -> str:
 
 
 @given(angle=angles, places=places)
-def test_turning_changes_no_distance_and_degrees_come_back(
-    angle: float, places: list[tuple[float, float]]
-) -> None:
+def test_turning_changes_no_distance(angle: float, places: list[tuple[float, float]]) -> None:
     xy = np.array(places)
     np.testing.assert_allclose(at(angle).to_plane(at(angle).to_degrees(xy)), xy, rtol=0, atol=2e-6)
     flat, turned = (plane.to_plane(PLANE.to_degrees(xy)) for plane in (PLANE, at(angle)))

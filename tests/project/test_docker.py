@@ -294,7 +294,7 @@ def test_the_services_do_a_job_together(tmp_path: Path, services: Services) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_image_s_steps_and_then_its_services(
+def test_the_image_and_its_services(
     tmp_path: Path, services: Services, dockerfile: list[dict[str, str]]
 ) -> None:
     """From a copy of only what the image gets, with nothing of this environment."""

@@ -122,9 +122,7 @@ def test_a_section_has_keys(small_job: Job) -> None:
         ({"privacy": {"epsilon_per_km": 9.0}, "extension": {}}, ["privacy.epsilon_per_km=9.0"]),
     ],
 )  # fmt: skip
-def test_another_job_is_as_by_overrides(
-    small_job: Job, sections: dict[str, Any], overrides: list[str]
-) -> None:
+def test_another_job_by_overrides(small_job: Job, sections: dict[str, Any], overrides: list[str]) -> None:
     job = small_job()
     del job["extension"]  # so that the job chooses for itself, and again
     spec = JobSpec.of(**job)
@@ -152,7 +150,7 @@ def test_calls_write_nothing(built: str, small_job: Job, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_is_told_on_standard_error(
+def test_progress_on_standard_error(
     small_job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     build(JobSpec.of(**small_job()), tmp_path / "m.zarr", observer=PlainLines())

@@ -29,9 +29,7 @@ def test_cases_by_hand(tasks: int, each: float, moved: float, workers: int, expe
 
 
 @given(tasks=st.integers(1, 60), each=st.floats(0, 10), moved=st.floats(0, 1e9), workers=st.integers(1, 80))
-def test_no_stage_is_faster_than_any_of_its_resources(
-    tasks: int, each: float, moved: float, workers: int
-) -> None:
+def test_no_stage_is_faster_than_a_resource(tasks: int, each: float, moved: float, workers: int) -> None:
     seconds = simulation.stage_seconds(tasks, each, moved, workers, ON)
     alone = tasks * (each + moved / ON.worker_bytes)
     least = max(tasks * ON.dispatch, tasks * moved / ON.store_bytes, alone / min(workers, tasks))

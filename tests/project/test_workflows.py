@@ -66,7 +66,7 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
     [pytest.param("[2]", 483, marks=pytest.mark.slow), pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
      ("[2, 3, 4]", 63_865)],
 )  # fmt: skip
-def test_rome_on_the_published_grid(
+def test_rome_as_published(
     tmp_path: Path, city_roads: Callable[[str], Path], refine: str, records: int
 ) -> None:
     folder = city_roads("rome")

@@ -341,9 +341,7 @@ KINDS = {
 
 @pytest.mark.parametrize("tries", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KINDS)
-def test_damaged_files_are_read_or_refused_in_a_line_with_their_name(
-    tmp_path: Path, name: str, tries: int
-) -> None:
+def test_damaged_files_are_read_or_refused_in_a_line(tmp_path: Path, name: str, tries: int) -> None:
     kind, path = KINDS[name], tmp_path / name
     kind.make(path)
     kind.read(path)

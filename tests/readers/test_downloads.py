@@ -169,8 +169,8 @@ def test_kept_place_needs_no_network(server: MapServer, cache: Path, monkeypatch
         (PLACE, {"outline": {"type": "Point", "coordinates": [12.0, 42.0]}}, "Polygon"),
     ],
 )
-def test_failed_download_is_one_line_and_leaves_nothing(
-    server: MapServer, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str, answer: Any, told: str
+def test_failed_download(
+    server: MapServer, cache: Path, monkeypatch: Any, place: str, answer: Any, told: str
 ) -> None:
     monkeypatch.setattr(osmnx.settings, "use_cache", True)
     with monkeypatch.context() as patch:
@@ -318,7 +318,7 @@ def test_region_of_no_place_is_refused(small_job: JobMaker) -> None:
     refusal(lambda: parse_job(job), 'region = "place"', '"place:NAME"', kind=SpecError)
 
 
-def test_store_says_what_it_was_made_with_and_another_download_is_told(
+def test_another_download_is_told(
     server: MapServer, cache: Path, small_job: JobMaker, tmp_path: Path
 ) -> None:
     spec = parse_job(_job(small_job))

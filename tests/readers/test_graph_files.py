@@ -67,12 +67,9 @@ def test_every_file_of_a_graph_holds_the_same_network(graph: Any, tmp_path: Path
 
 # From, to, metres, one way only. No two streets have the same ends, so that a simple graph holds them all.
 _STREETS = [
-    (1, 2, 850.0, False),
-    (2, 3, 900.5, True),
-    (3, 4, 1200.0, False),
-    (4, 2, 1500.0, True),
+    (1, 2, 850.0, False), (2, 3, 900.5, True), (3, 4, 1200.0, False), (4, 2, 1500.0, True),
     (4, 1, 2000, True),
-]
+]  # fmt: skip
 _WAYS = {
     "directed.graphml": lambda graph, path: osmnx.save_graphml(graph, path),
     "simple.graphml": lambda graph, path: _write_text(networkx.DiGraph(graph), path),

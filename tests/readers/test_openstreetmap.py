@@ -37,15 +37,12 @@ _GEOD = Geod(ellps="WGS84")
 
 
 NOT_ROADS: Ways = {
-    200: ([2, 7], {"highway": "footway"}),
-    201: ([7, 8], {"highway": "service"}),
-    202: ([8, 13], {**ROAD, "access": "private"}),
-    203: ([3, 8], {**ROAD, "motor_vehicle": "no"}),
+    200: ([2, 7], {"highway": "footway"}), 201: ([7, 8], {"highway": "service"}),
+    202: ([8, 13], {**ROAD, "access": "private"}), 203: ([3, 8], {**ROAD, "motor_vehicle": "no"}),
     204: ([16, 17, 22, 21, 16], {"highway": "residential", "area": "yes"}),
-    205: ([1, 25], {"route": "ferry", "duration": "00:20"}),
-    206: ([2, 8], {"building": "yes"}),
+    205: ([1, 25], {"route": "ferry", "duration": "00:20"}), 206: ([2, 8], {"building": "yes"}),
     207: ([9, 10], {"highway": "unclassified", "service": "driveway"}),
-}
+}  # fmt: skip
 
 
 def _by_place(network: RoadNetwork) -> dict[tuple[float, float], int]:
@@ -378,12 +375,8 @@ def test_a_jobs_box_reaches_the_reader(small_job: JobMaker, tmp_path: Path) -> N
 def test_roads_go_on_across_the_antimeridian(tmp_path: Path) -> None:
     """OpenStreetMap cuts a road there: nodes 2 and 3 are one place."""
     nodes = {
-        1: (179.99, -16.8),
-        2: (180.0, -16.8),
-        3: (-180.0, -16.8),
-        4: (-179.99, -16.8),
-        5: (-179.99, -16.7),
-    }
+        1: (179.99, -16.8), 2: (180.0, -16.8), 3: (-180.0, -16.8), 4: (-179.99, -16.8), 5: (-179.99, -16.7),
+    }  # fmt: skip
     ways: Ways = {1: ([1, 2], ROAD), 2: ([3, 4], ROAD), 3: ([4, 5], ROAD)}
     path = write_osm(tmp_path / "taveuni.osm", nodes, ways)
     network = read_osm(path)

@@ -12,6 +12,8 @@ from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.refusals import refusal
 
+Read = Callable[[Path], object]
+
 
 @pytest.mark.parametrize(
     ("library", "name", "read"),
@@ -23,8 +25,8 @@ from tests.support.refusals import refusal
         ("pyogrio", "a.shp", lambda path: read_region(str(path))),
     ],
 )
-def test_a_missing_library_is_named_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, read: Callable[[Path], object]
+def test_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, read: Read
 ) -> None:
     path = tmp_path / name
     path.write_bytes(b"")

@@ -71,14 +71,10 @@ def save_lines(path: Path, rows: Rows) -> None:
 
 
 FORMATS: dict[str, Callable[[Path, Rows], None]] = {
-    "p.csv": save_csv,
-    "p.parquet": save_parquet,
-    "p.pq": save_geoarrow,
-    "p.geoparquet": save_geoparquet,
-    "p.geojson": save_geojson,
-    "p.geojsonl": save_lines,
+    "p.csv": save_csv, "p.parquet": save_parquet, "p.pq": save_geoarrow, "p.geoparquet": save_geoparquet,
+    "p.geojson": save_geojson, "p.geojsonl": save_lines,
     "p.gpkg": lambda path, rows: frame(rows).to_file(path, layer="points", driver="GPKG"),
-}
+}  # fmt: skip
 
 
 def refusal(path: Path, *, weights: bool = True, **options: Any) -> str:
@@ -316,8 +312,8 @@ def test_first_cell_that_is_no_whole_number_is_named(tmp_path: Path, text: str) 
         ("p.geojsonl", "", False), ("p.geojsonl", "\x1e", False),
     ],
 )  # fmt: skip
-def test_no_row_is_skipped_but_blank_lines_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, empty: str, fatal: bool, pieces: int
+def test_no_row_is_skipped(
+    tmp_path: Path, monkeypatch: Any, name: str, empty: str, fatal: bool, pieces: int
 ) -> None:
     """In the midst it may be a point that was lost, and those behind it would get other numbers."""
     for module in (point_tables, point_geojson):

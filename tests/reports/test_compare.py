@@ -69,15 +69,13 @@ runpy.run_module("mdpext_dask.reports.compare.attempt", run_name="__main__")
     [
         ("sleep", "not finished within 1 s", "limited"),
         ("fill", "more than 0.5 GiB of memory are needed", "limited"),
-        ("complain", "too large: a million rows", None),
-        ("fail", "disk full", "passing"),
+        ("complain", "too large: a million rows", None), ("fail", "disk full", "passing"),
         ("crash", "KeyError: 'what'", "passing"),
-        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"),
-        ("leave", "SystemExit: 3", "passing"),
+        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"), ("leave", "SystemExit: 3", "passing"),
     ],
-)
-def test_a_method_that_fails_says_why_in_one_line(
-    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, reason: str, kind: str | None
+)  # fmt: skip
+def test_a_method_that_fails(
+    spec: JobSpec, tmp_path: Path, monkeypatch: Any, work: str, reason: str, kind: str | None
 ) -> None:
     program = tmp_path / "python"
     code = tmp_path / "code.py"
@@ -281,10 +279,8 @@ def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_pa
     late = {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}
     told = {
         "em": [answer(2.0), answer(4.0, **broken), answer(3.0)],
-        "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)],
-        "lp": [answer(1.2), late],
-        BOUND: bounds,
-    }
+        "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)], "lp": [answer(1.2), late], BOUND: bounds,
+    }  # fmt: skip
     summary = summarised(spec, tmp_path, told)
     rows = {row["method"]: row for row in summary.rows}
     assert [row["method"] for row in summary.rows] == ["lp", "mlaet-a", "em"]
@@ -394,8 +390,8 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, compared: tuple
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "answers").rglob("*.json")}
 
 
-def test_the_rows_do_not_depend_on_where_they_are_made(
-    spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: tuple[Path, CaseSummary]
+def test_where_rows_are_made(
+    spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: Any
 ) -> None:
     job = spec.model_copy(update={"cluster": any_cluster})
     (summary,) = compare(job, tmp_path, methods=["em", "aipo"], repeats=1, bound_seconds=0)

@@ -52,13 +52,11 @@ def artist(axes: Axes, name: str) -> Any:
 
 
 DRAW: dict[str, Callable[..., Axes]] = {
-    "domain": plots.plot_domain,
-    "prior": plots.plot_prior,
+    "domain": plots.plot_domain, "prior": plots.plot_prior,
     "row": lambda m, ax=None: plots.plot_row(m, **PLACE, ax=ax),
-    "output": lambda m, ax=None: plots.plot_output(m, 3, ax),
-    "loss": plots.plot_loss,
+    "output": lambda m, ax=None: plots.plot_output(m, 3, ax), "loss": plots.plot_loss,
     "certificate": plots.plot_certificate,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DRAW)

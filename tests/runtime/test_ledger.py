@@ -162,9 +162,7 @@ NOT_POSITIVE: list[Any] = [0.0, -1.0, float("nan"), float("inf"), True, "1", Non
 
 
 @pytest.mark.parametrize("number", NOT_COUNTS, ids=shown)
-def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
-    budget: ReleaseBudget, tmp_path: Path, number: Any
-) -> None:
+def test_what_is_charged_is_positive_and_whole(budget: ReleaseBudget, tmp_path: Path, number: Any) -> None:
     with pytest.raises(SpecError, match="release limit"):
         ReleaseBudget(tmp_path / "new", number)
     assert not (tmp_path / "new").exists()
@@ -173,9 +171,7 @@ def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
 
 
 @pytest.mark.parametrize("number", NOT_POSITIVE, ids=shown)
-def test_an_epsilon_and_a_time_to_wait_are_positive_numbers(
-    budget: ReleaseBudget, tmp_path: Path, number: Any
-) -> None:
+def test_an_epsilon_and_a_time_are_positive(budget: ReleaseBudget, tmp_path: Path, number: Any) -> None:
     for use in (
         lambda: budget.charge("anna", epsilon_per_km=number),
         lambda: budget.charge_many(["anna"], number),

@@ -44,18 +44,9 @@ def places_of(mechanism: Mechanism) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(7)
     bearing = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     rings = [
-        1,
-        0.9 * grid.box.radius_km,
-        grid.box.radius_km,
-        60,
-        2200,
-        10_000,
-        13_399,
-        18_900,
-        19_880,
-        19_899,
+        1, 0.9 * grid.box.radius_km, grid.box.radius_km, 60, 2200, 10_000, 13_399, 18_900, 19_880, 19_899,
         19_960,
-    ]
+    ]  # fmt: skip
     r = np.array(rings)[:, None] * np.ones(16)
     xy = np.stack([r * np.sin(bearing), r * np.cos(bearing)], axis=-1).reshape(-1, 2)
     xy = np.concatenate([xy, rng.uniform(-20, 20, (30, 2)), rng.uniform(-14_000, 14_000, (30, 2))])

@@ -101,8 +101,8 @@ def read(path: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_in_and_out(
-    store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_formats_in_and_out(
+    store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: Any, kind: str
 ) -> None:
     points = places(60)
     source = write(tmp_path / f"points.{kind}", points)
@@ -245,14 +245,12 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("p.csv", "\ufefflon,lat\n-73.98,40.7\n-73.98,x\n", "line 3: lat"),
-        ("p.csv", "", "is empty"),
+        ("p.csv", "\ufefflon,lat\n-73.98,40.7\n-73.98,x\n", "line 3: lat"), ("p.csv", "", "is empty"),
         ("p.csv", "a,b\n1,2\n", "needs columns lon,lat"),
         ("p.csv", "lon,lat\n-73.98,nan\n", "line 2: lat 'nan' is not a finite number"),
         ("p.csv", "lon,lat\n-73.98,40.7\ninf,40\n", "line 3: lon 'inf' is not a finite number"),
         ("p.csv", "lon,lat\n-7398,40.7\n", "out of range"),
-        ("p.csv", "lon,lat\n-73.98,40.7\n,40.7\n", "line 3: lon ''"),
-        ("p.csv", "lon,lat\n", "holds no rows"),
+        ("p.csv", "lon,lat\n-73.98,40.7\n,40.7\n", "line 3: lon ''"), ("p.csv", "lon,lat\n", "holds no rows"),
         ("p.geojson", "", "not a readable GeoJSON"),
         ("p.geojson", '{"type":"FeatureCollection","features":[]}', "holds no rows"),
         ("p.geojson", '{"type":"Feature"}', "must be a FeatureCollection"),
@@ -261,7 +259,7 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
         ("p.ndjson", '{"type":"Feature","geometry":{"type":"Point","coordinates":[NaN,1]}}', "NaN is no"),
         ("p.parquet", "PAR1", "not a readable Parquet"),
     ],
-)
+)  # fmt: skip
 def test_points_that_cannot_be_read(store: str, tmp_path: Path, name: str, text: str, complaint: str) -> None:
     source = tmp_path / name
     source.write_text(text, encoding="utf-8")

@@ -114,12 +114,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remap")
     job: dict[str, dict[str, Any]] = {
         "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
-        "privacy": {"epsilon_per_km": 0.1, "budget": "half"},
-        "outputs": {"count": 8},
-        "loss": {"tasks": 5},
-        "cluster": {"kind": "inline"},
-        "store": {"block_cells": [2, 2]},
-    }
+        "privacy": {"epsilon_per_km": 0.1, "budget": "half"}, "outputs": {"count": 8}, "loss": {"tasks": 5},
+        "cluster": {"kind": "inline"}, "store": {"block_cells": [2, 2]},
+    }  # fmt: skip
     build(parse_job(job), str(folder / "m.zarr"))
     return folder / "m.zarr"
 

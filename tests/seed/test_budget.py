@@ -70,9 +70,7 @@ def test_excess_by_hand() -> None:
     seed=SEEDS,
     concentrated=st.booleans(),
 )
-def test_no_cell_is_steeper_than_the_bound(
-    delta: tuple[float, float], outputs: int, seed: int, concentrated: bool
-) -> None:
+def test_no_cell_is_steeper(delta: tuple[float, float], outputs: int, seed: int, concentrated: bool) -> None:
     """Random normalised corners within the budgets: the slope inside never exceeds bound (2)."""
     rng = np.random.default_rng(seed)
     corners = rng.normal(size=(2, 2, outputs)) * (5 if concentrated else 1)

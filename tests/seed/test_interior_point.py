@@ -135,9 +135,7 @@ def dense(matrix: LatticeMatrix, output: int) -> np.ndarray:
     outputs=st.integers(1, 20), blocks=st.integers(1, 5), size=st.integers(1, 5), diagonals=st.booleans(),
     seed=SEEDS,
 )  # fmt: skip
-def test_block_tridiagonal_systems_against_dense_ones(
-    outputs: int, blocks: int, size: int, diagonals: bool, seed: int
-) -> None:
+def test_block_tridiagonal_systems(outputs: int, blocks: int, size: int, diagonals: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     matrix = random_matrix(rng, outputs, blocks, size, diagonals=diagonals)
     right = rng.normal(size=matrix.main.shape)
@@ -227,9 +225,7 @@ def general_solver(program: GridProgram) -> float:
 
 
 @given(outputs=st.integers(2, 6), blocks=st.integers(2, 4), size=st.integers(2, 4), seed=SEEDS)
-def test_programs_with_rows_on_cells_against_a_general_solver(
-    outputs: int, blocks: int, size: int, seed: int
-) -> None:
+def test_programs_against_a_general_solver(outputs: int, blocks: int, size: int, seed: int) -> None:
     program = random_program(outputs, blocks, size, seed)
     solution, optimum = solve_program(program, gap=1e-5, least_slack=0.01), general_solver(program)
     assert solution.dual <= optimum * (1 + 1e-9)

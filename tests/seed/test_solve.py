@@ -58,9 +58,7 @@ def test_scale_of_cost_does_not_matter(solve: Callable[[SeedProblem], SeedMechan
 
 
 @pytest.mark.parametrize("solve", [solve_highs, solve_interior_point])
-def test_seeds_without_cost_and_a_single_output_are_no_obstacle(
-    solve: Callable[[SeedProblem], SeedMechanism],
-) -> None:
+def test_seeds_without_cost_and_a_single_output(solve: Callable[[SeedProblem], SeedMechanism]) -> None:
     rng = np.random.default_rng(5)
     cost = np.zeros((12, 4))
     cost[3] = rng.exponential(size=4)

@@ -94,12 +94,9 @@ def test_one_shard_is_named_by_what_happened_to_it(finished: Path, harm: str) ->
     content = file.read_bytes()
     file.unlink()
     changed = {
-        "a bit": content[:-1] + bytes([content[-1] ^ 1]),
-        "truncated": content[:-7],
-        "emptied": b"",
-        "garbage": b"garbage",
-        "another's": (finished / shard(finished, 4)).read_bytes(),
-    }
+        "a bit": content[:-1] + bytes([content[-1] ^ 1]), "truncated": content[:-7], "emptied": b"",
+        "garbage": b"garbage", "another's": (finished / shard(finished, 4)).read_bytes(),
+    }  # fmt: skip
     if harm in changed:
         file.write_bytes(changed[harm])
     elif harm == "a folder in its place":
@@ -296,9 +293,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("harm", BAD)
-def test_a_store_without_evidence_is_not_sampled(
-    finished: Path, other: Path, tmp_path: Path, harm: str
-) -> None:
+def test_without_evidence_nothing_is_sampled(finished: Path, other: Path, tmp_path: Path, harm: str) -> None:
     change, complaint = BAD[harm]
     before = open_mechanism(finished)
     change(finished, other)
@@ -405,15 +400,12 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("probability", "fill_value", 0.5),
-        ("probability", "data_type", "float64"),
+        ("probability", "fill_value", 0.5), ("probability", "data_type", "float64"),
         ("probability", "attributes", {"scale_factor": 2.0}),
-        ("output_lon", "attributes", {"add_offset": 1.0}),
-        ("output_x", "shape", [4]),
-        ("seed", "attributes", {}),
-        ("elsewhere", "node_type", "group"),
+        ("output_lon", "attributes", {"add_offset": 1.0}), ("output_x", "shape", [4]),
+        ("seed", "attributes", {}), ("elsewhere", "node_type", "group"),
     ],
-)
+)  # fmt: skip
 def test_changed_descriptions_are_noticed(finished: Path, name: str, key: str, value: object) -> None:
     """Readers such as xarray go by the root's copies: it would show other numbers than are sampled."""
 
@@ -447,16 +439,13 @@ def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path
 @pytest.mark.parametrize(
     ("key", "value", "noticed"),
     [
-        ("units", {"distance": "km", "epsilon": "1/m"}, "units"),
-        ("chunk_hashes", None, "chunk_hashes"),
-        ("chunk_hashes", "abc", "chunk_hashes"),
-        ("kept_sha256", "0" * 64, "cells of its region"),
+        ("units", {"distance": "km", "epsilon": "1/m"}, "units"), ("chunk_hashes", None, "chunk_hashes"),
+        ("chunk_hashes", "abc", "chunk_hashes"), ("kept_sha256", "0" * 64, "cells of its region"),
         ("block_cells", [2, 1], "no receipt|not whole shards|chunk_hashes"),
-        ("block_cells", [1], "block_cells"),
-        ("block_cells", [0, 1], "block_cells"),
+        ("block_cells", [1], "block_cells"), ("block_cells", [0, 1], "block_cells"),
         ("block_cells", "11", "block_cells"),
     ],
-)
+)  # fmt: skip
 def test_other_attributes_are_noticed(finished: Path, key: str, value: object, noticed: str) -> None:
     edit(finished / "zarr.json", lambda root: root["attributes"].update({key: value}))
     refused(MdpextError, noticed, open_mechanism, finished, verify=True)

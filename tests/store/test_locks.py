@@ -209,9 +209,7 @@ def test_two_runs_on_one_store(tmp_path: Path, small_job: Job, another: subproce
 
 
 @pytest.mark.parametrize("other", [{}, {"privacy": {"epsilon_per_km": 0.5}}], ids=["same job", "another"])
-def test_a_run_that_slept_at_its_end_does_not_call_another_s_store_complete(
-    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
-) -> None:
+def test_a_run_that_slept_at_its_end(tmp_path: Path, small_job: Job, monkeypatch: Any, other: Any) -> None:
     """Its store was taken over and replaced meanwhile by one of which nothing is certified yet."""
     url = str(tmp_path / "a.zarr")
     consolidate = objects.consolidate

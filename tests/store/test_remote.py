@@ -237,9 +237,7 @@ def test_time_ends_too(obey: Callable[..., type[Bucket]], monkeypatch: pytest.Mo
     assert bucket.asked <= 10
 
 
-def test_it_is_mentioned_when_a_store_keeps_failing(
-    obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_is_mentioned(obey: Callable[..., type[Bucket]], monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(remote, "POLICY", RetryPolicy(attempts=8, first_delay=0.001, longest_delay=0.001))
     monkeypatch.setattr(remote, "_MENTIONED_NEXT", [0.0])
     store = objects.open_objects("scripted://b/s")

@@ -679,11 +679,9 @@ def few_bits(rows: Array) -> dict[str, NDArray[Any]]:
     scaled = np.maximum(np.rint(rows * 65535), 1).astype(np.uint16)
     half = rows.astype(np.float16)
     return {
-        "float16": half,
-        "float16 as float32": half.astype(np.float32),
-        "uint16": scaled,
+        "float16": half, "float16 as float32": half.astype(np.float32), "uint16": scaled,
         "uint16 as float32": (scaled / np.float32(65535)).astype(np.float32),
-    }
+    }  # fmt: skip
 
 
 def check_copy(rows: NDArray[Any], points: NDArray[np.float64], epsilon: float, method: str) -> None:
