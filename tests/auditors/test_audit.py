@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import stat
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -256,18 +255,6 @@ def test_unfinished_stores_are_incomplete(tmp_path: Path, small_job: Job) -> Non
         refused(IncompleteStoreError, "missing", audit, path, method)
 
 
-def test_a_read_only_store_is_audited_all_the_same(finished: Path) -> None:
-    paths = [finished, *finished.rglob("*")]
-    modes = {path: path.stat().st_mode for path in paths}
-    try:
-        for path in paths:
-            path.chmod(modes[path] & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
-        assert audit(finished, "exhaustive").holds
-    finally:
-        for path, mode in modes.items():
-            path.chmod(mode)
-
-
 def test_a_store_behind_a_url_is_audited_like_any_other(built: Path) -> None:
     url = "memory://auditing/s.zarr"
     target = objects.open_objects(url)
@@ -312,17 +299,6 @@ def test_the_table_of_verdicts_is_that_of_the_code() -> None:
 
 
 # --- anyone's -------------------------------------------------------------------------------------
-
-
-def test_plain_arrays_are_audited_for_every_pair(exponential: tuple[Array, Array]) -> None:
-    rows, points = exponential
-    truth = steepest(rows, points)
-    report = audit(rows, points=points, epsilon_per_km=1.0)
-    assert report.method == "exhaustive"
-    assert report.holds
-    assert truth <= report.epsilon <= truth * (1 + 1e-9)
-    stricter = audit(rows, points=points, epsilon_per_km=truth * (1 - 1e-9))
-    assert (stricter.violations, stricter.verdict) == (1, "violated")
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "csv", "csv.gz", "parquet", "zarr"])
@@ -531,21 +507,6 @@ def test_what_only_the_charge_for_the_plane_forbids_is_not_called_violated(built
     assert audit(built, "exhaustive", epsilon_per_km=steepest * 0.99).verdict == "violated"
 
 
-def test_the_certificate_calls_ties_by_their_exact_name() -> None:
-    """Where a whole cell is flat along one axis, certificate and pairs agree, to the last bit."""
-    rng = np.random.default_rng(11)
-    for _ in range(20):
-        x = np.sort(rng.uniform(-1, 1, 2))
-        row, other = rng.dirichlet(np.ones(3), size=2)
-        rows = np.stack([row, row, other, other])
-        points = np.array([[x[0], 0], [x[0], 1], [x[1], 0], [x[1], 1]])
-        slope = steepest(rows, points)
-        for epsilon in (slope, math.nextafter(slope, 0), math.nextafter(slope, 9)):
-            certified = audit(rows, "certificate", points=points, epsilon_per_km=epsilon)
-            exact = audit(rows, "exhaustive", points=points, epsilon_per_km=epsilon)
-            assert certified.verdict == exact.verdict
-
-
 @pytest.mark.parametrize("apart_deg", [1e-9, 1e-8, 1e-7, 1e-6, 1e-5])
 @pytest.mark.parametrize("factor", [1 - 1e-4, 1 + 1e-4])
 def test_places_a_hair_apart_need_the_geodesic(apart_deg: float, factor: float, tmp_path: Path) -> None:
@@ -609,16 +570,6 @@ def test_coordinates_of_outputs_that_are_lost_are_changes_not_crashes(finished: 
     report = audit(finished)
     assert "projection" in report.changed
     json.dumps(report.as_json(), allow_nan=False)
-
-
-def test_wide_lattices_are_cut_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mdpext_dask.auditors.certificate._BAND_BYTES", 2000)
-    points = np.stack(np.meshgrid([0.0, 1.0], np.arange(60) / 10, indexing="ij"), axis=-1).reshape(-1, 2)
-    rows = softmax(-np.linalg.norm(points[:, None] - points[:3], axis=-1) / 2)
-    report = audit(rows, "certificate", points=points, epsilon_per_km=1.5)
-    assert report.holds
-    assert len(report.details["epsilon_by_block"]) > 1
-    assert report.epsilon >= steepest(rows, points)
 
 
 # --- careless users -------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.methods import Sampling, sample_pairs
 from mdpext_dask.auditors.pairs import sampled
 from mdpext_dask.auditors.pairs.designs import LatticeDesign
@@ -311,21 +309,3 @@ def test_it_draws_as_many_pairs_as_it_is_told(rough: known.Mechanism) -> None:
             assert report.details["pairs"] == sum(strata) == expected
             assert report.triples_checked == expected * 5
             assert report.details["stopped"] == "all pairs drawn"
-
-
-def test_it_draws_from_stores(tmp_path: Path) -> None:
-    """A finished store passes; of half of the ε that it uses, about as many triples break as there are."""
-    url = known.make_store(tmp_path)
-    every = audit(url, "exhaustive", workers=1)
-    report = audit(url, "sampled", sampling=Sampling(pairs=3000, random_seed=0), workers=1)
-    assert report.verdict == "no violation found"
-    assert report.epsilon == pytest.approx(every.epsilon, rel=1e-9)
-    half = every.epsilon / 2
-    exact = audit(url, "exhaustive", epsilon_per_km=half, workers=1).violation_ratio
-    for design in ("uniform", "stratified"):
-        sampling = Sampling(pairs=3000, random_seed=0, design=design)
-        report = audit(url, "sampled", epsilon_per_km=half, sampling=sampling, workers=1)
-        low, high = report.details["violation_ratio_interval"]
-        assert low <= exact <= high
-        assert 0 < report.violation_ratio == pytest.approx(exact, rel=0.3)
-        assert report.verdict == "violated"

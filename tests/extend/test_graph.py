@@ -314,14 +314,6 @@ def test_a3_alone_broken_and_nothing_asked_where_its_premise_fails() -> None:
     assert verdicts(checks) == (False, True, True)
 
 
-def test_different_records_at_distance_0_need_one_row() -> None:
-    same = MatrixMetric("abc", [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
-    assert a3_example(HALF).checks(same, 0.25).global_mdp().holds
-    checks = a3_example([0.5 + 1e-9, 0.5 - 1e-9]).checks(same, 0.25)
-    assert verdicts(checks) == (False, True, True)
-    assert not checks.global_mdp().holds
-
-
 def test_only_the_worst_of_many_violations_are_shown() -> None:
     graph = graph_of({f"n{number}": {number: softmax(np.array([0.0, number]))} for number in range(8)})
     answer = graph.run().checks(DiscreteMetric(), 0.1).global_mdp()
@@ -414,24 +406,6 @@ def test_the_theorem_is_tried_on_both_sides() -> None:
 
 
 # --- other kinds of privacy -----------------------------------------------------------------------
-
-
-def test_k_ary_randomised_response_is_local_differential_privacy() -> None:
-    k, keep = 5, 0.4
-    other = (1 - keep) / (k - 1)
-    graph = ExtensionGraph()
-    graph.add_node("first", [0], [[keep, *[other] * (k - 1)]])
-    graph.add_node("others", range(1, k))
-    graph.add_edge("first", "others", lambda _, rows, wanted: [np.roll(rows[0], x) for x in wanted])
-    extended = graph.run()
-    epsilon = math.log(keep / other)
-    checks = extended.checks(DiscreteMetric(), epsilon)
-    assert verdicts(checks) == (True, True, True)
-    assert checks.global_mdp().holds
-    assert checks.global_mdp().rounding == 1e-12
-    less = extended.checks(DiscreteMetric(), epsilon * (1 - 1e-9))
-    assert verdicts(less) == (False, True, True)
-    assert not less.global_mdp().holds
 
 
 def test_rounding_is_what_keeps_equal_mathematics_from_failing() -> None:

@@ -291,29 +291,6 @@ def test_bits_do_not_depend_on_the_block(
     assert np.array_equal(operator.rows(part), operator.rows(corners)[inside])
 
 
-@pytest.mark.parametrize("one_stage", [True, False])
-def test_a_side_sees_its_own_corners_and_edges_alone(one_stage: bool) -> None:
-    rng, operator = np.random.default_rng(2), McShaneWhitney(one_stage=one_stage)
-    here, elsewhere = (free_corners(rng, (1, 2), 3, (2, 3)) for _ in range(2))
-    first_of_two, first_of_three = np.arange(2)[:, None, None] == 0, np.arange(3)[:, None] == 0
-
-    def mixed(scores: Any, budget_x: Any, budget_y: Any) -> Corners:
-        """Return what is here where it is kept, and else what is elsewhere."""
-        return Corners(
-            np.where(scores, here.scores, elsewhere.scores),
-            np.where(budget_x, here.budget_x, elsewhere.budget_x),
-            np.where(budget_y, here.budget_y, elsewhere.budget_y),
-            here.refine,
-        )
-
-    west = operator.scores(mixed(first_of_two, False, first_of_two))
-    south = operator.scores(mixed(first_of_three, first_of_three, False))
-    whole = operator.scores(here)
-    assert np.array_equal(west[0], whole[0])
-    assert np.array_equal(south[:, 0], whole[:, 0])
-    assert not np.array_equal(west[1], whole[1])
-
-
 def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:
     corners = free_corners(np.random.default_rng(0), (2, 3), 4, (3,))
     along_x, along_y = refined_budgets(corners.budget_x, corners.budget_y, 3)

@@ -28,7 +28,6 @@ from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import Capture, call
 from tests.support.loss_files import job, write
-from tests.support.problems import JobMaker
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refusal
 
@@ -98,27 +97,6 @@ def test_a_table_of_euclidean_distances_is_the_euclidean_loss(
     whole = slice(0, shape[0] - 1), slice(0, shape[1] - 1)
     costs = [corner_costs(domain.grid, loss, domain.prior, whole) for loss in (domain.loss, euclidean)]
     np.testing.assert_allclose(costs[0], costs[1], rtol=1e-9, atol=1e-12 * spacing)
-
-
-def test_a_table_of_euclidean_distances_gives_the_same_mechanism(tmp_path: Path, small_job: JobMaker) -> None:
-    """The same problem once from roads and once from a file: the same records, rows and promise."""
-    roads = parse_job(small_job(loss={"kind": "euclidean"}, prior={"kind": "uniform"}))
-    domain = build_domain(roads)
-    x, y = domain.grid.x_km(), domain.grid.y_km()
-    records = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    table = domain.loss.rows(records).reshape(len(x), len(y), -1)
-    assert domain.projection is not None
-    centre = {"centre_lon": domain.projection.centre_lon, "centre_lat": domain.projection.centre_lat}
-    file = tmp_path / "loss.npz"
-    np.savez(file, x_km=x, y_km=y, output_xy_km=domain.output_xy_km, loss_km=table, **centre)
-    first = build(roads, str(tmp_path / "roads.zarr"))
-    second = build(parse_job(job(file, domain={"refine": [2, 2]})), str(tmp_path / "file.zarr"))
-    assert second["loss_km"] == pytest.approx(first["loss_km"], rel=1e-6)
-    for key in ("epsilon_planar_per_km", "distortion"):
-        assert second[key] == pytest.approx(first[key], rel=1e-9)
-    one, other = (open_mechanism(tmp_path / name) for name in ("roads.zarr", "file.zarr"))
-    np.testing.assert_allclose(other.dataset.probability, one.dataset.probability, rtol=1e-3)
-    np.testing.assert_allclose(other.output_lonlat, one.output_lonlat, rtol=0, atol=1e-9)
 
 
 def test_bytes_do_not_depend_on_where_the_tasks_run(tmp_path: Path, any_cluster: ClusterSection) -> None:

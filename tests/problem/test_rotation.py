@@ -20,13 +20,12 @@ from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg
-from mdpext_dask.problem.projection import Projection, folded
+from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.roads.read_network import read_roads
 from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.loss_files import job as loss_file_job
 from tests.support.problems import (
-    WGS84,
     JobMaker,
     all_records,
     all_rows,
@@ -91,21 +90,6 @@ def test_it_is_turned_counter_clockwise_or_not_at_all() -> None:
     lonlat = np.random.default_rng(0).uniform((-74.2, 40.5), (-73.7, 41), (50, 2))
     x, y = PLANE._proj(*lonlat.T)
     assert np.array_equal(Projection(-73.97, 40.78, 0.0).to_plane(lonlat), np.stack([x, y], axis=-1))
-
-
-@pytest.mark.parametrize("angle", [0.0, 29.0, -134.0])
-def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> None:
-    turned = at(angle)
-    rng = np.random.default_rng(1)
-    one = np.stack([rng.uniform(-180, 180, 3000), np.degrees(np.arcsin(rng.uniform(-1, 1, 3000)))], axis=-1)
-    lon, lat, _ = WGS84.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
-    other = np.stack([lon, lat], axis=-1)
-    ground, radius = ground_km(one, other), 40.0
-    here, there = (folded(turned.to_plane(places), radius, 2.0) for places in (one, other))
-    planar = np.linalg.norm(here - there, axis=1)
-    assert (planar <= ground * (1 + turned.distortion(radius)) + 1e-6).all()
-    flat = folded(PLANE.to_plane(one), radius, 2.0)
-    np.testing.assert_allclose(np.hypot(*here.T), np.hypot(*flat.T), atol=1e-9)
 
 
 @pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])

@@ -121,13 +121,6 @@ def test_largest_strongly_connected_part_is_kept(directed: bool, graph: tuple[in
     assert _distances(kept, directed=directed) == [[distance[a][b] for b in original] for a in original]
 
 
-def test_half_of_the_nodes_is_enough_and_less_is_not() -> None:
-    line = [(i, i + 1, 1.0, False) for i in range(11)]
-    assert _network(24, line).largest_connected_part(directed=False).nodes == 12
-    broken = _network(25, line)
-    refusal(lambda: broken.largest_connected_part(directed=False), "a test", "12 of 25 nodes")
-
-
 # --- folders ---------------------------------------------------------------------------------------
 
 
@@ -153,15 +146,6 @@ def test_node_ids_beyond_floats_are_told_apart(tmp_path: Path) -> None:
     network = read_roads(folder, None)
     table = network.distances_to(np.array([2]), directed=True)
     assert table[:, 0].tolist() == pytest.approx([0.3, 0.1, 0.0])
-
-
-def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path) -> None:
-    one = read_roads(_folder(tmp_path / "one", _NODES, _EDGES), None)
-    backwards = ([lines[0], *lines[:0:-1]] for lines in (_NODES, _EDGES))
-    other = read_roads(_folder(tmp_path / "other", *backwards), None)
-    for directed in (False, True):
-        table = one.distances_to(np.arange(3), directed=directed)
-        np.testing.assert_array_equal(other.distances_to(np.arange(3), directed=directed)[::-1, ::-1], table)
 
 
 @pytest.mark.parametrize(
