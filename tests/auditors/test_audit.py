@@ -15,8 +15,7 @@ import zarr
 from numpy.typing import NDArray
 from pyproj import Geod
 
-from mdpext_dask import open_mechanism
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.auditors.methods import Sampling, certify, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.promise import Promise

@@ -18,16 +18,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mdpext_dask import AuditReport, Sampling, audit, build
 from mdpext_dask.auditors import audit as audit_module
 from mdpext_dask.auditors import figure as figure_module
-from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.figure import DOTS_PER_INCH, SIZE_INCHES, band_shares
-from mdpext_dask.auditors.methods import Sampling
-from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.files import SUFFIXES, check_picture
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.refusals import refused
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build
 from mdpext_dask.compute import executor as cluster_module
 from mdpext_dask.compute.executor import DaskExecutor, open_executor
 from mdpext_dask.errors import ClusterError, SpecError, StoreError
 from mdpext_dask.events import Event, TaskDone
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.hosts import Network, network
 from tests.support.problems import write_toml

@@ -156,22 +156,6 @@ def test_without_any_budget_a_report_tells_nothing() -> None:
     assert sorted_ranks(masses)["rank_mean"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_mechanism_that_tells_the_truth_hides_nothing() -> None:
-    grid = Grid(0.0, 0.0, 2, 2, 1.0, (1,))
-    prior, tiny = random_prior(grid), 2.0**-36
-    rows = np.full((9, 9), tiny) + np.eye(9) * (1 - 9 * tiny)
-    plan, tally = tally_of(grid, prior, rows)
-    told = leakage(tally)
-    assert told["vulnerability"] == pytest.approx(1, rel=1e-9)
-    assert told["leakage_bits"] == pytest.approx(-math.log2(prior.max()), rel=1e-9)
-    assert told["capacity_bits"] == pytest.approx(math.log2(9), rel=1e-9)
-    assert told["conditional_entropy_bits"] == pytest.approx(0, abs=1e-7)
-    assert sum_of_errors(grid, plan, tally)[1] == pytest.approx(0, abs=1e-9)
-    found: Any = sorted_ranks(np.sum([rank_masses(prior.ravel() * column) for column in rows.T], axis=0))
-    assert found["rank_quantiles"]["0.99"] == 1
-    assert found["rank_mean"] == pytest.approx(1, rel=1e-9)
-
-
 # --- brute force ----------------------------------------------------------------------------------
 
 
@@ -254,22 +238,6 @@ def test_a_median_is_bounded_from_both_sides(drawn: list[tuple[int, int, float]]
     # What any guess at all says is a bound as well.
     elsewhere = slope_at(places[:, 0] - 2.3, places[:, 1] - 4.1, weights)
     assert float(lower_bound(elsewhere, weights.sum(), len(weights))) <= best * (1 + 1e-9)
-
-
-def test_derivatives_are_those_of_the_sum() -> None:
-    rng = np.random.default_rng(3)
-    places, weights = rng.uniform(0, 5, (9, 2)), rng.uniform(0, 1, 9)
-
-    def at(guess: Array) -> Any:
-        return slope_at(places[:, 0] - guess[0], places[:, 1] - guess[1], weights)
-
-    guess, step = np.array([2.0, 3.0]), 1e-5
-    found = at(guess)
-    for axis in (0, 1):
-        shift = step * np.eye(2)[axis]
-        low, high = at(guess - shift), at(guess + shift)
-        change = (high - low) / (2 * step)
-        assert change[:3] == pytest.approx([found[1 + axis], *found[3 + axis : 5 + axis]], rel=1e-6)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 4, 64]))
@@ -461,16 +429,6 @@ def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) ->
     assert len(np.unique(reports, axis=0)) == len(reports)
 
 
-def test_releases_tell_more_and_more(stores: Stores) -> None:
-    curve = curve_of(stores("planar"), 100, 30, 0)
-    assert [entry["releases"] for entry in curve] == [1, 2, 3, 5, 10, 20, 30, 50, 100]
-    # Means over the same people.
-    assert curve[-1]["inference_error_km"] < 0.8 * curve[0]["inference_error_km"]
-    assert curve[-1]["entropy_bits"] < curve[0]["entropy_bits"] - 0.3
-    for entry in curve:
-        assert entry["inference_error_lower_km"] >= 0.98 * entry["inference_error_km"]
-
-
 # --- districts ------------------------------------------------------------------------------------
 
 
@@ -542,18 +500,6 @@ def test_districts_by_a_chosen_property(stores: Stores, tmp_path: Path, file: st
     for key in ("full", "none"):
         named = f"{file}: feature {2 if key == 'full' else 1}: the property {key} is missing or empty; found"
         refused(DataError, named, read_districts, store, tmp_path / file, key)
-
-
-@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:3857"])
-def test_districts_of_a_shapefile(stores: Stores, tmp_path: Path, crs: str) -> None:
-    geopandas = pytest.importorskip("geopandas")
-    pytest.importorskip("pyogrio")
-    store = MechanismStore.open(str(stores("region")))
-    path = geojson(tmp_path / "d.geojson", {"west": WEST, "north-east": NORTH_EAST})
-    geopandas.read_file(path).to_crs(crs).to_file(tmp_path / "d.shp")
-    found, same = (read_districts(store, tmp_path / name) for name in ("d.shp", "d.geojson"))
-    assert found.names == same.names
-    assert np.array_equal(found.label, same.label)
 
 
 def test_districts_of_a_map_that_goes_on_across_the_antimeridian(tmp_path: Path) -> None:

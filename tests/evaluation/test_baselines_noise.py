@@ -150,21 +150,6 @@ def test_edge_integrals_over_all_distances_and_ends(monkeypatch: pytest.MonkeyPa
     assert np.abs((beyond + within) / angle - 1).max() < 1e-12
 
 
-def test_edge_integrals_against_another_integrator() -> None:
-    for a, low, high in ((0.7, -1.0, 2.0), (0.01, 0.2, 5.0), (30.0, -4.0, 3.0), (3.0, -9.0, -0.5)):
-        beyond, within, angle = (v.item() for v in edge_integrals(*np.array([[a], [low], [high]])))
-
-        def tail(theta: float, a: float = a) -> float:
-            distance = a / math.cos(theta)
-            return (1 + distance) * math.exp(-distance)
-
-        ends = math.atan2(low, a), math.atan2(high, a)
-        expected = quad(tail, *ends, epsabs=0, epsrel=1e-12)[0]
-        assert beyond == pytest.approx(expected, rel=1e-10)
-        assert angle == pytest.approx(ends[1] - ends[0], rel=1e-13)
-        assert within == pytest.approx(quad(lambda t: 1 - tail(t), *ends, epsrel=1e-12)[0], rel=1e-9)
-
-
 def test_one_output_takes_all_and_two_share_by_a_line() -> None:
     one = masses(voronoi_cells(np.array([[3.0, 4.0]]), 0.5, 20.0), 0.5, np.array([[0.0, 0.0], [9.0, 1.0]]))[0]
     assert np.abs(one - 1).max() < 1e-14

@@ -16,12 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import AttackRequest, BoundRequest, audit
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.attackers import passes
-from mdpext_dask.evaluation.attackers.requests import AttackRequest
-from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, SHARES, Tally, exact_sum, weighted_quantiles
 from mdpext_dask.evaluation.spread import band_edges_km
 from mdpext_dask.evaluation.words import table
@@ -204,11 +202,6 @@ def test_bands_cover_every_distance(cell: float, east: int, north: int, output: 
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-def test_a_map_is_drawn(stores: Stores, tmp_path: Path) -> None:
-    evaluate(str(stores("region")), picture=tmp_path / "m.svg")
-    assert (tmp_path / "m.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_large_map_shows_means() -> None:

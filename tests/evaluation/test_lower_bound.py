@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from mdpext_dask import build, evaluate
 from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
@@ -23,11 +24,9 @@ from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePr
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, LowerBound, estimate, lower_bound
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import silent
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions

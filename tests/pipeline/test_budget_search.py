@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from mdpext_dask import build, open_mechanism
 from mdpext_dask.auditors.certificate import certify_cells, certify_source_cells
 from mdpext_dask.errors import SolverError
 from mdpext_dask.events import Event, Note
@@ -18,10 +19,8 @@ from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import tasks
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.pipeline.trials import tempered
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.budget import direction_budgets, dual_exponent, tighten, vector_norm
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.reference import audited_epsilon, softmax

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.sections import ClusterSection
@@ -27,7 +27,6 @@ from mdpext_dask.pipeline.cells.lattice import Box
 from mdpext_dask.pipeline.cells.programs import Patches, Solutions
 from mdpext_dask.pipeline.cells.tasks import COSTS, LatticeArray, Level, write_costs, write_level_costs
 from mdpext_dask.pipeline.run import build, finalise, init, partition
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
 from tests.support.problems import write_toml

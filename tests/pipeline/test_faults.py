@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, evaluate, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import tasks
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.geometry import build_geometry
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore

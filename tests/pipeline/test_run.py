@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.cli.submit.files import check_store
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.events import Event, StageFinished, TaskDone
@@ -25,7 +25,6 @@ from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mdpext_dask.job.spec import load_job
-from mdpext_dask.pipeline.run import build
+from mdpext_dask import build, load_job
 
 JOB = Path(__file__).resolve().parents[2] / "workflows" / "rome-20km-fixed.toml"
 # Estimate of what no mechanism can beat, in km: a relaxation on every second record, two of four offsets.

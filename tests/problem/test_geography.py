@@ -15,16 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build, open_mechanism
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Box
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import read_region
 from mdpext_dask.readers.longitudes import arc
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.anywhere import lattice, lattice_folder, wrapped
 from tests.support.problems import (

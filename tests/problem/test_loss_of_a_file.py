@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask import build, load_job, open_mechanism
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import Mechanism, audit, build, evaluate, load_job, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
@@ -23,7 +21,6 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, corner_costs
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.sampling.files import sample_file
-from mdpext_dask.sampling.mechanism import Mechanism
 from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import Capture, call

@@ -14,10 +14,10 @@ import rasterio
 import shapely
 from affine import Affine
 
+from mdpext_dask import build, open_mechanism
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec, files_of, load_job, parse_job, with_overrides
 from mdpext_dask.pipeline.cost_model import plan_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
@@ -25,7 +25,6 @@ from mdpext_dask.problem.loss import TravelLoss
 from mdpext_dask.problem.outputs import centres_of, output_count
 from mdpext_dask.reports.compare.answers import Case
 from mdpext_dask.reports.compare.protocol import compare
-from mdpext_dask.sampling.mechanism import open_mechanism
 from tests.support.problems import all_records, point_file, road_folder, write_toml
 from tests.support.refusals import refusal
 

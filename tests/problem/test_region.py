@@ -20,11 +20,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import AuditReport, audit, evaluate, open_mechanism
 from mdpext_dask.auditors.certificate import certify_cells
-from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job, parse_job
@@ -36,7 +34,6 @@ from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, assemble_seed_cost, corner_costs
 from mdpext_dask.problem.region import read_region
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.model import SeedProblem
 from mdpext_dask.seed.solve import solve_seed_problem

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyproj import CRS, Transformer
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
@@ -22,7 +22,6 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.roads.read_network import read_roads
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.loss_files import job as loss_file_job
 from tests.support.problems import (

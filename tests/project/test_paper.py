@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdpext_dask.job.spec import JobSpec, load_job
+from mdpext_dask import JobSpec, load_job
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.reports.compare.methods import METHODS
 from mdpext_dask.reports.compare.protocol import cases_of, compare

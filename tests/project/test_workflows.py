@@ -11,8 +11,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from mdpext_dask import build, load_job, open_mechanism
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build, load_job, open_mechanism
 from mdpext_dask.compute.dask_settings import nested
 from mdpext_dask.pipeline.cost_model import plan_job
 

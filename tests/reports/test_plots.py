@@ -13,12 +13,20 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mdpext_dask import AuditReport, BoundRequest, Mechanism, Sampling, audit, evaluate, open_mechanism
+from mdpext_dask import (
+    AuditReport,
+    BoundRequest,
+    Mechanism,
+    Sampling,
+    audit,
+    build,
+    evaluate,
+    open_mechanism,
+    plots,
+)
 from mdpext_dask.auditors.figure import band_shares
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
-from mdpext_dask.reports import plots
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.refusals import refused

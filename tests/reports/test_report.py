@@ -20,12 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mdpext_dask import AttackRequest, BoundRequest, evaluate
 from mdpext_dask.errors import IncompleteStoreError, SpecError
-from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
-from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mdpext_dask import build, open_mechanism, report
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.reports.page.thinned import Thinned
-from mdpext_dask.reports.report import report
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.pages import Page
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from mdpext_dask import Mechanism, build, open_mechanism
+from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, build, open_mechanism
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
@@ -26,8 +26,6 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.runtime import City, city_header, city_layout, open_city
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit, around
-from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import export
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.store.mechanism_store import MechanismStore

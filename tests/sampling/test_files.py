@@ -18,13 +18,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mdpext_dask import Mechanism, open_mechanism
+from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism
 from mdpext_dask.errors import EXIT_UNREAD, BudgetExceeded, DataError, SpecError
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.location_sampler import Places
-from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.files import Users, sample_file
 from mdpext_dask.sampling.report_files import marked
 from tests.support.answers import same_number

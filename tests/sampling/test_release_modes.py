@@ -17,13 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask import Mechanism, open_mechanism
+from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism
 from mdpext_dask.errors import BudgetExceeded, DataError, MdpextError, SpecError, StoreError
 from mdpext_dask.problem.grid import Grid, coarse_indices, coarse_radius_km, coarse_steps
 from mdpext_dask.runtime.integer_sampling import integer_weights
-from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.random_bits import Words, words_for_tests
-from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import mechanism as mechanisms
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask import audit, build, open_mechanism
+from mdpext_dask import audit, build, evaluate, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace, remapped
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.sampling.remap_store import remap_store

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import zarr
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build
 from mdpext_dask.auditors.certificate import certify_block
 from mdpext_dask.errors import GuaranteeViolation, MdpextError, SpecError, StoreError
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import fingerprint_of, parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.sampling.mechanism import check_finished, open_mechanism

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build, open_mechanism
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -21,9 +21,7 @@ from mdpext_dask.errors import (
     StoreAccessError,
 )
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.pipeline.summary import summarise
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
