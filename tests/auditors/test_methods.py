@@ -109,16 +109,11 @@ def mechanisms(draw: st.DrawFn, *, lattice: bool | None = None, zeros: bool = Tr
     on_lattice = draw(st.booleans()) if lattice is None else lattice
     side = st.integers(2, 4)
     return known.random_case(
-        draw(seeds),
-        (draw(side), draw(side)) if on_lattice else draw(st.integers(2, 11)),
-        draw(st.integers(1, 4)),
-        p=draw(exponents),
-        dtype=draw(dtypes),
-        roughness=draw(st.sampled_from([0.05, 0.7, 3.0])),
-        same_place=not on_lattice and draw(st.booleans()),
-        zeros=zeros and draw(st.booleans()),
-        unusable=zeros and draw(st.integers(0, 4)) == 0,
-    )
+        draw(seeds), (draw(side), draw(side)) if on_lattice else draw(st.integers(2, 11)),
+        draw(st.integers(1, 4)), p=draw(exponents), dtype=draw(dtypes),
+        roughness=draw(st.sampled_from([0.05, 0.7, 3.0])), same_place=not on_lattice and draw(st.booleans()),
+        zeros=zeros and draw(st.booleans()), unusable=zeros and draw(st.integers(0, 4)) == 0,
+    )  # fmt: skip
 
 
 def limits(mechanism: known.Mechanism) -> list[float]:

@@ -102,12 +102,9 @@ def test_a_job_shares_where_it_pays(
     # Workers cut as they always do.
     monkeypatch.setattr(interior_point, "_PART_ENTRIES", _PART_ENTRIES)
     job = small_job(
-        domain={"cell_km": 5.0, "refine": [2]},
-        privacy={"budget": "certified"},
-        outputs={"count": 16},
-        seed={"refine_rounds": 1},
-        cluster={"kind": "address", "address": scheduler_address},
-    )
+        domain={"cell_km": 5.0, "refine": [2]}, privacy={"budget": "certified"}, outputs={"count": 16},
+        seed={"refine_rounds": 1}, cluster={"kind": "address", "address": scheduler_address},
+    )  # fmt: skip
     alone = build(parse_job(job), str(tmp_path / "alone.zarr"))
     assert not calls
     monkeypatch.setattr(lp_placement, "_WORTH_SENDING", 1)

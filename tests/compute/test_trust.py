@@ -194,12 +194,9 @@ def test_operators_run_if_named(built: Path, tmp_path: Path, monkeypatch: pytest
     named = {"extension": {**store["job"]["extension"], "method": "theirs:Operator"}}
     identity = {**store["identity"], **named}
     _edited(
-        path,
-        state="extending",
-        job={**store["job"], **named},
-        identity=identity,
+        path, state="extending", job={**store["job"], **named}, identity=identity,
         fingerprint=fingerprint_of(identity),
-    )
+    )  # fmt: skip
     refusal(lambda: operator_of_store(MechanismStore.open(str(path))), "--operator theirs:", kind=SpecError)
     shutil.rmtree(path / "receipts")
     refusal(lambda: partition(str(path), 0, 1), "theirs:Operator", kind=SpecError)

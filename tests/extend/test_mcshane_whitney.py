@@ -173,13 +173,9 @@ def test_scores_keep_their_budgets_at_every_level(
 
 
 @given(
-    cells=shapes,
-    refine=st.sampled_from([(2,), (3,), (2, 2), (2, 3)]),
-    outputs=st.integers(2, 5),
-    beta=betas,
-    one_stage=st.booleans(),
-    seed=SEEDS,
-)
+    cells=shapes, refine=st.sampled_from([(2,), (3,), (2, 2), (2, 3)]), outputs=st.integers(2, 5), beta=betas,
+    one_stage=st.booleans(), seed=SEEDS,
+)  # fmt: skip
 def test_normalising_costs_a_factor_of_two_at_most(
     cells: tuple[int, int],
     refine: tuple[int, ...],
@@ -266,12 +262,9 @@ OPERATORS = LogConvex(), McShaneWhitney(), McShaneWhitney(one_stage=True)
 
 @settings(max_examples=90)
 @given(
-    cells=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    outputs=st.integers(1, 9) | st.integers(60, 70),
-    refine=levels,
-    operator=st.sampled_from(OPERATORS),
-    seed=SEEDS,
-)
+    cells=st.tuples(st.integers(1, 4), st.integers(1, 4)), outputs=st.integers(1, 9) | st.integers(60, 70),
+    refine=levels, operator=st.sampled_from(OPERATORS), seed=SEEDS,
+)  # fmt: skip
 def test_bits_do_not_depend_on_the_block(
     cells: tuple[int, int], outputs: int, refine: tuple[int, ...], operator: Operator, seed: int
 ) -> None:

@@ -554,12 +554,9 @@ def test_a_task_needs_the_memory_that_the_plan_says(
     path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int, method: str
 ) -> None:
     job = small_job(
-        domain={"cell_km": cell_km, "refine": refine},
-        outputs={"count": outputs},
-        loss={"kind": "euclidean"},
-        store={"block_cells": [4, 5]},
-        extension={"method": method},
-    )
+        domain={"cell_km": cell_km, "refine": refine}, outputs={"count": outputs}, loss={"kind": "euclidean"},
+        store={"block_cells": [4, 5]}, extension={"method": method},
+    )  # fmt: skip
     write_seed_without_solving(parse_job(job), path)
     store = MechanismStore.open(str(path))
     tasks.extend_block(str(path), 0)  # imports and caches are not the task's

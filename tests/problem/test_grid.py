@@ -17,14 +17,10 @@ from tests.support.problems import JobMaker, all_records, road_geometry
 from tests.support.refusals import refusal
 
 _grids = st.builds(
-    Grid,
-    west_km=st.floats(-50, 50),
-    south_km=st.floats(-50, 50),
-    cells_x=st.integers(1, 4),
-    cells_y=st.integers(1, 4),
-    cell_km=st.floats(0.1, 8),
+    Grid, west_km=st.floats(-50, 50), south_km=st.floats(-50, 50), cells_x=st.integers(1, 4),
+    cells_y=st.integers(1, 4), cell_km=st.floats(0.1, 8),
     refine=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
-)
+)  # fmt: skip
 # Records a metre apart: what rounding can add is far below the distances at stake.
 _FINE = Grid(-3.0, 5.0, 2, 3, 4.0, (10, 20, 20))
 Place = tuple[float, float]
@@ -99,12 +95,9 @@ def test_order_of_refinement_levels_does_not_move_records() -> None:
 
 
 @given(
-    west=st.floats(-500, 500),
-    south=st.floats(-500, 500),
-    width=st.floats(1, 60),
-    height=st.floats(1, 60),
+    west=st.floats(-500, 500), south=st.floats(-500, 500), width=st.floats(1, 60), height=st.floats(1, 60),
     cell=st.floats(0.05, 1),
-)
+)  # fmt: skip
 def test_covering_grid_holds_the_box(
     west: float, south: float, width: float, height: float, cell: float
 ) -> None:

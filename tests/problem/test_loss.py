@@ -64,13 +64,10 @@ def _dense_seed_cost(problem: _Problem) -> Floats:
 
 
 _problems = st.builds(
-    _Problem,
-    seed=st.integers(0, 2**32 - 1),
-    cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    _Problem, seed=st.integers(0, 2**32 - 1), cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     refine=st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple),
-    outputs=st.sampled_from([1, 2, 5, 17]),
-    kind=st.sampled_from(["euclidean", "travel"]),
-)
+    outputs=st.sampled_from([1, 2, 5, 17]), kind=st.sampled_from(["euclidean", "travel"]),
+)  # fmt: skip
 
 
 def _cuts(draw: Any, whole: int) -> list[slice]:
@@ -90,12 +87,9 @@ def test_euclidean_loss_by_hand() -> None:
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    nodes=st.integers(1, 12),
-    tasks=st.integers(1, 9),
-    outputs=st.integers(1, 6),
-    places=st.integers(1, 15),
-)
+    seed=st.integers(0, 2**32 - 1), nodes=st.integers(1, 12), tasks=st.integers(1, 9),
+    outputs=st.integers(1, 6), places=st.integers(1, 15),
+)  # fmt: skip
 def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: int, places: int) -> None:
     generator = np.random.default_rng(seed)
     node_xy = generator.uniform(-5, 5, (nodes, 2))

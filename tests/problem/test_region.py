@@ -728,12 +728,9 @@ def stars(draw: st.DrawFn) -> list[list[tuple[float, float]]]:
 
 
 @given(
-    rings=stars(),
-    cell_km=st.floats(0.6, 4),
-    cells=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    corner=st.tuples(st.floats(-9, 3), st.floats(-9, 3)),
-    rotation=st.sampled_from([0.0, 29.0, -80.0]),
-)
+    rings=stars(), cell_km=st.floats(0.6, 4), cells=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    corner=st.tuples(st.floats(-9, 3), st.floats(-9, 3)), rotation=st.sampled_from([0.0, 29.0, -80.0]),
+)  # fmt: skip
 @settings(max_examples=80)
 def test_kept_cells_are_those_that_meet_the_region(
     tmp_path_factory: pytest.TempPathFactory,

@@ -111,16 +111,6 @@ def test_one_shard_is_named_by_what_happened_to_it(finished: Path, harm: str) ->
     assert error.worst == {"blocks": [3], **expected, "attributes": []}
 
 
-def test_two_shards_that_are_swapped_are_both_changed(finished: Path) -> None:
-    one, other = (finished / shard(finished, index) for index in (0, 3))
-    content = one.read_bytes()
-    shutil.copy(other, one)
-    other.write_bytes(content)
-    error = refusal(finished)
-    assert error.worst["changed"] == (shard(finished, 0), shard(finished, 3))
-    assert "block 0 (records 0..1 x 0..1) and block 3 have changed" in str(error)
-
-
 def test_all_kinds_at_once_and_only_five_of_each_in_the_message(finished: Path) -> None:
     store = opened(finished)
     stored = [block.index for block in store.plan if block.index not in store.plan.skipped]
