@@ -32,8 +32,9 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.forged import attribute, edit, flip_a_bit
 from tests.support.inside import Capture, run_inside
-from tests.support.reference import audited_epsilon, softmax
+from tests.support.reference import audited_epsilon, softmax, steepest
 from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -70,16 +71,6 @@ def exponential() -> tuple[Array, Array]:
     rng = np.random.default_rng(7)
     points, outputs = rng.uniform(0, 8, size=(150, 2)), rng.uniform(0, 8, size=(9, 2))
     return softmax(-np.linalg.norm(points[:, None] - outputs, axis=-1) / 2), points
-
-
-def steepest(rows: Array, points: Array, p: float = 2) -> float:
-    """Return the largest |log ratio| / distance over all pairs."""
-    logs = np.log(rows / rows.sum(axis=1, keepdims=True))
-    worst = 0.0
-    for first in range(len(rows) - 1):
-        apart = np.linalg.norm(points[first + 1 :] - points[first], ord=p, axis=1)
-        worst = max(worst, float((np.abs(logs[first + 1 :] - logs[first]).max(axis=1) / apart).max()))
-    return worst
 
 
 def random_pairs(method: str, pairs: int, **how: Any) -> Sampling | None:
@@ -208,9 +199,7 @@ def test_a_sample_finds_what_is_common_and_says_so(finished: Path) -> None:
 def test_changed_missing_and_extra_shards_are_told_apart(finished: Path, method: str) -> None:
     store = MechanismStore.open(str(finished))
     (changed,), (missing,) = (store.shard_keys(store.plan[index]) for index in (0, 3))
-    content = bytearray((finished / changed).read_bytes())
-    content[len(content) // 2] ^= 1
-    (finished / changed).write_bytes(content)
+    flip_a_bit(finished / changed)
     (finished / missing).unlink()
     extra = "probability/c/90/0/0"
     (finished / extra).parent.mkdir(parents=True)
@@ -455,10 +444,8 @@ def test_places_too_far_apart_for_one_plane_are_refused(tmp_path: Path) -> None:
 def test_a_store_does_not_choose_who_audits_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that a store names could answer anything; it is not even called."""
     monkeypatch.setattr("mdpext_dask.compute.executor.CONNECT_SECONDS", 1)
-    document = json.loads((finished / "zarr.json").read_text())
     cluster = {"kind": "address", "address": "tcp://127.0.0.1:1", "workers": 1}
-    document["attributes"]["job"]["cluster"].update(cluster)
-    (finished / "zarr.json").write_text(json.dumps(document))
+    edit(finished / "zarr.json", lambda root: root["attributes"]["job"]["cluster"].update(cluster))
     assert audit(finished, workers=1).holds
     refused(ClusterError, r"127\.0\.0\.1:1", audit, finished, scheduler="tcp://127.0.0.1:1")
 
@@ -478,9 +465,7 @@ def test_what_a_store_was_made_of_must_not_change(finished: Path) -> None:
 
 @pytest.mark.parametrize("method", ["sampled", "boundary"])
 def test_attributes_are_held_against_the_rest_by_every_auditor(finished: Path, method: str) -> None:
-    document = json.loads((finished / "zarr.json").read_text())
-    document["attributes"]["epsilon_certified"] = 0.1
-    (finished / "zarr.json").write_text(json.dumps(document))
+    attribute(finished, epsilon_certified=0.1)
     report = audit(finished, method, sampling=random_pairs(method, 500))
     assert report.verdict == "changed since it was written"
     assert "epsilon_certified" in report.changed

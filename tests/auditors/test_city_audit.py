@@ -13,6 +13,7 @@ from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.runtime import city_layout
 from mdpext_dask.runtime.city import CityFile
 from tests.support.cities import GRID, put, rewritten, write_city
+from tests.support.reference import audited_epsilon
 from tests.support.refusals import refusal
 
 
@@ -22,10 +23,7 @@ def steepest(path: Path) -> float:
     rows = np.empty((*GRID.shape, city.outputs))
     for tile in range(len(city.tiles)):
         rows[city.tiles.records(tile)] = city.rows(tile)
-    logs = np.log(rows / rows.sum(axis=-1, keepdims=True)).reshape(-1, city.outputs)
-    xy = np.stack(np.meshgrid(GRID.x_km(), GRID.y_km(), indexing="ij"), axis=-1).reshape(-1, 2)
-    i, j = np.triu_indices(len(xy), 1)
-    return float((np.abs(logs[i] - logs[j]).max(axis=1) / np.hypot(*(xy[i] - xy[j]).T)).max())
+    return audited_epsilon(rows, GRID.x_km(), GRID.y_km(), 2.0)
 
 
 @pytest.mark.parametrize("packing", ["seed", "rows"])

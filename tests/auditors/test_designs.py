@@ -216,23 +216,6 @@ def test_wrong_draws_would_be_noticed(
     assert surprise(pairs_of(*wrong(rng, n)), population) < _FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: LatticeDesign.stratified((40, 30), (0.1, 0.2), 2),
-        lambda: PointsDesign.stratified(_PLACES["scattered"], 2),
-    ],
-    ids=["lattice", "points"],
-)
-def test_a_seed_gives_the_same_pairs_whoever_draws_them(make: Callable[[], Design]) -> None:
-    design, again = make(), make()
-    assert again.strata == design.strata
-    for h in range(len(design.strata)):
-        one, other = (d.draw(np.random.default_rng(h), h, 50) for d in (design, again))
-        np.testing.assert_array_equal(one, other)
-    assert [len(numbers) for numbers in design.draw(np.random.default_rng(0), 0, 0)] == [0, 0]
-
-
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_a_billion_records_take_little_time_and_memory(p: float) -> None:
     n = 31_623

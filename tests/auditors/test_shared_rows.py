@@ -1,6 +1,5 @@
 """Rows that blocks share: extended anew from the seed they are, bit for bit, what the store says they are."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import receipts
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.forged import rehash
+from tests.support.forged import edit, rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
 
@@ -54,16 +53,15 @@ def finished(built: Path, tmp_path: Path) -> Path:
 
 
 def edit_receipt(path: Path, index: int, **changes: Any) -> None:
-    file = path / receipts.key_of(index)
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    edit(path / receipts.key_of(index), lambda receipt: receipt.update(changes))
 
 
 def rewrite(path: Path, i: int, j: int) -> None:
     """Change the last bit of a stored probability, and every hash that names its shard."""
     array = zarr.open_array(str(path / "probability"), mode="r+")
     array[i, j, 0] = np.nextafter(array[i, j, 0], np.float32(0))
-    digest, certificate = rehash(path), json.loads((path / CERTIFICATE).read_text())
-    (path / CERTIFICATE).write_text(json.dumps({**certificate, "content_sha256": digest}))
+    digest = rehash(path)
+    edit(path / CERTIFICATE, lambda report: report.update(content_sha256=digest))
     open_mechanism(path, verify=True)
 
 

@@ -461,13 +461,3 @@ def test_client_and_scheduler_are_cut_for_a_moment(
         time.sleep(1)
     assert client.document()["state"] == "complete"
     assert same_shards(several.path, undisturbed)
-
-
-def test_what_is_made_for_hosts_is_gone_afterwards(hosts: Network) -> None:
-    def spaces() -> str:
-        return subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
-
-    names = [host.prefix[-1] for host in hosts.hosts.values()]
-    assert all(name in spaces() for name in names)
-    hosts.remove()
-    assert not any(name in spaces() for name in names)

@@ -30,6 +30,7 @@ from mdpext_dask.reports.plots import plot_loss
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import operator_of_store
+from tests.support.forged import attribute
 from tests.support.refusals import refusal, refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -112,13 +113,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     return path
 
 
-def _edited(path: Path, **attributes: Any) -> None:
-    document = json.loads((path / "zarr.json").read_text())
-    document["attributes"].update(attributes)
-    document.pop("consolidated_metadata", None)
-    (path / "zarr.json").write_text(json.dumps(document))
-
-
 READERS: dict[str, Callable[..., object]] = {
     "audit": audit, "evaluate": evaluate, "remap": lambda path, **how: remap_store(str(path), **how),
     "finalise": lambda path, **how: finalise(str(path), **how),
@@ -146,7 +140,7 @@ def test_a_store_s_cluster_is_never_used(
     shutil.copytree(built, path)
     job = json.loads((path / "zarr.json").read_text())["attributes"]["job"]
     state = "extending" if reader == "finalise" else "complete"
-    _edited(path, state=state, job={**job, "cluster": {"kind": kind, **SECTIONS[kind]}})
+    attribute(path, state=state, job={**job, "cluster": {"kind": kind, **SECTIONS[kind]}})
     asked: list[tuple[ClusterSection, int]] = []
 
     def start(_: ExitStack, cluster: ClusterSection, workers: int) -> Any:
@@ -193,7 +187,7 @@ def test_operators_run_if_named(built: Path, tmp_path: Path, monkeypatch: pytest
     store = json.loads((path / "zarr.json").read_text())["attributes"]
     named = {"extension": {**store["job"]["extension"], "method": "theirs:Operator"}}
     identity = {**store["identity"], **named}
-    _edited(
+    attribute(
         path, state="extending", job={**store["job"], **named}, identity=identity,
         fingerprint=fingerprint_of(identity),
     )  # fmt: skip

@@ -398,37 +398,6 @@ def test_posteriors_are_those_of_all_records(stores: Stores, kind: str) -> None:
         assert np.hypot(*(peaks - total.peak_xy_km[v, c]).T).min() < 1e-9
 
 
-def test_people_and_reports_are_drawn_as_often_as_they_should(stores: Stores) -> None:
-    store = MechanismStore.open(str(stores("planar")))
-    masses = np.array([float(store.read("prior", b.owned_x, b.owned_y).sum()) for b in store.plan])
-    people = 4000
-    drawn = curves.draw_groups(masses, people, 0)
-    counts = np.array([len(block) for block in drawn])
-    assert counts.sum() == people
-    expected = masses * people
-    chi_square = ((counts - expected)[masses > 0] ** 2 / expected[masses > 0]).sum()
-    assert chi_square < 4 * len(masses)  # its mean is one less than the number of blocks
-    for block, mass in zip(drawn, masses, strict=True):
-        assert all(0 <= at <= mass * (1 + 1e-9) for _, at in block)
-    index, releases = int(masses.argmax()), 100
-    reports = curves.draw_reports(store.url, (index,), drawn[index], releases, 0)
-    block = store.plan[index]
-    prior = store.read("prior", block.owned_x, block.owned_y).ravel()
-    rows = store.read("probability", block.owned_x, block.owned_y).reshape(len(prior), -1).astype(np.float64)
-    rows /= rows.sum(axis=1, keepdims=True)
-    # Who lies how far into the block's prior is whom.
-    records = [next(r for r in range(len(prior)) if at < prior[: r + 1].sum()) for _, at in drawn[index]]
-    assert len(set(records)) == (prior > 0).sum()
-    for record in set(records):
-        theirs = reports[[r == record for r in records]]
-        counts = np.bincount(theirs.ravel(), minlength=store.outputs)
-        expected = rows[record] * theirs.size
-        # With 3 degrees of freedom; a chance in 100,000 for each record.
-        assert ((counts - expected) ** 2 / expected).sum() < 26
-    # Nobody's reports are another's.
-    assert len(np.unique(reports, axis=0)) == len(reports)
-
-
 # --- districts ------------------------------------------------------------------------------------
 
 

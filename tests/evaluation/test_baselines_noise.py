@@ -1,17 +1,15 @@
 """The exponential mechanism and planar Laplace: by hand, against other integrators, and strictly audited."""
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import IntegrationWarning, dblquad, quad
+from scipy.integrate import IntegrationWarning, quad
 from scipy.spatial import KDTree
 
 from mdpext_dask.errors import SolverError
@@ -169,27 +167,6 @@ def test_one_output_takes_all_and_two_share_by_a_line() -> None:
         assert mass[0, 1] == pytest.approx(expected, rel=1e-10)
         assert mass[0, 0] == pytest.approx(1 - expected, rel=1e-12)
         assert error.max() < 1e-10
-
-
-def test_bounded_and_unbounded_cells_against_two_dimensional_integrals() -> None:
-    """A unit square among outputs on a lattice, from within, from a corner, from a side, and from outside."""
-    outputs = np.array([(i, j) for i in (0.0, 1.0, 2.0) for j in (0.0, 1.0, 2.0)])
-    cells = voronoi_cells(outputs, 1.3, 10.0)
-    places = np.array([[1.1, 0.8], [0.5, 0.5], [0.5, 1.2], [3.0, 0.2]])
-    mass, error = masses(cells, 1.3, places)
-    for place, row in zip(places, mass, strict=True):
-
-        def density(y: float, x: float, place: Floats = place) -> float:
-            return 1.3**2 / (2 * math.pi) * math.exp(-1.3 * math.hypot(x - place[0], y - place[1]))
-
-        # Split where the density has its tip.
-        cuts = (pairwise(sorted({0.5, 1.5, min(max(v, 0.5), 1.5)})) for v in place.tolist())
-        squares = ((*x, *y) for x, y in itertools.product(*cuts))
-        expected = sum(dblquad(density, *square, epsabs=1e-10, epsrel=1e-9)[0] for square in squares)
-        assert row[4] == pytest.approx(expected, rel=1e-7)
-        quarter = dblquad(density, -25.0, 0.5, -25.0, 0.5, epsabs=1e-9, epsrel=1e-7)[0]
-        assert row[0] == pytest.approx(quarter, rel=1e-5)
-    assert np.abs(mass.sum(axis=1) - 1).max() < error.max() < 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.5, 5.0])

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -28,6 +27,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition
+from tests.support.forged import edit, flip_a_bit, shard_of
 from tests.support.inside import call, mdpext
 from tests.support.refusals import refused
 
@@ -110,9 +110,8 @@ def test_all_executors(
     expected = evaluated_inline(str(stores("region")))
     assert expected["offsets_used"] == 4 < expected["offsets_total"]
     store = shutil.copytree(stores("region"), tmp_path / "m.zarr")
-    document = json.loads((store / "zarr.json").read_text())
-    document["attributes"]["job"]["cluster"] = any_cluster.model_dump()
-    (store / "zarr.json").write_text(json.dumps(document))
+    cluster = {"cluster": any_cluster.model_dump()}
+    edit(store / "zarr.json", lambda root: root["attributes"]["job"].update(cluster))
     found = evaluation.evaluate(
         store, bound=PART, attacks=AttackRequest(releases=3, victims=20), records=tmp_path / "r.npz"
     )
@@ -303,12 +302,7 @@ def test_only_a_finished_store_is_evaluated(tmp_path: Path) -> None:
 def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Path) -> None:
     path = tmp_path / "refused.zarr"
     shutil.copytree(stores("planar"), path)
-    store = MechanismStore.open(str(path))
-    with (path / store.shard_keys(store.plan[0])[0]).open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    flip_a_bit(shard_of(path))
     assert not audit(str(path)).holds
     found = evaluate(str(stores("planar")), bound=BoundRequest(0), attacks=None)
     assert found["state"] == "complete"

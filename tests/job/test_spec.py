@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.job.spec import differing_keys, fingerprint_of, load_job, parse_job, with_overrides
+from tests.support.forged import flip_a_bit
 from tests.support.problems import JobMaker, point_file
 from tests.support.refusals import refusal, refused
 
@@ -430,9 +431,7 @@ def test_one_byte_of_an_input_file_changes_the_fingerprint(job_file: Path, chang
         overrides = ["loss.kind=file", "loss.file=loss.npz"]
     spec = load_job(job_file, overrides)
     old, fingerprint = spec.identity(), spec.fingerprint()
-    content = bytearray((folder / changed).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / changed).write_bytes(content)
+    flip_a_bit(folder / changed)
     assert spec.fingerprint() != fingerprint
     assert differing_keys(old, spec.identity()) == [key]
 

@@ -19,10 +19,8 @@ from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of, cell_patche
 from mdpext_dask.pipeline.cells.programs import (
     Patches,
     Solutions,
-    factorised,
     solve_patches,
     solve_with_highs,
-    solved,
 )  # fmt: skip
 from mdpext_dask.pipeline.cells.sweep import Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
@@ -65,19 +63,6 @@ def worst_violation(patches: Patches, u: NDArray[np.float64]) -> float:
     return max(float(row.max()) for row in [*rows, patches.lower - u, u - patches.upper])
 
 
-@pytest.mark.parametrize(("size", "band"), [(1, 1), (4, 2), (9, 3), (6, 6)])
-def test_small_systems_are_those_of_numpy(size: int, band: int) -> None:
-    rng = np.random.default_rng(size)
-    full = rng.normal(size=(5, size, size))
-    full = full @ full.swapaxes(1, 2) + size * np.eye(size)
-    far = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) > band
-    full[:, far] = 0
-    matrix = {(i, j): full[:, i, j] for i in range(size) for j in range(i + 1) if i - j <= band}
-    right = rng.normal(size=(size, 5))
-    x = np.stack(solved(factorised(matrix, size, band), band, list(right)))
-    assert np.allclose(x.T, np.linalg.solve(full, right.T[..., None])[..., 0], rtol=1e-10)
-
-
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 3)), outputs=st.integers(1, 7), seed=SEEDS)
 def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs: int, seed: int) -> None:
     patches = random_patches(np.random.default_rng(seed), shape, outputs, count=4)
@@ -89,13 +74,6 @@ def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs:
     assert (gain >= 0).all()
     worth = (patches.cost * patches.reference).sum(axis=(0, 1))
     assert (gain >= best - 1e-4 * worth).all()
-
-
-def test_a_solution_has_the_same_bits_in_every_batch() -> None:
-    patches = random_patches(np.random.default_rng(0), (3, 3), 6, count=23)
-    whole = solve_patches(patches).u
-    for part in (np.array([4]), np.arange(7, 20), np.array([22, 3, 5])):
-        assert np.array_equal(solve_patches(patches.part(part)).u, whole[..., part])
 
 
 @pytest.mark.parametrize("outputs", [1, 3, 9, 17])

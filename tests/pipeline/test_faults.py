@@ -26,6 +26,7 @@ from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from tests.support.disks import Disk, small_disk
+from tests.support.forged import flip_a_bit
 from tests.support.inside import run_inside
 from tests.support.processes import (
     Command,
@@ -627,12 +628,6 @@ def swap(one: Path, other: Path) -> None:
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 NO_RECEIPT = "no receipt of blocks: 2"

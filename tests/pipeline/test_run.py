@@ -32,6 +32,7 @@ from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, extension_arrays
+from tests.support.forged import shard_of
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refused
 
@@ -44,11 +45,6 @@ def make(job: dict[str, Any], path: Path, **arguments: Any) -> dict[str, Any]:
 
 def bytes_of(path: Path) -> np.ndarray:
     return MechanismStore.open(str(path)).read("probability")
-
-
-def shard_of(path: Path, block: int) -> Path:
-    store = MechanismStore.open(str(path))
-    return path / store.shard_keys(store.plan[block])[0]
 
 
 def does_not_verify(path: Path, says: str) -> None:

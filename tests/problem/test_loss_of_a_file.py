@@ -1,6 +1,5 @@
 """Mechanisms from a loss file, from the job to the reported place."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from mdpext_dask.problem.projection import Projection
 from mdpext_dask.sampling.files import sample_file
 from mdpext_dask.store.loss import StoredTable, read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from tests.support.forged import attribute
 from tests.support.inside import Capture, call
 from tests.support.loss_files import job, write
 from tests.support.reference import audited_epsilon
@@ -179,9 +179,7 @@ def test_a_centre_that_is_taken_away_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "m.zarr"
     build(parse_job(job(tmp_path / "loss.npz")), str(path))
     open_mechanism(path, verify=True)
-    document = json.loads((path / "zarr.json").read_text())
-    document["attributes"]["projection"] = {"centre_lon": None, "centre_lat": None}
-    (path / "zarr.json").write_text(json.dumps(document))
+    attribute(path, projection={"centre_lon": None, "centre_lat": None})
     with pytest.raises(GuaranteeViolation, match="projection"):
         open_mechanism(path, verify=True)
 

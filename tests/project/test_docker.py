@@ -79,18 +79,6 @@ def test_the_compose_file_is_valid() -> None:
     assert many["services"]["worker"]["deploy"]["replicas"] == 7
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [("mem_limit: 2g", "memlimit: 2g"), ("mem_limit: 2g", "mem_limit: 2q"), ("dockerfile:", "dokerfile:"),
-     ("replicas:", "replica:"), ("service_healthy", "service_heathy"), ("unless-stopped", "sometimes"),
-     ("start_period:", "start_time:"), ("read_only:", "readonly:")],
-)  # fmt: skip
-def test_a_mistake_in_a_compose_file_is_found(right: str, wrong: str) -> None:
-    text = compose_text()
-    assert right in text
-    refused(ValueError, "", lambda: read_compose(text.replace(right, wrong)))
-
-
 def test_services_refer_to_what_is_there(services: Services) -> None:
     volumes = yaml.safe_load(compose_text())["volumes"]
     for service in services.values():

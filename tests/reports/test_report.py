@@ -35,6 +35,7 @@ from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support import pages
+from tests.support.forged import attribute, flip_a_bit, shard_of
 from tests.support.inside import run_inside
 from tests.support.loss_files import job as loss_job
 from tests.support.loss_files import write as write_loss_file
@@ -70,17 +71,6 @@ def whole(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
 def made(url: Path, file: Path, bound_seconds: float = 0, **options: Any) -> Made:
     said = report(str(url), file, bound_seconds=bound_seconds, **options)
     return said, Page(file.read_text(encoding="utf-8"))
-
-
-def edit(store: Path, **attributes: Any) -> None:
-    document = json.loads((store / "zarr.json").read_text())
-    document["attributes"].update(attributes)
-    (store / "zarr.json").write_text(json.dumps(document))
-
-
-def shard_of(store: Path, block: int = 0) -> Path:
-    opened = MechanismStore.open(str(store))
-    return store / opened.shard_keys(opened.plan[block])[0]
 
 
 # --- what it says ---------------------------------------------------------------------------------
@@ -198,7 +188,7 @@ def test_texts_are_escaped_wherever_they_come_from(store: Path, tmp_path: Path) 
     document = json.loads((store / "zarr.json").read_text())
     job = document["attributes"]["job"]
     job["job"]["name"] = job["domain"]["roads"] = evil
-    edit(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
+    attribute(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
     renamed = store.rename(tmp_path / "<script>alert(3)<&.zarr")
     said, found = made(renamed, tmp_path / "r.html")
     assert not said["holds"]  # somebody has changed it, and that is noticed
@@ -289,10 +279,7 @@ def test_on_the_command_line(store: Path, tmp_path: Path, command: Command) -> N
 
 
 def test_changed_bytes_are_said_in_red_on_top(store: Path, tmp_path: Path, command: Command) -> None:
-    shard = shard_of(store)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
+    flip_a_bit(shard_of(store))
     code, _, err = command(store, "-o", tmp_path / "r.html", "--progress", "none", "--bound-seconds", "0")
     assert code == 1
     assert err.startswith("error: ")
@@ -322,7 +309,7 @@ def test_a_shard_that_is_gone_costs_figures_but_not_the_report(store: Path, tmp_
 def test_a_refused_store_stays_refused(store: Path, tmp_path: Path, command: Command) -> None:
     opened = MechanismStore.open(str(store), mode="r+")
     receipts.void(opened.objects, {0})  # as where a job is refused: blocks at fault are to be done anew
-    edit(store, state="refused")
+    attribute(store, state="refused")
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     code, _, err = command(store, "-o", tmp_path / "r.html", "--progress", "none", "--bound-seconds", "0")
     assert code == 1

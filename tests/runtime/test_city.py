@@ -31,6 +31,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, write_remap
 from tests.support.answers import same_number
 from tests.support.cities import rewritten
+from tests.support.forged import flip_a_bit, shard_of
 from tests.support.inside import call
 from tests.support.loss_files import job as file_job
 from tests.support.loss_files import write as write_problem
@@ -527,10 +528,7 @@ def test_what_must_not_be_sampled_is_not_exported(stores: Stores, small_job: Mak
     init(parse_job(small_job()), unfinished)
     refusal(lambda: export_city(unfinished, target), kind=IncompleteStoreError)
     copy = Path(shutil.copytree(stores["plain"], tmp_path / "copy.zarr"))
-    shard = next(path for path in (copy / "probability" / "c").rglob("*") if path.is_file())
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard_of(copy))
     message = refusal(lambda: export_city(str(copy), target), kind=GuaranteeViolation)
     assert "has changed since it was certified" in message
     root = copy / "zarr.json"

@@ -1,7 +1,6 @@
 """Sticky answers, ledgers and coarse places of a finished mechanism; and places that are anything at all."""
 
 import hmac
-import json
 import math
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from mdpext_dask.runtime.random_bits import Words, words_for_tests
 from mdpext_dask.sampling import mechanism as mechanisms
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
+from tests.support.forged import attribute
 from tests.support.refusals import refused
 
 LON, LAT = -73.98, 40.75
@@ -408,13 +408,10 @@ def test_replaced_open_stores_are_not_read(store: str, said: dict[str, Any] | No
     shutil.copytree(store, copy)
     mechanism = open_mechanism(copy)
     mechanism.sample(lon=LON, lat=LAT)
-    root = copy / "zarr.json"
     if said is None:
-        root.unlink()
+        (copy / "zarr.json").unlink()
     else:
-        document = json.loads(root.read_text())
-        document["attributes"].update(said)
-        root.write_text(json.dumps(document))
+        attribute(copy, **said)
     for use in (
         lambda: mechanism.sample_points(np.array([[LON, LAT]])),
         lambda: mechanism.row(lon=LON, lat=LAT),

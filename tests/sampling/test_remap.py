@@ -1,7 +1,6 @@
 """The optimal remap: against brute force, on baselines, and beside a finished store."""
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from mdpext_dask.store.integrity import extra_shards, verify
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import TABLE, best_remap, merge_columns, read_remap
 from tests.support.baseline_checks import expected_loss, holds, problem_of, rows_of
+from tests.support.forged import edit
 from tests.support.inside import call
 from tests.support.refusals import refused
 
@@ -129,12 +129,6 @@ def remapped_once(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.fixture
 def copy(remapped_once: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
     return shutil.copytree(remapped_once[0], tmp_path / "copy.zarr")
-
-
-def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(file.read_text())
-    change(document)
-    file.write_text(json.dumps(document))
 
 
 def test_the_table_is_that_of_the_stored_rows(remapped_once: tuple[Path, dict[str, Any]]) -> None:

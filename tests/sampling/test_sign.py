@@ -20,6 +20,7 @@ from mdpext_dask.sampling.sign import sign
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.signature import SIGNATURE
 from tests.support.cities import Change, put, rewritten, write_city
+from tests.support.forged import flip_a_bit
 from tests.support.inside import call
 from tests.support.refusals import refusal
 
@@ -113,9 +114,7 @@ def test_what_is_signed(
 def test_a_signature_is_of_the_bytes(signed_store: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     store = Path(shutil.copytree(signed_store, tmp_path / "s.zarr"))
     shard = next(path for path in (store / "probability" / "c").rglob("*") if path.is_file())
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(shard)
     message = refusal(lambda: open_mechanism(store, trusted_key=public(keys[0])), kind=GuaranteeViolation)
     assert "has changed since it was certified" in message
     refusal(lambda: sign(store, keys[0]), kind=GuaranteeViolation)

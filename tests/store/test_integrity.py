@@ -1,6 +1,5 @@
 """Tamper evidence: what is changed, missing or too much in a finished store is told apart and named."""
 
-import json
 import re
 import shutil
 import warnings
@@ -24,7 +23,7 @@ from mdpext_dask.sampling.mechanism import check_finished, open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE, ShardDamage, damage_of_block, extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.forged import rehash
+from tests.support.forged import edit, rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
 
@@ -61,12 +60,6 @@ def shard(path: Path, index: int) -> str:
 
 def refusal(path: Path | str) -> Any:
     return refused(GuaranteeViolation, "", open_mechanism, path, verify=True)
-
-
-def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(file.read_text())
-    change(document)
-    file.write_text(json.dumps(document))
 
 
 def put(file: Path, content: bytes) -> None:
