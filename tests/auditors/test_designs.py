@@ -216,7 +216,7 @@ def test_wrong_draws_would_be_noticed(
     assert surprise(pairs_of(*wrong(rng, n)), population) < _FALSE_ALARM
 
 
-@pytest.mark.parametrize("p", EXPONENTS)
+@pytest.mark.parametrize("p", [1, 2, math.inf])
 def test_a_billion_records_take_little_time_and_memory(p: float) -> None:
     n = 31_623
     rng = np.random.default_rng(11)

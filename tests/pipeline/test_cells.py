@@ -107,7 +107,7 @@ def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | s
     assert summary["loss_km"] < 0.995 * without["loss_km"]
 
 
-@pytest.mark.parametrize("refine", [[1], [2, 1, 3], [5], [2, 2, 2]])
+@pytest.mark.parametrize("refine", [[1], [2, 1, 3], [5]])
 def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]) -> None:
     """Odd numbers of steps, levels that refine nothing, no level at all: every record a seed."""
     job = cell_job(domain={"refine": refine})

@@ -73,8 +73,10 @@ def finished(built: Path, tmp_path: Path) -> Path:
 # --- the result -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 4, "inf"])
-@pytest.mark.parametrize("budget", ["half", "bound"])
+@pytest.mark.parametrize(
+    ("p", "budget"),
+    [(1, "half"), (1.5, "bound"), (2, "half"), (2, "bound"), (4, "half"), ("inf", "bound"), ("inf", "half")],
+)
 def test_the_store_is_private_for_all_pairs(path: Path, small_job: Job, p: float | str, budget: str) -> None:
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
     job = small_job(domain={"refine": [2], "metric_p": p}, privacy={"budget": budget, "epsilon_per_km": 0.7})
@@ -199,7 +201,7 @@ def test_five_percent_at_city_spacing_fail_and_the_triple_is_named(path: Path, s
     assert report.worst["log_ratio"] > report.worst["bound"]
 
 
-@pytest.mark.parametrize("p", [1, 1.0001, 1.5, 2, 4, "inf"])
+@pytest.mark.parametrize("p", [1, 1.0001, 2, "inf"])
 def test_a_large_change_fails_it_for_every_metric(path: Path, small_job: Job, p: float | str) -> None:
     make(small_job(domain={"metric_p": p}), path)
     spoil(path, 7, 11, 3, 8)
@@ -542,10 +544,13 @@ def test_a_seed_solved_anew_voids_the_receipts(finished: Path) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["log-convex", "mcshane-whitney", "cell-lp"])
 @pytest.mark.parametrize(
-    ("cell_km", "refine", "outputs"), [(2.0, [4, 6], 60), (1.0, [2, 3], 300), (0.5, [8], 20)]
-)
+    ("method", "cell_km", "refine", "outputs"),
+    [
+        ("log-convex", 2.0, [4, 6], 60), ("log-convex", 1.0, [2, 3], 300), ("mcshane-whitney", 0.5, [8], 20),
+        ("mcshane-whitney", 2.0, [4, 6], 60), ("cell-lp", 1.0, [2, 3], 300), ("cell-lp", 0.5, [8], 20),
+    ],
+)  # fmt: skip
 def test_a_task_needs_the_memory_that_the_plan_says(
     path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int, method: str
 ) -> None:

@@ -33,8 +33,8 @@ def test_centre_is_the_middle_of_the_box() -> None:
     np.testing.assert_allclose(projection.to_plane(np.array([(12.5, 41.75)])), [(0, 0)], atol=1e-9)
 
 
-@pytest.mark.parametrize("side_km", [5.0, 50.0, 300.0, 1500.0])
-@pytest.mark.parametrize("lat", [-70.0, -45.0, -10.0, 0.0, 25.0, 42.0, 51.5, 70.0])
+@pytest.mark.parametrize("side_km", [5.0, 300.0, 1500.0])
+@pytest.mark.parametrize("lat", [-70.0, 0.0, 42.0])
 def test_no_pair_is_stretched_by_more_than_the_distortion(lat: float, side_km: float) -> None:
     projection = Projection(12.5, lat)
     box = _square(side_km)
