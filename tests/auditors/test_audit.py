@@ -207,8 +207,7 @@ def test_changed_missing_and_extra_shards_are_told_apart(finished: Path, method:
     report = audit(finished, method)
     assert not report.holds
     assert changed in report.changed
-    assert report.missing == (missing,)
-    assert report.extra == (extra,)
+    assert (report.missing, report.extra) == ((missing,), (extra,))
     assert {0, 3} <= set(report.blocks_at_fault)
     assert all(key in sentence(report) for key in (changed, missing, extra))
 
@@ -228,8 +227,7 @@ def test_bytes_that_cannot_be_decoded_are_rows_that_cannot_be_used(finished: Pat
     (finished / store.shard_keys(block)[0]).write_bytes(b"nothing")
     lost, records, outputs = math.prod(block.owned_shape), store.grid.records, store.outputs
     report = audit(finished, "exhaustive")
-    assert report.verdict == "not a mechanism"
-    assert report.epsilon == math.inf
+    assert (report.verdict, report.epsilon) == ("not a mechanism", math.inf)
     assert report.violations == (lost * (records - lost) + lost * (lost - 1) // 2) * outputs
     assert report.findings[0].count == lost * outputs
     assert audit(finished, "sampled", sampling=Sampling(pairs=2000)).verdict == "not a mechanism"
@@ -267,8 +265,7 @@ def test_no_method_passes_changed_bytes(finished: Path, method: str, capsys: Cap
     some = ["--pairs", "300", "--random-seed", "1"] if method == "sampled" else []
     code, found, complaint = answer(capsys, finished, "--method", method, *some)
     assert (code, found["holds"], found["verdict"]) == (1, False, "changed since it was written")
-    assert found["changed"] == ["probability/c/0/0/0"]
-    assert found["blocks_at_fault"] == [0]
+    assert (found["changed"], found["blocks_at_fault"]) == (["probability/c/0/0/0"], [0])
     assert "bytes changed since they were written" in complaint
     assert MechanismStore.open(str(finished)).state == "refused"
 

@@ -223,8 +223,7 @@ def test_paths_may_be_urls_of_files_or_relative(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for name in (f"file://{path}", "~/m.npy", "m.npy"):
         found = read(name, Path("~/points.csv"), tmp_path / "scratch")
-        assert found.rows == path
-        assert found.source == name
+        assert (found.rows, found.source) == (path, name)
     assert points.exists()
 
 

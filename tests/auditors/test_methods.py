@@ -187,8 +187,7 @@ def test_a_record_is_no_pair_with_itself() -> None:
     """Not even where there is nothing else to be named as the worst."""
     points = np.array([(1.0, 1.0)] * 3)
     report = known.ask(known.Mechanism(np.full((3, 2), 0.5), points), "exhaustive", 1.0)
-    assert report.verdict == "holds"
-    assert report.worst == {}
+    assert (report.verdict, report.worst) == ("holds", {})
     with known.cut_small(part=16):
         report = known.ask(known.Mechanism(np.full((3, 2), 0.5), points * [[1], [2], [3]]), "exhaustive", 1.0)
     for triple in report.details["worst_triples"]:
@@ -300,5 +299,4 @@ def test_it_draws_as_many_pairs_as_it_is_told(rough: known.Mechanism) -> None:
             strata = [stratum["pairs_drawn"] for stratum in report.details["strata"]]
             expected = pairs if design == "uniform" else max(pairs, 16 * len(strata))
             assert report.details["pairs"] == sum(strata) == expected
-            assert report.triples_checked == expected * 5
-            assert report.details["stopped"] == "all pairs drawn"
+            assert (report.triples_checked, report.details["stopped"]) == (expected * 5, "all pairs drawn")

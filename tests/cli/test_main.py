@@ -121,8 +121,7 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
 
     audited = inside("audit", "tiny.zarr", "--method", "certificate", "--json", folder=folder).document()
     assert audited["holds"] is True
-    assert audited["epsilon_certified"] == summary["epsilon_certified"]
-    assert audited["violations"] == 0
+    assert (audited["epsilon_certified"], audited["violations"]) == (summary["epsilon_certified"], 0)
     assert set(audited["worst"]) >= {"x", "x_prime", "output", "log_ratio", "bound"}
     keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
     assert keys <= set(audited)
@@ -156,9 +155,7 @@ def test_overrides_and_workers(folder: Path) -> None:
         "--set", "domain.metric_p=inf", "--set", "privacy.budget=half",
         "--workers", 1, "--store", "s.zarr", folder=folder,
     )  # fmt: skip
-    assert summary["epsilon_per_km"] == 0.5
-    assert summary["metric_p"] == "inf"
-    assert summary["budget"] == "half"
+    assert (summary["epsilon_per_km"], summary["metric_p"], summary["budget"]) == (0.5, "inf", "half")
 
 
 def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Inside) -> None:
@@ -282,8 +279,7 @@ def test_no_scheduler_at_the_address(folder: Path) -> None:
 )  # fmt: skip
 def test_usage_errors_are_one_line(folder: Path, arguments: list[str], inside: Inside) -> None:
     failed = inside(*arguments, "--json", folder=folder)
-    assert failed.returncode == 2
-    assert len(failed.stderr.splitlines()) == 1
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (2, 1)
     assert json.loads(failed.stdout)["exit_code"] == 2
 
 

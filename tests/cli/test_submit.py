@@ -93,8 +93,7 @@ def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path)
     path = tmp_path / "written.toml"
     path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
     again = load_job(path)
-    assert again.fingerprint() == spec.fingerprint()
-    assert again == spec.model_copy(update={"cluster": ONE_JOB})
+    assert (again.fingerprint(), again) == (spec.fingerprint(), spec.model_copy(update={"cluster": ONE_JOB}))
     assert tomllib.loads(path.read_text())["cluster"] == {"kind": "address", "address": "scheduler.json"}
 
 
@@ -147,8 +146,7 @@ def test_tasks_of_an_array_share_all_blocks(small_job: Job, blocks: int, workers
     said = subprocess.run(["bash", "-c", loop, "-", script], capture_output=True, text=True, check=True)
     ranges = [line.split("--range ")[1].split()[0].split(":") for line in said.stdout.splitlines()]
     edges = [(int(first), int(end)) for first, end in ranges]
-    assert edges[0][0] == 0
-    assert edges[-1][1] == blocks
+    assert (edges[0][0], edges[-1][1]) == (0, blocks)
     assert all(first < end for first, end in edges)
     assert all(one[1] == next_[0] for one, next_ in itertools.pairwise(edges))
 

@@ -117,8 +117,7 @@ def inside(capfd: Capture, *arguments: object) -> Outcome:
 
 def test_one_job_from_beginning_to_end(folder: Path, undisturbed: dict[str, bytes]) -> None:
     document, err = submitted()
-    assert document["state"] == "done"
-    assert len(document["jobs"]) == 1
+    assert (document["state"], len(document["jobs"])) == ("done", 1)
     store = MechanismStore.open(str(folder / "small.zarr"))
     assert (store.state, len(store.read_receipts())) == ("complete", BLOCKS)
     assert shards(folder / "small.zarr") == undisturbed
@@ -137,8 +136,7 @@ def test_one_job_from_beginning_to_end(folder: Path, undisturbed: dict[str, byte
 def test_an_array_from_beginning_to_end(folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]) -> None:
     # With one worker, so that there are few tasks.
     document, _ = submitted("--array", "--set", "cluster.workers=1")
-    assert document["state"] == "done"
-    assert len(document["jobs"]) == 3
+    assert (document["state"], len(document["jobs"])) == ("done", 3)
     tasks = [job for job in slurm.jobs() if job.startswith(f"{document['jobs'][1]}_")]
     assert len(tasks) == ARRAY_TASKS
     assert shards(folder / "small.zarr") == undisturbed

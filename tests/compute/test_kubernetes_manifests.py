@@ -115,8 +115,7 @@ def test_the_shipped_cluster_is_what_a_job_would_ask_for(demo: JobSpec) -> None:
 
 def test_the_shipped_volume_is_the_one_that_the_job_wants(demo: JobSpec) -> None:
     claim = yaml.safe_load((DEPLOY / "volume.yaml").read_text())
-    assert complaints(claim) == []
-    assert claim["metadata"]["name"] == demo.cluster.volume_claim
+    assert (complaints(claim), claim["metadata"]["name"]) == ([], demo.cluster.volume_claim)
     # Pods on several machines write to it.
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
@@ -159,9 +158,7 @@ def test_pods_are_checked_more_strictly_once_the_operator_has_made_them(made: Ma
 
 def test_the_runner_gets_the_same_job(demo: JobSpec, documents: Documents) -> None:
     job = parse_job(tomllib.loads(documents[0]["data"]["job.toml"]))
-    assert job.fingerprint() == demo.fingerprint()
-    assert job.job == demo.job
-    assert job.cluster.kind == "address"
+    assert (job.fingerprint(), job.job, job.cluster.kind) == (demo.fingerprint(), demo.job, "address")
 
 
 def test_runner_goes_where_operator_puts_the_scheduler(documents: Documents, made: Made, pods: Made) -> None:
@@ -198,8 +195,7 @@ def test_labels_select_the_pods_that_they_are_meant_to(documents: Documents, mad
 def test_commands_are_those_of_the_programs(pods: Made) -> None:
     (worker,) = pods["worker"]["spec"]["containers"]
     options = parse(worker["command"] + worker["args"])
-    assert options["nthreads"] == 1
-    assert options["memory_limit"] == "2048MiB"
+    assert (options["nthreads"], options["memory_limit"]) == (1, "2048MiB")
     assert not options["dashboard"]
     assert f":{worker['ports'][0]['containerPort']}" == options["dashboard_address"]
     assert worker["resources"]["limits"] == {"memory": "2048Mi"}
@@ -207,8 +203,7 @@ def test_commands_are_those_of_the_programs(pods: Made) -> None:
     script = runner["command"][-1]
     line = next(line for line in script.splitlines() if "mdpext" in line)
     options = parse(line.removeprefix("until ").removesuffix("; do"))
-    assert str(options["job"]) == "/job/job.toml"
-    assert options["store"] == "$MDPEXT_STORE"
+    assert (str(options["job"]), options["store"]) == ("/job/job.toml", "$MDPEXT_STORE")
     assert {"name": "MDPEXT_STORE", "value": STORE} in runner["env"]
     code = pods["runner"]["spec"]["initContainers"][0]["command"][2]
     compile(code, "wait", "exec")

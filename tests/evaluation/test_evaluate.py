@@ -305,6 +305,5 @@ def test_an_evaluation_says_that_a_store_is_refused(stores: Stores, tmp_path: Pa
     flip_a_bit(shard_of(path))
     assert not audit(str(path)).holds
     found = evaluate(str(stores("planar")), bound=BoundRequest(0), attacks=None)
-    assert found["state"] == "complete"
-    assert table(found)[0][0] == "expected loss"
+    assert (found["state"], table(found)[0][0]) == ("complete", "expected loss")
     assert table({**found, "state": MechanismStore.open(str(path)).state})[0][0] == "refused"

@@ -339,8 +339,7 @@ def test_the_time_decides_the_stride(tiny: MechanismStore, monkeypatch: pytest.M
     monkeypatch.setattr(driver.lattices, "predicted_seconds", lambda shape, *_: 1.0 * shape[0] * shape[1])
     records = tiny.grid.records
     strides = [chosen(tiny, seconds=seconds)[0] for seconds in (2 * records, records / 2, 40)]
-    assert strides == sorted(strides)
-    assert strides[0] == 1
+    assert (strides, strides[0]) == (sorted(strides), 1)
     # A part, where no stride's lattices all fit; then as many as do.
     stride, count = chosen(tiny, seconds=20)
     assert 16 <= count < stride**2

@@ -336,8 +336,7 @@ def test_the_seed_is_that_of_the_best_split(method: Method) -> None:
     cost = seed_cost(problem)
     seeds = {split: solve_half_seed(problem, cost, split) for split in candidate_splits(0.7, 2.0)}
     best = min(seeds, key=lambda split: seeds[split].primal)
-    assert made.facts["split_per_km"] == list(best)
-    assert made.facts["seed_primal_km"] == seeds[best].primal
+    assert (made.facts["split_per_km"], made.facts["seed_primal_km"]) == (list(best), seeds[best].primal)
     on_corners = made.rows(slice(None))[::2, ::2].reshape(-1, problem.outputs)
     assert on_corners == pytest.approx(seeds[best].rows, rel=1e-12)
 

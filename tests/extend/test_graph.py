@@ -175,8 +175,7 @@ def test_an_operator_that_looks_beyond_a_shared_side_breaks_a2() -> None:
     extended = grid_tree(grid, crooked, scores).run()
     agreement = extended.agreement()
     assert not agreement.holds
-    assert agreement.violations == 1
-    assert agreement.witnesses[0].records == ((2, 1), (2, 1))
+    assert (agreement.violations, agreement.witnesses[0].records) == (1, ((2, 1), (2, 1)))
     refused(GuaranteeViolation, r"record \(2, 1\) has two distributions, from 'level 0", extended.mechanism)
     forgiving = extended.agreement(tolerance=1e-7)
     assert forgiving.holds
@@ -233,8 +232,7 @@ def test_a1_alone_broken() -> None:
     assert verdicts(checks) == (False, True, True)
     witness = checks.a1().witnesses[0]
     assert (witness.nodes, witness.records, witness.via) == (("u", "v"), ("a", "b"), ("u",))
-    assert (witness.output, witness.bound) == (1, 0.4)
-    assert witness.log_ratio == pytest.approx(math.log(5 / 3))
+    assert (witness.output, witness.bound, witness.log_ratio) == (1, 0.4, pytest.approx(math.log(5 / 3)))
     assert str(checks.a1()) == (
         "A1 fails: record 'a' of node 'u' and record 'b' of node 'v' have a log ratio of 0.510826 at "
         "output 1, above 0.4"
@@ -317,8 +315,7 @@ def test_a3_alone_broken_and_nothing_asked_where_its_premise_fails() -> None:
 def test_only_the_worst_of_many_violations_are_shown() -> None:
     graph = graph_of({f"n{number}": {number: softmax(np.array([0.0, number]))} for number in range(8)})
     answer = graph.run().checks(DiscreteMetric(), 0.1).global_mdp()
-    assert (answer.violations, len(answer.witnesses)) == (28, 5)
-    assert answer.witnesses[0].nodes == ("n0", "n7")
+    assert (answer.violations, len(answer.witnesses), answer.witnesses[0].nodes) == (28, 5, ("n0", "n7"))
     excess = [witness.log_ratio - witness.bound for witness in answer.witnesses]
     assert excess == sorted(excess, reverse=True)
 
@@ -632,8 +629,7 @@ def test_what_was_extended_cannot_be_changed() -> None:
     graph.add_edge("u", "v", lambda *_: answer)
     extended = graph.run()
     rows[:], answer[:] = 0.1, [0.1, 0.9]
-    assert extended.rows["u"].tolist() == [HALF]
-    assert extended.rows["v"].tolist() == [HALF, HALF]
+    assert (extended.rows["u"].tolist(), extended.rows["v"].tolist()) == ([HALF], [HALF, HALF])
     for array in (*extended.rows.values(), *(p.rows for p in extended.given), extended.mechanism()["b"]):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0.1

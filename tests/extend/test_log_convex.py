@@ -39,8 +39,7 @@ def test_closed_form(shape: tuple[int, int], outputs: int, factor: int, seed: in
     scores = seeds(np.random.default_rng(seed), shape, outputs)
     expected = softmax(refine_once(scores, factor))
     got = extend_log_convex(scores, factor)
-    assert got.dtype == np.float32
-    assert got.shape == expected.shape
+    assert (got.dtype, got.shape) == (np.float32, expected.shape)
     # Half a unit in the last place of float32, and a little for the float64 arithmetic.
     assert np.abs(got / expected - 1).max() <= 2.0**-24 + 1e-12
 

@@ -238,8 +238,7 @@ def test_the_certificate_by_source_cell_adds_up_to_the_whole(p: float) -> None:
     side = 0.3
     x, y = (np.arange(n) * side for n in fine.shape[:2])
     norms = certify_source_cells(fine, side, 5, p)
-    assert norms.shape == (3, 2, 6)
-    assert norms.max() == pytest.approx(certify_cells(fine, x, y, p)[0], rel=1e-9)
+    assert (norms.shape, norms.max()) == ((3, 2, 6), pytest.approx(certify_cells(fine, x, y, p)[0], rel=1e-9))
     for i, j in itertools.product(range(3), range(2)):
         part = fine[5 * i : 5 * i + 6, 5 * j : 5 * j + 6]
         expected = certify_cells(part, x[:6], y[:6], p)[0]

@@ -259,8 +259,7 @@ def test_a_tube_bounds_how_far_lines_go_and_frozen_points_stay() -> None:
     moved, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), 0.05)
     away = np.abs(moved - window.scores)
     assert 0.01 < away.max() <= 0.05 + 1e-6
-    assert swept.programs == 12
-    assert swept.fallbacks == ()
+    assert (swept.programs, swept.fallbacks) == (12, ())
     window.frozen[:5] = True
     held, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), math.inf)
     assert np.array_equal(held[:5], window.scores[:5])

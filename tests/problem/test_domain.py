@@ -73,8 +73,7 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
     assert found.projection == Projection((west + east) / 2, (south + north) / 2)
     assert (found.grid.west_km, found.grid.south_km) == tuple(found.node_xy_km.min(axis=0))
     assert found.grid.box.contains(found.node_xy_km).all()
-    assert found.grid.refine == (2, 2)
-    assert found.grid.cell_km == 3.0
+    assert (found.grid.refine, found.grid.cell_km) == ((2, 2), 3.0)
 
 
 @pytest.mark.parametrize("rotation", [0.0, 30.0])
@@ -276,8 +275,7 @@ def test_places_of_a_file_without_weights_count_alike(build: Build, tmp_path: Pa
     records = np.array([(domain.grid.x_km()[i], domain.grid.y_km()[j]) for i, j in ((1, 1), (5, 9), (5, 9))])
     file = point_file(tmp_path / "prior.csv", "lon,lat", domain.projection.to_degrees(records))
     prior = build(prior={"kind": "file", "file": file}).prior
-    assert prior[1, 1] == pytest.approx(1 / 3)
-    assert prior[5, 9] == pytest.approx(2 / 3)
+    assert (prior[1, 1], prior[5, 9]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert np.count_nonzero(prior) == 2
     # Weights whose sum is no float.
     places = [(-73.98, 40.75, 1e308), (-73.95, 40.80, 1e308)]

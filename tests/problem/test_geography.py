@@ -184,8 +184,7 @@ def test_regions_across_the_antimeridian(
     assert region.box_degrees == tuple(bbox)
     framed = road_geometry(_job(small_job, roads, region=str(path)))
     assert framed.kept.all()
-    assert framed.projection == boxed.projection
-    assert framed.grid.cells_x == boxed.grid.cells_x
+    assert (framed.projection, framed.grid.cells_x) == (boxed.projection, boxed.grid.cells_x)
     whole = road_geometry(_job(small_job, roads, region=str(path), bbox=bbox))
     assert not any("of the region lies outside" in note for note in whole.notes)
     polygon_file(path, rings[0])
@@ -200,9 +199,7 @@ def test_polygons_are_cut_by_a_box_across_the_antimeridian(tmp_path: Path) -> No
     box = 179.0, -18.0, -179.0, -16.0
     ring = [[-180, -60], [180, -60], [180, 75], [-180, 75], [-180, -60]]
     part = read_region(polygon_file(tmp_path / "world.geojson", ring)).within(box)
-    assert part.box_degrees == box
-    assert part.shape.geom_type == "Polygon"
-    assert part.shape.area == pytest.approx(4.0)
+    assert (part.box_degrees, part.shape.geom_type, part.shape.area) == (box, "Polygon", pytest.approx(4.0))
     ring = [[170, -18], [171, -18], [171, -17], [170, -17], [170, -18]]
     away = read_region(polygon_file(tmp_path / "away.geojson", ring))
     refusal(lambda: away.within(box), "lies outside domain.bbox", kind=DataError)

@@ -61,15 +61,13 @@ def test_published_experiments_have_the_published_numbers_of_records(
 
 def test_manhattan_in_cells_of_one_kilometre(small_job: JobMaker) -> None:
     grid = road_geometry(small_job(domain={"cell_km": 1.0, "refine": [2, 3, 4]})).grid
-    assert (grid.cells_x, grid.cells_y) == (9, 19)
-    assert grid.records == 99169
+    assert (grid.cells_x, grid.cells_y, grid.records) == (9, 19, 99169)
 
 
 def test_a_small_grid_by_hand() -> None:
     grid = Grid(west_km=-1.0, south_km=10.0, cells_x=2, cells_y=1, cell_km=3.0, refine=(2, 3))
     assert (grid.factor, grid.spacing_km, grid.source_cells) == (6, 0.5, 2)
-    assert (grid.seeds_shape, grid.seeds) == ((3, 2), 6)
-    assert (grid.shape, grid.records) == ((13, 7), 91)
+    assert (grid.seeds_shape, grid.seeds, grid.shape, grid.records) == ((3, 2), 6, (13, 7), 91)
     assert grid.box == Box(-1.0, 10.0, 5.0, 13.0)
     np.testing.assert_array_equal(grid.x_km(), [-1 + 0.5 * i for i in range(13)])
     np.testing.assert_array_equal(grid.y_km(), [10 + 0.5 * j for j in range(7)])

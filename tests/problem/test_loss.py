@@ -126,8 +126,7 @@ def test_seed_cost_of_one_cell_by_hand() -> None:
         7 + (4 + 8) / 2 + 5 / 4,  # south-east
         9 + (6 + 8) / 2 + 5 / 4,  # north-east
     ]
-    assert cost.shape == (1, 1, 2, 2, 1)
-    assert cost.ravel().tolist() == expected
+    assert (cost.shape, cost.ravel().tolist()) == ((1, 1, 2, 2, 1), expected)
     assert assemble_seed_cost(grid, cost).tolist() == [[value] for value in expected]
 
 

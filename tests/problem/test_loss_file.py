@@ -81,8 +81,7 @@ def test_everything_is_read_as_it_was_written(save: Save, compressed: bool) -> N
     np.testing.assert_allclose(found.prior, problem["prior"] / problem["prior"].sum(), rtol=1e-14)
     assert found.spacing_km == 2.0
     assert found.projection is None
-    assert found.notes == ()
-    assert found.loss_bytes == problem["loss_km"].nbytes
+    assert (found.notes, found.loss_bytes) == ((), problem["loss_km"].nbytes)
 
 
 def test_a_prior_of_any_scale_is_normalised_and_without_one_all_records_are_as_likely(save: Save) -> None:

@@ -388,8 +388,7 @@ def test_a_shard_where_there_should_be_none_is_noticed(finished: Path) -> None:
     array = zarr.open_array(str(finished / "probability"), mode="r+")
     array[block.owned_x, block.owned_y] = np.float32(0.2)
     report = noticed(finished, f"block {index}")
-    assert report.blocks_at_fault == (index,)
-    assert set(report.extra) == set(store.shard_keys(block))
+    assert (report.blocks_at_fault, set(report.extra)) == ((index,), set(store.shard_keys(block)))
 
 
 def test_a_seed_that_is_lost_is_one_error(finished: Path) -> None:
@@ -414,8 +413,7 @@ def test_stores_of_before_regions_are_read_as_whole(tmp_path: Path, small_job: J
     assert audit(str(path)).holds
     open_mechanism(path, verify=True)
     after = summarise(MechanismStore.open(str(path)))
-    assert after == before
-    assert (after["records_inside"], after["blocks_skipped"]) == (after["records"], 0)
+    assert (after, after["records_inside"], after["blocks_skipped"]) == (before, after["records"], 0)
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -617,8 +615,7 @@ def test_polygons_of_every_kind(tmp_path: Path, document: dict[str, Any], area: 
     path = tmp_path / "r.geojson"
     path.write_text(json.dumps(document), encoding="utf-8-sig")
     region = read_region(str(path))
-    assert region.shape.area == pytest.approx(area)
-    assert len(region.notes) == skipped
+    assert (region.shape.area, len(region.notes)) == (pytest.approx(area), skipped)
 
 
 def rectangle(lon: float, lat: float) -> dict[str, Any]:

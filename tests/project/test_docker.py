@@ -102,8 +102,7 @@ def test_services_are_bounded_have_few_rights_and_are_reached_from_here_only(ser
         assert parse_bytes(service["mem_limit"].replace("g", "GiB")) == 2**31
         assert service["restart"] == ("on-failure:3" if name == "client" else "unless-stopped")
         assert service["read_only"]
-        assert service["tmpfs"] == ["/tmp"]
-        assert service["cap_drop"] == ["ALL"]
+        assert (service["tmpfs"], service["cap_drop"]) == (["/tmp"], ["ALL"])
         assert "privileged" not in service
     # The nanny ends a worker before the engine does.
     limit = parse(services["worker"]["command"])["memory_limit"]
@@ -114,8 +113,7 @@ def test_commands_are_those_of_the_programs(services: Services) -> None:
     scheduler = parse(services["scheduler"]["command"])
     assert scheduler["dashboard_address"] == ":8787"
     worker = parse(services["worker"]["command"])
-    assert worker["scheduler"] == "tcp://scheduler:8786"
-    assert worker["nthreads"] == 1
+    assert (worker["scheduler"], worker["nthreads"]) == ("tcp://scheduler:8786", 1)
     client = parse(services["client"]["command"])
     job = PROJECT / "workflows" / client["job"].name
     assert load_job(job, client["override"]).cluster.address == "tcp://scheduler:8786"
@@ -168,8 +166,7 @@ def test_the_image_runs_the_script_and_nobody_is_root(dockerfile: list[dict[str,
     assert shell == "sh"
     assert (PROJECT / path).is_file()
     last = dict(steps)
-    assert last["USER"] == "1000:1000"
-    assert last["HEALTHCHECK"] == "NONE"
+    assert (last["USER"], last["HEALTHCHECK"]) == ("1000:1000", "NONE")
     assert last["ENV"].startswith(f"PATH={prefix}/bin:")
     assert f"--from=build {prefix} {prefix}" in [v for i, v in steps if i == "COPY"]
     assert json.loads(last["CMD"]) == ["mdpext", "--help"]
@@ -275,8 +272,7 @@ def test_the_services_do_a_job_together(tmp_path: Path, services: Services) -> N
     """
     host = Host(tmp_path, Path(sys.executable).parent)
     answer = _run_services(host, services, wait=_waiting(), changes=SMALLER)
-    assert answer["state"] == "complete"
-    assert answer["store"] == str(tmp_path / "manhattan.zarr")
+    assert (answer["state"], answer["store"]) == ("complete", str(tmp_path / "manhattan.zarr"))
     open_mechanism(answer["store"], verify=True)
 
 
@@ -326,5 +322,4 @@ def test_the_image_and_its_services(
     planned = json.loads(answer_of("mdpext", "plan", job, "--json"))
     assert planned["records"] == 99_169
     answer = _run_services(host, services, changes=["privacy.budget=bound"])
-    assert answer["state"] == "complete"
-    assert answer["records"] == planned["records"]
+    assert (answer["state"], answer["records"]) == ("complete", planned["records"])

@@ -91,8 +91,7 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
         privacy={"epsilon_per_km": 1},
         outputs={"choose": "file", "file": Path("points.csv")},
     )  # fmt: skip
-    assert spec == load_job(tmp_path / "job.toml")
-    assert spec.fingerprint() == load_job("job.toml").fingerprint()
+    assert (spec, spec.fingerprint()) == (load_job(tmp_path / "job.toml"), load_job("job.toml").fingerprint())
     assert JobSpec.of(domain=spec.domain, privacy=spec.privacy, outputs=spec.outputs) == spec
 
 
@@ -127,8 +126,7 @@ def test_another_job_by_overrides(small_job: Job, sections: dict[str, Any], over
     del job["extension"]  # so that the job chooses for itself, and again
     spec = JobSpec.of(**job)
     before = spec.canonical()
-    assert spec.replace(**sections) == with_overrides(spec, overrides)
-    assert spec.canonical() == before
+    assert (spec.replace(**sections), spec.canonical()) == (with_overrides(spec, overrides), before)
     assert spec.replace() == spec
 
 
@@ -254,8 +252,7 @@ def test_an_audit_is_shown_and_read_back(built: str, method: str) -> None:
     assert report.verdict in shown
     assert built in shown
     again = AuditReport.from_json(json.loads(json.dumps(report.as_json())))
-    assert again.as_json() == report.as_json()
-    assert (again.holds, again.worst) == (report.holds, report.worst)
+    assert (again.as_json(), again.holds, again.worst) == (report.as_json(), report.holds, report.worst)
     # As older versions left them, with one word for all that passed.
     older = AuditReport.from_json(
         {**report.as_json(), "verdict": "holds" if method == "boundary" else report.verdict}

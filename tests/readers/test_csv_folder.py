@@ -79,8 +79,7 @@ _EDGES = [_EDGE_COLUMNS, "30,10,800,0", "10,20,900.5,1"]
 def test_columns_follow_the_targets_also_where_they_repeat() -> None:
     network = _network(3, [(0, 1, 1.0, True), (1, 2, 2.0, True)])
     table = network.distances_to(np.array([2, 0, 2]), directed=True)
-    assert table.tolist() == [[3, 0, 3], [2, math.inf, 2], [0, math.inf, 0]]
-    assert table.dtype == np.float32
+    assert (table.tolist(), table.dtype) == ([[3, 0, 3], [2, math.inf, 2], [0, math.inf, 0]], np.float32)
 
 
 def test_many_targets_are_as_good_as_few() -> None:

@@ -292,8 +292,7 @@ def test_without_the_variable_the_cache_is_the_users(monkeypatch: pytest.MonkeyP
 
 def test_region_is_the_outline_of_a_place(server: MapServer, small_job: JobMaker, tmp_path: Path) -> None:
     own = parse_job(_job(small_job, region="place"))
-    assert files_of(own) == {}
-    assert own.identity()["domain"]["region"] == "place"
+    assert (files_of(own), own.identity()["domain"]["region"]) == ({}, "place")
     assert build_geometry(own).notes
     other = parse_job(small_job(domain={"region": "place:Midtown"}))
     assert other.identity()["domain"]["region"] == "place:Midtown"

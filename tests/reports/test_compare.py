@@ -137,8 +137,7 @@ def test_a_case_that_is_none_is_named(spec: JobSpec, small_job: Job) -> None:
 
 def test_the_jobs_own_settings_are_marked_or_added(spec: JobSpec, small_job: Job) -> None:
     (case,) = cases_of(spec, None, None)
-    assert case.default == "mlaet-a"
-    assert case.methods == tuple(METHODS)
+    assert (case.default, case.methods) == ("mlaet-a", tuple(METHODS))
     coarse = small_job(privacy={"budget": "certified"})
     del coarse["extension"]
     assert own_method(parse_job(coarse)) == "mlaet-o"

@@ -74,8 +74,7 @@ def test_maps_are_maps_and_touch_nothing_else(store: MechanismStore, ax: Axes, n
     assert DRAW[name](store.url, ax=ax) is ax
     assert plt.get_fignums() == []
     assert dict(mpl.rcParams) == settings
-    assert ax.get_aspect() == 1
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("east (km)", "north (km)")
+    assert (ax.get_aspect(), ax.get_xlabel(), ax.get_ylabel()) == (1, "east (km)", "north (km)")
     box = store.grid.box
     assert ax.get_xlim()[0] < box.west_km < box.east_km < ax.get_xlim()[1]
     assert ax.get_ylim()[0] < box.south_km < box.north_km < ax.get_ylim()[1]

@@ -203,8 +203,7 @@ def test_it_is_well_formed_and_can_be_read_aloud(whole: Made) -> None:
     found = whole[1]
     assert found.all("html") == [{"lang": "en"}]
     levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch(r"h[1-6]", tag)]
-    assert levels.count(1) == 1
-    assert levels[0] == 1
+    assert (levels.count(1), levels[0]) == (1, 1)
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     for svg in found.all("svg"):
         assert svg.get("aria-hidden") == "true" or svg.get("aria-label"), svg
@@ -288,8 +287,7 @@ def test_changed_bytes_are_said_in_red_on_top(store: Path, tmp_path: Path, comma
     assert "Does not hold" in found.texts["verdict"]
     assert "probability/c/0/0/0" in found.texts["verdict"]
     verdict = next(a for tag, a in found.tags if a.get("id") == "verdict")
-    assert verdict["class"] == "verdict bad"
-    assert verdict["role"] == "alert"
+    assert (verdict["class"], verdict["role"]) == ("verdict bad", "alert")
 
 
 def test_a_shard_that_is_gone_costs_figures_but_not_the_report(store: Path, tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ def budget(tmp_path: Path) -> ReleaseBudget:
 def test_releases_are_counted_and_refused_after_the_limit(budget: ReleaseBudget) -> None:
     for spent in range(1, 6):
         budget.charge("anna", epsilon_per_km=0.5)
-        assert budget.spent("anna") == spent
-        assert budget.composed_epsilon("anna") == spent * 0.5
+        assert (budget.spent("anna"), budget.composed_epsilon("anna")) == (spent, spent * 0.5)
     message = "a user would have up to 6 releases, 5 are the limit"
     error = refused(BudgetExceeded, message, budget.charge, "anna", epsilon_per_km=0.5)
     assert error.exit_code == 1  # a promise kept, and not bad input
@@ -111,8 +110,7 @@ def test_a_ledger_is_what_it_counts(
             assert fits
             spent, known = after, tags
         for user, done in spent.items():
-            assert budget.spent(user) == len(done)
-            assert budget.composed_epsilon(user) == sum(done)
+            assert (budget.spent(user), budget.composed_epsilon(user)) == (len(done), sum(done))
 
 
 def test_others_charge_during_a_batch_and_a_failed_one_is_not_charged(budget: ReleaseBudget) -> None:
@@ -135,8 +133,7 @@ def test_a_ledger_is_for_one_limit_and_found_again(tmp_path: Path) -> None:
     refused(SpecError, "a new one needs a release limit", ReleaseBudget, path)
     assert not path.exists()
     ReleaseBudget(path, 3).charge("anna", 2, epsilon_per_km=1.0)
-    assert ReleaseBudget(path).limit == 3
-    assert ReleaseBudget(path, 3).spent("anna") == 2
+    assert (ReleaseBudget(path).limit, ReleaseBudget(path, 3).spent("anna")) == (3, 2)
     refused(SpecError, "for at most 3 releases a user, not 4", ReleaseBudget, path, 4)
 
 

@@ -122,8 +122,7 @@ def test_answers_of_many_users_follow_the_row() -> None:
 def test_tags_repeat_with_answers_and_are_no_part_of_them() -> None:
     users, records = ["anna", "ben", "anna", "anna"], np.array([3, 3, 4, 3])
     tags = release_tags(KEY, MECHANISM, users, records)
-    assert tags[0] == tags[3]
-    assert len(set(tags)) == 3
+    assert (tags[0], len(set(tags))) == (tags[3], 3)
     key = derived(KEY.secret, "mdpext sticky tag, version 1", "2026", MECHANISM)
     assert tags[1] == hmac.digest(key, (3).to_bytes(8, "big") + b"ben", "sha256")[:16]
     assert release_tags(KEY.for_epoch("2027"), MECHANISM, users, records)[0] != tags[0]

@@ -137,8 +137,7 @@ def test_planar_reports(planar: str, tmp_path: Path, kind: str) -> None:
     source.write_text("x_km,y_km\n0.1,31.2\n-1,30\n100,100\n")
     assert sample_file(planar, source, out, "drop")["dropped"] == 1
     found = read(out)
-    assert list(found.columns) == ["row", "output", "x_km", "y_km"]
-    assert found["row"].tolist() == [0, 1]
+    assert (list(found.columns), found["row"].tolist()) == (["row", "output", "x_km", "y_km"], [0, 1])
     assert np.array_equal(found[["x_km", "y_km"]], open_mechanism(planar).output_xy_km[found["output"]])
     message = refusal(lambda: sample_file(planar, source, tmp_path / "o.geojson"), kind=SpecError)
     assert "GeoJSON is in degrees, and this mechanism is planar" in message

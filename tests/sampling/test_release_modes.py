@@ -134,8 +134,7 @@ def test_draws_are_charged_first_and_refused_undrawn(mechanism: Mechanism, budge
     source = _Counted()
     place: dict[str, Any] = {"lon": LON, "lat": LAT, "user": "anna", "budget": budget}
     mechanism.sample(**place, n=4, entropy_for_tests=source)
-    assert budget.spent("anna") == 4
-    assert budget.composed_epsilon("anna") == 4 * mechanism.epsilon_per_km
+    assert (budget.spent("anna"), budget.composed_epsilon("anna")) == (4, 4 * mechanism.epsilon_per_km)
     asked = source.asked
     refused(BudgetExceeded, "", mechanism.sample, **place, n=2, entropy_for_tests=source)
     assert source.asked == asked

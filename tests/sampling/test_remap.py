@@ -69,8 +69,7 @@ def test_once_is_enough(seed: int, outputs: int) -> None:
 def test_columns_that_become_one_are_added_up() -> None:
     rows = np.array([[[1, 2, 4], [8, 16, 32]]], dtype=np.uint64)
     merged = merge_columns(rows, np.array([2, 1, 2]))
-    assert merged.tolist() == [[[0, 2, 5], [0, 16, 40]]]
-    assert merged.dtype == np.uint64
+    assert (merged.tolist(), merged.dtype) == ([[[0, 2, 5], [0, 16, 40]]], np.uint64)
 
 
 @settings(max_examples=20)

@@ -767,22 +767,19 @@ def check_planted_in_store(url: str, record: tuple[int, int], size: float, axis:
     assert (worst.records, worst.output) == (planted, 0)
     report = ask_store(url, "exhaustive", short_of(worst.slope, size))
     assert mechanism.broken(report.epsilon_planar_per_km) == 1
-    assert report.violations == 1
-    assert records_of(report.worst) == planted
+    assert (report.violations, records_of(report.worst)) == (1, planted)
     check_all_pairs_of(report, mechanism, report.epsilon_planar_per_km)
     report = ask_store(url, "exhaustive", float_above(worst.slope))
     check_all_pairs_of(report, mechanism, report.epsilon_planar_per_km)
     # Its bytes are not those that were certified when it was built.
-    assert report.verdict == "changed since it was written"
-    assert report.violations == 0
+    assert (report.verdict, report.violations) == ("changed since it was written", 0)
     largest = mechanism.cells[0][0]
     for limit in (short_of(worst.slope, size), short_of(largest, 1e-15)):
         report = ask_store(url, "certificate", limit)
         check_cells_of(report, mechanism, report.epsilon_planar_per_km)
         assert report.violations > 0
     report = ask_store(url, "certificate", float_above(largest))
-    assert report.violations == 0
-    assert report.verdict == "changed since it was written"
+    assert (report.violations, report.verdict) == (0, "changed since it was written")
 
 
 # --- everything, quickly --------------------------------------------------------------------------
