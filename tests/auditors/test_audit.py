@@ -60,11 +60,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     return path
 
 
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(built, tmp_path / "s.zarr"))
-
-
 @pytest.fixture(scope="module")
 def exponential() -> tuple[Array, Array]:
     """Return the exponential mechanism at ε = 1/km on scattered places: rows and points."""

@@ -11,14 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors import exact
-from mdpext_dask.auditors.exact import (
-    Undecided,
-    cell_exceeds,
-    log_ratio,
-    norm,
-    pair_exceeds,
-    probability_ratio,
-)
 from mdpext_dask.seed.budget import vector_norm
 from tests.support.known_answers import float_above, float_below
 from tests.support.refusals import refused
@@ -37,24 +29,24 @@ def test_the_two_floats_around_a_logarithm_are_told_apart(p: float) -> None:
         ratio = Fraction(numerator, denominator)
         with localcontext(prec=60):
             exactly = abs((Decimal(numerator) / Decimal(denominator)).ln())
-        assert not pair_exceeds(ratio, at(0, -1), p, float_above(exactly))
-        assert pair_exceeds(ratio, at(1, 0), p, float_below(exactly))
+        assert not exact.pair_exceeds(ratio, at(0, -1), p, float_above(exactly))
+        assert exact.pair_exceeds(ratio, at(1, 0), p, float_below(exactly))
 
 
 def test_a_distance_that_is_no_float_is_not_rounded() -> None:
     """√2 km: ε = ln 2 / √2 to the last bit, on both sides."""
     with localcontext(prec=60):
         exactly = Decimal(2).ln() / Decimal(2).sqrt()
-    assert not pair_exceeds(Fraction(2), at(1, 1), 2.0, float_above(exactly))
-    assert pair_exceeds(Fraction(2), at(1, 1), 2.0, float_below(exactly))
+    assert not exact.pair_exceeds(Fraction(2), at(1, 1), 2.0, float_above(exactly))
+    assert exact.pair_exceeds(Fraction(2), at(1, 1), 2.0, float_below(exactly))
 
 
 def test_equal_probabilities_keep_anything_and_unequal_ones_nothing_at_one_place() -> None:
     tiny = Fraction(1) + Fraction(1, 2**60)
-    assert not pair_exceeds(Fraction(1), at(0, 0), 2.0, 1.0)
-    assert pair_exceeds(tiny, at(0, 0), 2.0, 1.0)
-    assert not pair_exceeds(tiny, at(0, 0), 2.0, 1.0, tolerance=1e-17)
-    assert pair_exceeds(tiny, at(0, 0), 2.0, 1.0, tolerance=1e-19)
+    assert not exact.pair_exceeds(Fraction(1), at(0, 0), 2.0, 1.0)
+    assert exact.pair_exceeds(tiny, at(0, 0), 2.0, 1.0)
+    assert not exact.pair_exceeds(tiny, at(0, 0), 2.0, 1.0, tolerance=1e-17)
+    assert exact.pair_exceeds(tiny, at(0, 0), 2.0, 1.0, tolerance=1e-19)
 
 
 @given(
@@ -67,32 +59,37 @@ def test_it_agrees_with_floats(
     difference = abs(math.log(numerator / denominator))
     bound = epsilon * vector_norm(x, y, p)
     if abs(difference - bound) > 1e-9 * max(bound, 1):
-        assert pair_exceeds(Fraction(numerator, denominator), at(x, y), p, epsilon) == (difference > bound)
+        assert exact.pair_exceeds(Fraction(numerator, denominator), at(x, y), p, epsilon) == (
+            difference > bound
+        )
 
 
 @given(x=st.floats(-1e3, 1e3), y=st.floats(-1e3, 1e3), p=st.sampled_from(EXPONENTS))
 def test_norms_are_those_of_float64(x: float, y: float, p: float) -> None:
-    assert float(norm(at(x, y), p)) == pytest.approx(vector_norm(x, y, p), rel=1e-13)
+    assert float(exact.norm(at(x, y), p)) == pytest.approx(vector_norm(x, y, p), rel=1e-13)
 
 
 def test_ratios_divide_by_the_exact_totals() -> None:
     first, second = np.array([0.1, 0.7], dtype=np.float32), np.array([0.3, 0.3], dtype=np.float32)
-    ratio = probability_ratio(first, second, 0)
+    ratio = exact.probability_ratio(first, second, 0)
     exactly = Fraction(float(first[0])) / (Fraction(float(first[0])) + Fraction(float(first[1]))) * 2
-    assert (ratio, float(log_ratio(ratio))) == (exactly, pytest.approx(abs(math.log(0.125 * 2)), rel=1e-6))
+    assert (ratio, float(exact.log_ratio(ratio))) == (
+        exactly,
+        pytest.approx(abs(math.log(0.125 * 2)), rel=1e-6),
+    )
 
 
 def test_a_cell_with_outputs_that_are_impossible() -> None:
     rows = np.full((2, 2, 2), 0.5)
     rows[..., 0] = 0.0
     unit = np.array([0.0, 1.0])
-    assert not cell_exceeds(rows, unit, unit, 0, 2.0, 1.0)
+    assert not exact.cell_exceeds(rows, unit, unit, 0, 2.0, 1.0)
     rows[0, 1, 0] = 0.5
-    assert cell_exceeds(rows, unit, unit, 0, 2.0, 1e9)
+    assert exact.cell_exceeds(rows, unit, unit, 0, 2.0, 1e9)
 
 
 def test_what_no_digits_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few digits allowed, the nearest float to a logarithm cannot be told from it."""
     monkeypatch.setattr(exact, "_DIGITS", 12)
     monkeypatch.setattr(exact, "_MOST_DIGITS", 12)
-    refused(Undecided, "", lambda: pair_exceeds(Fraction(3, 2), at(1, 0), 2.0, math.log(1.5)))
+    refused(exact.Undecided, "", lambda: exact.pair_exceeds(Fraction(3, 2), at(1, 0), 2.0, math.log(1.5)))

@@ -21,18 +21,12 @@ from mdpext_dask.compute.executor import InlineExecutor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError
 from mdpext_dask.evaluation import evaluate
+from mdpext_dask.evaluation.attackers import leakage as leaks
 from mdpext_dask.evaluation.attackers import measure, tallies
 from mdpext_dask.evaluation.attackers import repeated_releases as curves
 from mdpext_dask.evaluation.attackers.best_guesses import GOOD_GAP, best_guesses
 from mdpext_dask.evaluation.attackers.districts import by_district, read_districts, rectangles
 from mdpext_dask.evaluation.attackers.geometric_median import geometric_median, lower_bound, slope_at
-from mdpext_dask.evaluation.attackers.leakage import (
-    counted_ranks,
-    leakage,
-    losses_of_guesses,
-    rank_masses,
-    sorted_ranks,
-)
 from mdpext_dask.evaluation.attackers.passes import Passes
 from mdpext_dask.evaluation.attackers.requests import AttackRequest, attackers_of
 from mdpext_dask.evaluation.attackers.tallies import Column, Tally, TallyPlan, add_column
@@ -112,7 +106,7 @@ def test_what_is_done_with_a_report_tells_no_more_than_the_report(seed: int) -> 
     plan, before = tally_of(grid, prior, rows, losses)
     _, after = tally_of(grid, prior, rows @ channel)
     little = 1e-12
-    told, less = leakage(before), leakage(after)
+    told, less = leaks.leakage(before), leaks.leakage(after)
     for key in "vulnerability", "leakage_bits", "capacity_bits", "mutual_information_bits":
         assert less[key] <= told[key] + little
     assert less["conditional_entropy_bits"] >= told["conditional_entropy_bits"] - little
@@ -122,7 +116,7 @@ def test_what_is_done_with_a_report_tells_no_more_than_the_report(seed: int) -> 
     assert told["prior_vulnerability"] <= told["vulnerability"] * (1 + little)
     assert told["leakage_bits"] <= told["capacity_bits"] + little
     assert told["mutual_information_bits"] <= min(told["capacity_bits"], told["prior_entropy_bits"]) + little
-    risk = losses_of_guesses(before)
+    risk = leaks.losses_of_guesses(before)
     assert risk["error_under_loss_km"] <= risk["prior_error_under_loss_km"] * (1 + little)
 
 
@@ -140,7 +134,7 @@ def test_without_any_budget_a_report_tells_nothing() -> None:
     prior = random_prior(grid)
     rows = np.broadcast_to([0.5, 0.2, 0.3], (grid.records, 3)).copy()
     plan, tally = tally_of(grid, prior, rows)
-    told = leakage(tally)
+    told = leaks.leakage(tally)
     bits = "leakage_bits", "capacity_bits", "mutual_information_bits"
     assert [told[key] for key in bits] == pytest.approx([0, 0, 0], abs=1e-14)
     assert told["vulnerability"] == pytest.approx(prior.max(), rel=1e-14)
@@ -152,8 +146,8 @@ def test_without_any_budget_a_report_tells_nothing() -> None:
     # Every rank of the prior alone.
     order = np.sort(prior.ravel())[::-1]
     expected = sum((rank + 1) * p for rank, p in enumerate(order))
-    masses = np.sum([rank_masses(prior.ravel() * m) for m in rows[0]], axis=0)
-    assert sorted_ranks(masses)["rank_mean"] == pytest.approx(expected, rel=1e-12)
+    masses = np.sum([leaks.rank_masses(prior.ravel() * m) for m in rows[0]], axis=0)
+    assert leaks.sorted_ranks(masses)["rank_mean"] == pytest.approx(expected, rel=1e-12)
 
 
 # --- brute force ----------------------------------------------------------------------------------
@@ -249,8 +243,8 @@ def test_ranks_by_classes_are_right_to_their_resolution(seed: int, classes: int)
     prior = random_prior(grid, seed)
     _, tally = tally_of(grid, prior, rows, classes=classes)
     joint = prior.reshape(-1, 1) * rows
-    exact: Any = sorted_ranks(np.sum([rank_masses(column.copy()) for column in joint.T], axis=0))
-    found: Any = counted_ranks(tally.trimmed())
+    exact: Any = leaks.sorted_ranks(np.sum([leaks.rank_masses(column.copy()) for column in joint.T], axis=0))
+    found: Any = leaks.counted_ranks(tally.trimmed())
     for share, rank in exact["rank_quantiles"].items():
         assert 0 <= found["rank_quantiles"][share] - rank <= found["rank_quantiles_resolution"]
     assert 0 <= found["rank_mean"] - exact["rank_mean"] + 1e-9 <= found["rank_mean_resolution"] + 2e-9

@@ -36,14 +36,6 @@ from mdpext_dask.auditors.certificate import certify_cells
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines import published
 from mdpext_dask.evaluation.baselines.problem import Guarantee, Method, Problem
-from mdpext_dask.evaluation.baselines.published import (
-    SLOPE,
-    Sides,
-    published_cell_programs,
-    published_mcshane_whitney,
-    seed_cost,
-    solve_half_seed,
-)
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
 from mdpext_dask.extend.operator import Corners, Operator
@@ -116,7 +108,7 @@ def cell_programs(seed: CoarseMechanism, refine: tuple[int, ...]) -> FineMechani
     return by_cell_programs(seed, refine)[0]
 
 
-SIDES: tuple[Sides, ...] = get_args(Sides)
+SIDES: tuple[published.Sides, ...] = get_args(published.Sides)
 RECIPES: list[Recipe] = [parent_envelopes, own_envelopes, cell_programs]
 
 
@@ -249,7 +241,7 @@ def random_seed(number: int, roughness: float) -> CoarseMechanism:
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_envelopes_by_their_definition(sides: Sides) -> None:
+def test_envelopes_by_their_definition(sides: published.Sides) -> None:
     seed, parts = random_seed(1, 2), 3
     fine, _ = by_envelopes(seed, (parts,), sides)
     assert fine.probability[::parts, ::parts] == pytest.approx(seed.rows, rel=1e-14)
@@ -264,7 +256,7 @@ def test_envelopes_by_their_definition(sides: Sides) -> None:
         anchors = on_side if sides == "own" and on_side else parents
         scores = np.empty(4)
         for output in range(4):
-            reach = {a: SLOPE * CELL_KM * math.dist((i / parts, j / parts), a) for a in anchors}
+            reach = {a: published.SLOPE * CELL_KM * math.dist((i / parts, j / parts), a) for a in anchors}
             upper = min(math.log(seed.rows[*a, output]) + reach[a] for a in anchors)
             lower = max(math.log(seed.rows[*a, output]) - reach[a] for a in anchors)
             scores[output] = (upper + lower) / 2
@@ -284,7 +276,7 @@ def test_cell_programs_by_their_definition() -> None:
         for one in inner:
             for other in inner + outer:
                 if one != other:
-                    growth = math.exp(SLOPE * CELL_KM / parts * math.dist(one, other))
+                    growth = math.exp(published.SLOPE * CELL_KM / parts * math.dist(one, other))
                     slack += [growth * rows[other] - rows[one], growth * rows[one] - rows[other]]
         # The solver's allowance is 1e-10.
         assert -1e-9 < np.min(slack) < 1e-9
@@ -309,7 +301,9 @@ def test_a_cell_without_a_solution_is_averaged() -> None:
 # --- as baselines ---------------------------------------------------------------------------------
 
 
-both = pytest.mark.parametrize("method", [published_mcshane_whitney, published_cell_programs])
+both = pytest.mark.parametrize(
+    "method", [published.published_mcshane_whitney, published.published_cell_programs]
+)
 
 
 @both
@@ -333,8 +327,8 @@ def test_the_recipes_break_epsilon_and_say_so(method: Method) -> None:
 def test_the_seed_is_that_of_the_best_split(method: Method) -> None:
     problem = rome_like_problem((2, 3), 0.7, refine=(2,))
     made = method(problem, 100.0)
-    cost = seed_cost(problem)
-    seeds = {split: solve_half_seed(problem, cost, split) for split in candidate_splits(0.7, 2.0)}
+    cost = published.seed_cost(problem)
+    seeds = {split: published.solve_half_seed(problem, cost, split) for split in candidate_splits(0.7, 2.0)}
     best = min(seeds, key=lambda split: seeds[split].primal)
     assert (made.facts["split_per_km"], made.facts["seed_primal_km"]) == (list(best), seeds[best].primal)
     on_corners = made.rows(slice(None))[::2, ::2].reshape(-1, problem.outputs)
@@ -344,15 +338,15 @@ def test_the_seed_is_that_of_the_best_split(method: Method) -> None:
 def test_seed_cost_is_the_stores(tmp_path: Path, small_job: Callable[..., dict[str, dict[str, Any]]]) -> None:
     init(parse_job(small_job()), str(tmp_path / "m.zarr"))
     store = MechanismStore.open(str(tmp_path / "m.zarr"))
-    assert np.array_equal(seed_cost(Problem.of_store(store)), store.read_seed_cost())
+    assert np.array_equal(published.seed_cost(Problem.of_store(store)), store.read_seed_cost())
 
 
 def test_facts_say_where_it_goes_wrong() -> None:
     problem = rome_like_problem((2, 2), 1.5)
-    crossings = published_mcshane_whitney(problem, 100.0).facts["crossing_by_level"]
+    crossings = published.published_mcshane_whitney(problem, 100.0).facts["crossing_by_level"]
     assert len(crossings) == 3
     assert min(crossings) > 1
-    facts = published_cell_programs(problem, 100.0).facts
+    facts = published.published_cell_programs(problem, 100.0).facts
     share = np.average(facts["infeasible_share_by_level"], weights=[4, 16, 144])
     assert facts["infeasible_share"] == pytest.approx(share)
     assert share > 0.5
@@ -372,7 +366,7 @@ def test_a_cell_program_minimises_the_loss_it_is_given() -> None:
 
     rows, counts = published.by_cell_programs(corners, grid, loss, 1e-6)
     assert counts == [(0, 1)]
-    growth = math.exp(SLOPE * math.sqrt(0.5))
+    growth = math.exp(published.SLOPE * math.sqrt(0.5))
     expected = corners.max(axis=(0, 1)) / growth
     most = corners.min(axis=(0, 1)) * growth
     for output in np.argsort(cost):
@@ -390,15 +384,17 @@ def test_time_may_be_up_in_the_middle(seconds: float, monkeypatch: pytest.Monkey
     """With a clock that goes on by a tenth of a second whenever somebody looks at it."""
     ticks = iter(np.arange(0, 100, 0.1))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    refused(SolverError, "out of time", published_cell_programs, rome_like_problem((1, 1), 0.5), seconds)
+    refused(
+        SolverError, "out of time", published.published_cell_programs, rome_like_problem((1, 1), 0.5), seconds
+    )
 
 
 def test_hopeless_sizes_are_refused_at_once() -> None:
     with pytest.raises(SolverError, match="inner points and 20 outputs has"):
-        published_cell_programs(rome_like_problem((1, 1), 0.5, refine=(40,)), 100.0)
+        published.published_cell_programs(rome_like_problem((1, 1), 0.5, refine=(40,)), 100.0)
     problem = rome_like_problem((1, 1), 0.5, refine=(2,))
     endless = dataclasses.replace(problem, grid=Grid(0.0, 0.0, 1, 1, 4.77, (6000,)))
-    refused(SolverError, "too many to hold in memory", published_mcshane_whitney, endless, 100.0)
+    refused(SolverError, "too many to hold in memory", published.published_mcshane_whitney, endless, 100.0)
 
 
 @both

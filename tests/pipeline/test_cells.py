@@ -70,11 +70,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path:
     return path
 
 
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "cells.zarr")
-
-
 # Every metric and every kind of budgets; the other pairs of them are for the slow ones.
 _EVERY_TIME = {(1, "bound"), ("inf", "bound"), (1.5, "certified"), (2, "certified"), (2, "half")}
 

@@ -52,16 +52,8 @@ U_KEPT[1:3, 1:] = False
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("u")
-    build(parse_job(u_job(folder)), str(folder / "u.zarr"))
-    return folder / "u.zarr"
-
-
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    """Return a copy of the built store, to be spoilt."""
-    return shutil.copytree(built, tmp_path / "copy.zarr")
+def built(u_store: Path) -> Path:
+    return u_store
 
 
 def shards(path: Path) -> set[str]:

@@ -31,16 +31,8 @@ Job = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store of 4 x 5 blocks of one cell, of which eight are skipped."""
-    folder = tmp_path_factory.mktemp("u")
-    build(parse_job(u_job(folder)), str(folder / "u.zarr"))
-    return folder / "u.zarr"
-
-
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "copy.zarr")
+def built(u_store: Path) -> Path:
+    return u_store
 
 
 @pytest.fixture
