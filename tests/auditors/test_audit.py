@@ -95,8 +95,7 @@ def test_a_good_store_passes_every_auditor(finished: Path, method: str) -> None:
     assert report.details["receipts_compared"] == MechanismStore.open(str(finished)).plan.blocks
     assert not report.violations
     assert not report.findings
-    saved = json.loads((finished / "audit" / f"{method}.json").read_text())
-    assert saved["holds"] is PASSING[method][1]
+    assert json.loads((finished / "audit" / f"{method}.json").read_text())["holds"] is PASSING[method][1]
     assert open_mechanism(finished, verify=True)
 
 
@@ -325,8 +324,7 @@ def test_a_lattice_in_any_order_is_certified(monkeypatch: pytest.MonkeyPatch) ->
     rng = np.random.default_rng(2)
     x, y = np.sort(rng.uniform(0, 5, 13)), np.sort(rng.uniform(0, 5, 9))
     points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    outputs = rng.uniform(0, 5, size=(4, 2))
-    rows = softmax(-np.linalg.norm(points[:, None] - outputs, axis=-1) / 2)
+    rows = softmax(-np.linalg.norm(points[:, None] - rng.uniform(0, 5, size=(4, 2)), axis=-1) / 2)
     shuffled = rng.permutation(len(points))
     report = audit(rows[shuffled], "certificate", points=points[shuffled], epsilon_per_km=2.0)
     assert report.holds
@@ -359,8 +357,7 @@ def test_what_is_no_distribution(
 
 def test_outputs_impossible_for_some_break_any_promise(exponential: tuple[Array, Array]) -> None:
     rows, points = exponential
-    never = np.insert(rows, 2, 0.0, axis=1)
-    assert audit(never, points=points, epsilon_per_km=1.0).holds
+    assert audit(np.insert(rows, 2, 0.0, axis=1), points=points, epsilon_per_km=1.0).holds
     sometimes = rows.copy()
     sometimes[5, 1] = 0.0
     sometimes /= sometimes.sum(axis=1, keepdims=True)
@@ -603,8 +600,7 @@ def test_a_folder_that_is_nothing_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_people_read_where_and_how_much(built: Path, capsys: Capture) -> None:
-    report = audit(built, "exhaustive", epsilon_per_km=0.3)
-    texts = dict(table(report))
+    texts = dict(table(audit(built, "exhaustive", epsilon_per_km=0.3)))
     assert "does not hold" in texts["verdict"]
     assert "(lat, lon)" in texts["worst"]
     assert "km apart" in texts["worst"]
@@ -626,8 +622,7 @@ def test_progress_is_told_by_stage(built: Path) -> None:
 )
 def test_tasks_need_the_memory_that_is_predicted(outputs: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    records = 1_000_000 // outputs
-    points = rng.uniform(0, 30, size=(records, 2))
+    points = rng.uniform(0, 30, size=(1_000_000 // outputs, 2))
     centres = rng.uniform(0, 30, size=(outputs, 2))
     rows = softmax(-np.linalg.norm(points[:, None] - centres, axis=-1) / 2).astype(np.float32)
     np.save(tmp_path / "rows.npy", rows)

@@ -36,9 +36,7 @@ def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: f
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_it_is_tight_on_smooth_mechanisms(p: float) -> None:
-    rng = np.random.default_rng(4)
-    scores = np.log(softmax(rng.normal(size=(2, 2, 4))))
-    probability = extend_log_convex(scores, 16)
+    probability = extend_log_convex(np.log(softmax(np.random.default_rng(4).normal(size=(2, 2, 4)))), 16)
     x = y = np.arange(17) / 16
     epsilon, _, _, _ = certificate.certify_cells(probability, x, y, p)
     assert audited_epsilon(probability, x, y, p) <= epsilon
@@ -97,8 +95,7 @@ def test_constant_mechanisms_reveal_nothing_but_rounding() -> None:
 def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
     """With signs and places."""
     side = 0.3
-    scores = np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6))))
-    fine = extend_log_convex(scores, factor)
+    fine = extend_log_convex(np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6)))), factor)
     logs = np.log(fine.astype(float))
     logs -= np.log(fine.astype(float).sum(axis=-1, keepdims=True))
     slopes = certificate.steepest_slopes(fine, side, factor, p)
@@ -112,8 +109,7 @@ def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
             middle = i + east / 2, j + north / 2
             if all(c * factor < m < (c + 1) * factor for c, m in zip(cell, middle, strict=True)):
                 across = (logs[i + east, j, output] - logs[i, j, output]) * east / side
-                along = (logs[i, j + north, output] - logs[i, j, output]) * north / side
-                found.append((across, along))
+                found.append((across, (logs[i, j + north, output] - logs[i, j, output]) * north / side))
         return found
 
     for a, b, output in itertools.product(range(3), range(2), range(6)):

@@ -66,8 +66,7 @@ def stretched(header: dict[str, Any], _: list[bytes]) -> None:
     ],
 )  # fmt: skip
 def test_false_claims_are_named(change: Any, changed: str, tmp_path: Path) -> None:
-    path = rewritten(write_city(tmp_path / "c.mdp"), tmp_path / "d.mdp", change)
-    report = audit(path)
+    report = audit(rewritten(write_city(tmp_path / "c.mdp"), tmp_path / "d.mdp", change))
     assert not report.holds
     assert changed in report.changed
 

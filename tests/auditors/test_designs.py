@@ -127,8 +127,7 @@ def test_lattice_draws_are_uniform(shape: tuple[int, int], spacing: tuple[float,
     ):
         for h, stratum in enumerate(design.strata):
             population = pairs_of(*design.pairs_at(h, np.arange(stratum.pairs)))
-            drawn = pairs_of(*design.draw(rng, h, 30 * stratum.pairs))
-            assert surprise(drawn, population) > _FALSE_ALARM
+            assert surprise(pairs_of(*design.draw(rng, h, 30 * stratum.pairs)), population) > _FALSE_ALARM
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
@@ -179,8 +178,7 @@ def check_points(
     for h, (stratum, population) in enumerate(zip(design.strata, populations, strict=True)):
         assert stratum.pairs == len(population) > 0
         assert all(is_within(stratum, distance(places[a], places[b], p), h == 0) for a, b in population)
-        drawn = pairs_of(*design.draw(rng, h, 20 * stratum.pairs))
-        assert surprise(drawn, population) > _FALSE_ALARM
+        assert surprise(pairs_of(*design.draw(rng, h, 20 * stratum.pairs)), population) > _FALSE_ALARM
 
 
 def _by_offset(rng: np.random.Generator, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -158,8 +158,7 @@ def check_that_nothing_overlaps(figure: Figure) -> None:
         assert min(box.x0, box.y0, figure.bbox.width - box.x1, figure.bbox.height - box.y1) >= -0.5
         for other in boxes[:number]:
             apart_x = max(box.x0, other.x0) - min(box.x1, other.x1)
-            apart_y = max(box.y0, other.y0) - min(box.y1, other.y1)
-            assert max(apart_x, apart_y) >= -0.5
+            assert max(apart_x, max(box.y0, other.y0) - min(box.y1, other.y1)) >= -0.5
 
 
 # --- stores ---------------------------------------------------------------------------------------
@@ -287,8 +286,7 @@ def test_two_records_make_one_band(draw: Draw, side: tuple[float, float]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(("other", "verdict"), [(0.5, "holds"), (0.25, "violated")])
 def test_all_records_in_one_place(draw: Draw, other: float, verdict: str) -> None:
-    rows = np.array([[0.5, 0.5], [other, 1 - other]])
-    picture = draw(rows, points=np.ones((2, 2)), epsilon_per_km=1.0)
+    picture = draw(np.array([[0.5, 0.5], [other, 1 - other]]), points=np.ones((2, 2)), epsilon_per_km=1.0)
     assert picture.report.verdict == verdict
     check(picture, axes=3)
     assert [text.get_text() for text in picture.ratios.get_xticklabels()] == ["0"]
@@ -333,8 +331,7 @@ def test_formats(draw: Draw, tmp_path: Path, name: str, start: bytes) -> None:
     """Where a link is, what it points to is replaced."""
     (tmp_path / "b").mkdir()
     (tmp_path / name).symlink_to(tmp_path / "b" / "real")
-    path = of_cloud(draw, 30, name=name).path
-    assert path.is_symlink()
+    assert of_cloud(draw, 30, name=name).path.is_symlink()
     assert (tmp_path / "b" / "real").read_bytes().startswith(start)
 
 

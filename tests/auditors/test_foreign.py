@@ -166,8 +166,7 @@ def test_text_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, rows: ND
 @pytest.mark.parametrize("save", [*ARRAYS, save_parquet])
 @pytest.mark.parametrize("value", [2**53, 2**53 + 1, -(2**63), 2**63 - 1])
 def test_integers_beyond_float64_are_refused(tmp_path: Path, save: Callable[..., Path], value: int) -> None:
-    path = save(tmp_path, np.array([[0, 1], [value, 0]]))
-    message = refusal(path, points_file(tmp_path, 2))
+    message = refusal(save(tmp_path, np.array([[0, 1], [value, 0]])), points_file(tmp_path, 2))
     assert "cannot hold exactly" in message
     assert str(value)[:15] in message or "e+" in message
 
@@ -205,15 +204,13 @@ def test_memory_order_and_pieces_do_not_matter(
     rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     count = int(np.prod(shape[:-1]))
     path = save(tmp_path, np.asarray(rows, order=order))
-    found = rows_of(read(path, points_file(tmp_path, count)))
-    assert_same_bits(found, rows.reshape(count, -1))
+    assert_same_bits(rows_of(read(path, points_file(tmp_path, count))), rows.reshape(count, -1))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_usable_file_is_used_where_it_lies(tmp_path: Path, dtype: type) -> None:
     path = save_npy(tmp_path, ROWS.astype(dtype))
-    found = read(path, points_file(tmp_path, 3))
-    assert found.rows == path
+    assert read(path, points_file(tmp_path, 3)).rows == path
     assert not (tmp_path / "scratch").exists()
 
 
@@ -412,8 +409,7 @@ def test_packed_tables(tmp_path: Path, suffix: str, pack: Callable[[bytes], byte
 )  # fmt: skip
 def test_numbers_in_text(tmp_path: Path, text: str, value: float) -> None:
     path = write(tmp_path / "m.csv", f"a,b\n1,{text}\n{text},0\n")
-    rows = rows_of(read(path, points_file(tmp_path, 2)))
-    assert_same_bits(rows, np.array([[1, value], [value, 0]]))
+    assert_same_bits(rows_of(read(path, points_file(tmp_path, 2))), np.array([[1, value], [value, 0]]))
 
 
 @pytest.mark.parametrize(
@@ -525,8 +521,7 @@ def test_bad_arrays(tmp_path: Path, save: Callable[..., Path], rows: NDArray[Any
     if rows.dtype.kind == "U" and "zarr" in save.__name__:
         rows = rows.astype("S1") if save is save_zarr_2 else rows
     with _quiet():
-        path = save(tmp_path, rows)
-        assert words in refusal(path, points_file(tmp_path, 4))
+        assert words in refusal(save(tmp_path, rows), points_file(tmp_path, 4))
 
 
 def _quiet() -> AbstractContextManager[Any]:
@@ -653,8 +648,7 @@ def test_other_files_in_an_archive_are_no_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_coordinates_that_cannot_be_are_named(tmp_path: Path, content: str, words: str) -> None:
-    path = write(tmp_path / "m.csv", content)
-    assert words in refusal(path)
+    assert words in refusal(write(tmp_path / "m.csv", content))
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,7 @@ def test_a_job_from_beginning_to_end(folder: Path, inside: Inside) -> None:
     assert audited["holds"] is True
     assert (audited["epsilon_certified"], audited["violations"]) == (summary["epsilon_certified"], 0)
     assert set(audited["worst"]) >= {"x", "x_prime", "output", "log_ratio", "bound"}
-    keys = {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"}
-    assert keys <= set(audited)
+    assert {"method", "epsilon_per_km", "triples_checked", "violation_ratio", "seconds"} <= set(audited)
 
     evaluated = inside("evaluate", "tiny.zarr", "--json", folder=folder).document()
     assert evaluated["loss_km"] == pytest.approx(summary["loss_km"], rel=1e-12)
@@ -168,8 +167,7 @@ def test_a_tampered_store_fails_the_audit(folder: Path, done: Path, inside: Insi
     assert "worst triple" in audited.stderr
     assert audited.stderr.count("\n") == len(audited.stderr.splitlines())
     (folder / "p.csv").write_text("lon,lat\n-73.98,40.75\n")
-    refused = inside("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder)
-    assert refused.returncode == 1
+    assert inside("sample", "tiny.zarr", "p.csv", "-o", "o.csv", folder=folder).returncode == 1
     assert not (folder / "o.csv").exists()
     assert inside("status", "tiny.zarr", "--json", folder=folder).document()["state"] == "refused"
     assert answer("run", "job.toml", folder=folder)["state"] == "complete"

@@ -180,8 +180,7 @@ def test_a_dry_run_of_an_array_prints_lines_for_a_shell(submit: Submit, tmp_path
     assert names == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert ["afterok" in call for call in calls] == [False, True, True]
     assert "--dependency=afterok:43 " in calls[1]
-    cluster = tomllib.loads((place / "job.toml").read_text())["cluster"]
-    assert cluster == {"kind": "local", "workers": 2}
+    assert tomllib.loads((place / "job.toml").read_text())["cluster"] == {"kind": "local", "workers": 2}
 
 
 def test_without_slurm_there_is_one_line_and_the_files(submit: Submit, tmp_path: Path) -> None:
@@ -269,8 +268,7 @@ def test_states(
         says(job, text)
     (tmp_path / "partition-2_1.out").write_text("error: first\nerror: what its output says\nmore\n")
     chain = len(answers) > 1 or "3" in answers or (state == "gone" and bool(answers))
-    jobs = SlurmJobs(("1", "2", "3") if chain else ("1",), tmp_path)
-    found = jobs.state()
+    found = SlurmJobs(("1", "2", "3") if chain else ("1",), tmp_path).state()
     assert (found.state, found.message) == (state, message)
     codes = {"exit code 3": 3, "exit code 2 (and 1 more): what its output says": 2}
     assert found.exit_code == codes.get(message)

@@ -137,8 +137,7 @@ def test_an_array_from_beginning_to_end(folder: Path, slurm: Slurm, undisturbed:
     # With one worker, so that there are few tasks.
     document, _ = submitted("--array", "--set", "cluster.workers=1")
     assert (document["state"], len(document["jobs"])) == ("done", 3)
-    tasks = [job for job in slurm.jobs() if job.startswith(f"{document['jobs'][1]}_")]
-    assert len(tasks) == ARRAY_TASKS
+    assert len([job for job in slurm.jobs() if job.startswith(f"{document['jobs'][1]}_")]) == ARRAY_TASKS
     assert shards(folder / "small.zarr") == undisturbed
 
 
@@ -161,8 +160,7 @@ def test_nothing_is_left_queued_where_part_of_a_chain_is_refused(
     assert code == EXIT_BAD_INPUT
     assert "partition.sbatch: refused by Slurm" in err
     assert "Invalid job array specification" in err
-    states = slurm.jobs()
-    (job,) = set(states) - before
+    (job,) = set(slurm.jobs()) - before
     wait_until(lambda: slurm.jobs().get(job) == "CANCELLED", "the first of the chain to be cancelled")
 
 

@@ -200,13 +200,11 @@ def test_commands_are_those_of_the_programs(pods: Made) -> None:
     assert f":{worker['ports'][0]['containerPort']}" == options["dashboard_address"]
     assert worker["resources"]["limits"] == {"memory": "2048Mi"}
     (runner,) = pods["runner"]["spec"]["containers"]
-    script = runner["command"][-1]
-    line = next(line for line in script.splitlines() if "mdpext" in line)
+    line = next(line for line in runner["command"][-1].splitlines() if "mdpext" in line)
     options = parse(line.removeprefix("until ").removesuffix("; do"))
     assert (str(options["job"]), options["store"]) == ("/job/job.toml", "$MDPEXT_STORE")
     assert {"name": "MDPEXT_STORE", "value": STORE} in runner["env"]
-    code = pods["runner"]["spec"]["initContainers"][0]["command"][2]
-    compile(code, "wait", "exec")
+    compile(pods["runner"]["spec"]["initContainers"][0]["command"][2], "wait", "exec")
 
 
 def test_nobody_is_root_and_nothing_can_be_written_but_what_must_be(pods: Made) -> None:

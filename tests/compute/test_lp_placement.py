@@ -66,8 +66,7 @@ def test_workers_decide_nothing(problem: SeedProblem, alone: SeedMechanism, any_
 
 
 def test_sums_in_pairs_are_sums() -> None:
-    arrays = [np.array([10.0**n]) for n in range(7)]
-    assert sum_pairwise(iter(arrays)) == 1111111.0
+    assert sum_pairwise(iter([np.array([10.0**n]) for n in range(7)])) == 1111111.0
     assert sum_pairwise([np.array([3.0])]) == 3.0
 
 

@@ -102,8 +102,7 @@ def test_what_is_done_with_a_report_tells_no_more_than_the_report(seed: int) -> 
     rows = rng.dirichlet(np.full(5, 0.3), grid.records) + 1e-9
     rows /= rows.sum(axis=1, keepdims=True)
     channel = rng.dirichlet(np.ones(4), 5)
-    losses = rng.uniform(0, 3, (grid.records, 5))
-    plan, before = tally_of(grid, prior, rows, losses)
+    plan, before = tally_of(grid, prior, rows, rng.uniform(0, 3, (grid.records, 5)))
     _, after = tally_of(grid, prior, rows @ channel)
     little = 1e-12
     told, less = leaks.leakage(before), leaks.leakage(after)
@@ -287,8 +286,7 @@ def test_a_belief_is_judged_by_definition(stores: Stores, tmp_path: Path) -> Non
     found = attacked(store.url, AttackRequest(attacker_prior=points, releases=0))["beliefs"][-1]
     error = sum(p * math.dist(place, (x, y)) for p, place in zip(prior, places.tolist(), strict=True))
     assert (found["inference_error_km"], found["points_left_out"]) == (pytest.approx(error, rel=1e-12), 1)
-    at = store.read("prior")[3, 2]
-    assert found["vulnerability"] == pytest.approx(float(at), rel=1e-12)
+    assert found["vulnerability"] == pytest.approx(float(store.read("prior")[3, 2]), rel=1e-12)
     guess = store.array("problem/loss")[3, 2].argmin()
     assert found["error_under_loss_km"] == pytest.approx(float(prior @ losses[:, guess]), rel=1e-12)
 
@@ -387,8 +385,7 @@ def test_posteriors_are_those_of_all_records(stores: Stores, kind: str) -> None:
         assert total.mean_km()[v, c] == pytest.approx(share @ records, rel=1e-9, abs=1e-9)
         entropy = -(share[share > 0] * np.log2(share[share > 0])).sum()
         assert total.entropy_bits()[v, c] == pytest.approx(entropy, rel=1e-9, abs=1e-9)
-        peaks = records[logs >= logs.max() - 1e-9]
-        assert np.hypot(*(peaks - total.peak_xy_km[v, c]).T).min() < 1e-9
+        assert np.hypot(*(records[logs >= logs.max() - 1e-9] - total.peak_xy_km[v, c]).T).min() < 1e-9
 
 
 # --- districts ------------------------------------------------------------------------------------
@@ -410,8 +407,7 @@ def test_districts_add_up_to_the_whole(stores: Stores) -> None:
 
 
 def test_rectangles_are_of_whole_cells() -> None:
-    grid = Grid(0.0, 0.0, 6, 3, 1.0, (2,))
-    found = rectangles(grid)
+    found = rectangles(Grid(0.0, 0.0, 6, 3, 1.0, (2,)))
     assert len(found.names) == 12
     assert found.names[:2] == ("column 1 of 4, row 1 of 3", "column 1 of 4, row 2 of 3")
     # Cells 0-1, 2-3, 4, 5 to the east; 0, 1, 2 to the north. The last records are of the last cells.
@@ -443,8 +439,7 @@ def test_districts_of_a_file(stores: Stores, tmp_path: Path) -> None:
     x, y = np.meshgrid(store.grid.x_km(), store.grid.y_km(), indexing="ij")
     # The store's plane is centred on its grid, a few metres from the U's own.
     middle = store.grid.box.west_km + store.grid.box.width_km / 2
-    south = store.grid.box.south_km
-    expected = np.where(x < middle + 0.1, 0, np.where(y > south + 5.1, 1, -1))
+    expected = np.where(x < middle + 0.1, 0, np.where(y > store.grid.box.south_km + 5.1, 1, -1))
     assert np.array_equal(found.label, expected)
     answers = attacked(store.url, AttackRequest(districts=path, releases=0))["districts"]
     assert [answer["name"] for answer in answers] == ["west", "2", "elsewhere"]

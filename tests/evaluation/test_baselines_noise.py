@@ -47,8 +47,7 @@ def test_the_exponential_mechanism_by_hand() -> None:
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
     records = problem.records_xy_km(slice(None))
-    distance = np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2)
-    weights = np.exp(-0.4 * distance)
+    weights = np.exp(-0.4 * np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2))
     expected = (weights / weights.sum(axis=1, keepdims=True)).reshape(5, 5, 3)
     assert np.allclose(rows_of(exponential_mechanism, problem), expected, rtol=1e-9, atol=0)
 
@@ -121,8 +120,7 @@ def test_every_triple(
 @pytest.mark.parametrize(("p", "factor"), [(1, 1), (2, 1), (4, 2**-0.25), (math.inf, 2**-0.5)])
 def test_noise_is_euclidean_whatever_the_metric(p: float, factor: float) -> None:
     assert euclidean_epsilon(0.7, p) == pytest.approx(0.7 * factor, rel=1e-14)
-    rng = np.random.default_rng(0)
-    for x, y in rng.normal(size=(200, 2)):
+    for x, y in np.random.default_rng(0).normal(size=(200, 2)):
         metric = np.linalg.norm([x, y], ord=p)
         assert euclidean_epsilon(0.7, p) * math.hypot(x, y) <= 0.7 * metric * (1 + 1e-14)
 
@@ -195,8 +193,7 @@ def test_cells_add_up_and_follow_draws(epsilon: float) -> None:
 )
 def test_outputs_in_line_and_on_a_circle(outputs: list[list[float]]) -> None:
     problem = problem_of(np.array(outputs), 0.9)
-    rows = rows_of(planar_laplace, problem)
-    assert holds(rows, problem)
+    assert holds(rows_of(planar_laplace, problem), problem)
     mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(None)))
     assert np.abs(mass.sum(axis=1) - 1).max() < 1e-12
     middle = mass.reshape(5, 5, -1)[2, 2]

@@ -167,8 +167,7 @@ def test_a_lattice_with_nothing_to_lose_or_to_choose() -> None:
     assert lattice_bound(nowhere, promise) == 0
     one = dataclasses.replace(lattice, cost=lattice.cost[..., :1])
     assert lattice_bound(one, promise) == pytest.approx(one.cost.sum())
-    none = dataclasses.replace(nowhere, kept=np.zeros_like(lattice.kept))
-    assert lattice_bound(none, promise) == 0
+    assert lattice_bound(dataclasses.replace(nowhere, kept=np.zeros_like(lattice.kept)), promise) == 0
 
 
 # --- its rows -------------------------------------------------------------------------------------

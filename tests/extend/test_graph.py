@@ -119,8 +119,7 @@ def bilinear(scores: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
 def test_the_tree_of_a_grid_is_log_convex(cells: tuple[int, int], refine: tuple[int, ...], p: float) -> None:
     grid = Grid(-1.0, 3.0, *cells, 0.7, refine)
     scores = np.log(softmax(np.random.default_rng(5).normal(size=(*grid.seeds_shape, 4))))
-    graph = grid_tree(grid, bilinear, scores)
-    extended = graph.run()
+    extended = grid_tree(grid, bilinear, scores).run()
 
     mechanism = extended.mechanism()
     assert list(mechanism) == list(itertools.product(*map(range, grid.shape)))
@@ -218,8 +217,7 @@ def test_a_node_with_two_parents() -> None:
     ]  # fmt: skip
     assert "".join(extended.mechanism()) == "edcba"
     assert np.array_equal(extended.rows["merged"], [table[name] for name in "bcd"])
-    rows = np.array(list(table.values()))[:, None]
-    epsilon = audited_epsilon(rows, np.arange(5.0), np.zeros(1), 1)
+    epsilon = audited_epsilon(np.array(list(table.values()))[:, None], np.arange(5.0), np.zeros(1), 1)
     at, below = extended.checks(line, epsilon), extended.checks(line, epsilon * (1 - 1e-9))
     assert verdicts(at) == (True, True, True)
     assert at.global_mdp().holds
@@ -340,13 +338,11 @@ def random_problem(rng: np.random.Generator) -> tuple[Extended, MatrixMetric, fl
     table = {x: row / row.sum() for x, row in table.items()}
     broken = rng.random() < 0.25
     graph = ExtensionGraph()
-    nodes = int(rng.integers(2, 7))
-    for node in range(nodes):
+    for node in range(int(rng.integers(2, 7))):
         records = rng.choice(size, size=int(rng.integers(1, min(size, 3) + 1)), replace=False).tolist()
         count = 0 if node == 0 or rng.random() < 0.2 else int(rng.integers(1, min(node, 2) + 1))
         parents = rng.choice(node, size=count, replace=False).tolist() if count else []
-        rows = None if parents else [table[x] for x in records]
-        graph.add_node(f"n{node}", records, rows)
+        graph.add_node(f"n{node}", records, None if parents else [table[x] for x in records])
         for number, parent in enumerate(parents):
             part = [x for x in records if rng.random() < 0.5 or number == len(parents) - 1]
             gives = dict(table)
@@ -606,8 +602,7 @@ def test_what_is_no_metric() -> None:
     refuse("gives 1.0 from record 'b' to 'b', which is not 0", of([[0, 1], [1, 1]]))
     refuse("gives 1.0 from record 'a' to 'b', which is another one than back", of([[0, 1], [2, 0]]))
     refuse("gives inf from record 'a' to 'b', which is another", of([[0, math.inf], [2, 0]]))
-    rounded = distance_table(MatrixMetric("ab", [[0, 1], [1 + 1e-15, 0]]), "ab")
-    assert rounded.tolist() == [[0, 1], [1, 0]]
+    assert distance_table(MatrixMetric("ab", [[0, 1], [1 + 1e-15, 0]]), "ab").tolist() == [[0, 1], [1, 0]]
     refuse("names one twice", lambda: MatrixMetric("aa", [[0, 0], [0, 0]]))
     refuse(r"shape \(1, 2\); 2 records need \(2, 2\)", lambda: MatrixMetric("ab", [[0, 1]]))
     refuse("at least 1, got 0.5", lambda: PlanarMetric({}, 0.5))

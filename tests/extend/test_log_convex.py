@@ -57,8 +57,7 @@ def test_levels_and_normalising_at_every_level_change_nothing(refine: tuple[int,
 
 
 def test_the_normaliser_is_at_most_one_so_the_floor_holds() -> None:
-    rng = np.random.default_rng(11)
-    rows = softmax(rng.normal(scale=4, size=(3, 3, 7)))
+    rows = softmax(np.random.default_rng(11).normal(scale=4, size=(3, 3, 7)))
     floor = rows.min()
     assert extend_log_convex(np.log(rows), 8).min() >= floor * (1 - 2.0**-23)
 

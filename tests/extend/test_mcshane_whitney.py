@@ -48,8 +48,7 @@ def scores_within(
     tips = rng.uniform((-1, -1), np.array(cells) + 1, size=(3, outputs, 2))
     heights = rng.normal(scale=sum(beta), size=(3, outputs))
     east, north = (np.abs(place[..., None, None] - tips[..., axis]) for axis, place in enumerate((i, j)))
-    away = beta[0] * east + beta[1] * north
-    return np.asarray((heights - away).max(axis=-2) - 5)
+    return np.asarray((heights - (beta[0] * east + beta[1] * north)).max(axis=-2) - 5)
 
 
 def free_corners(
@@ -59,8 +58,7 @@ def free_corners(
     east, north = cells
     scores = np.log(softmax(rng.normal(scale=2, size=(east + 1, north + 1, outputs))))
     budget_x = rng.uniform(0.1, 4, size=(2, east, north + 1, outputs))
-    budget_y = rng.uniform(0.1, 4, size=(2, east + 1, north, outputs))
-    return Corners(scores, budget_x, budget_y, refine)
+    return Corners(scores, budget_x, rng.uniform(0.1, 4, size=(2, east + 1, north, outputs)), refine)
 
 
 # --- slow, obvious versions -----------------------------------------------------------------------
@@ -68,9 +66,7 @@ def free_corners(
 
 def envelopes(a: Array, b: Array, t: float, rise: Any, fall: Any) -> tuple[Array, Array]:
     """Return both envelopes at the share t of a segment from a to b, by their definition."""
-    lower = np.maximum(a - t * fall, b - (1 - t) * rise)
-    upper = np.minimum(a + t * rise, b + (1 - t) * fall)
-    return lower, upper
+    return np.maximum(a - t * fall, b - (1 - t) * rise), np.minimum(a + t * rise, b + (1 - t) * fall)
 
 
 def along_first_axis(values: Array, parts: int, budget: float) -> tuple[Array, float]:
@@ -226,8 +222,7 @@ def test_normalising_at_every_level_as_published_breaks_epsilon_and_ours_keeps_i
     published = np.exp(level_by_level(scores, refine, beta, normalise=True)[0][-1])
     assert audited_epsilon(published, x, y, 2) > 1.1 * claimed
     assert level_by_level(scores, refine, beta, normalise=False)[1] <= ROUNDING
-    ours = McShaneWhitney().rows(corners_of(scores, refine, beta))
-    assert audited_epsilon(ours, x, y, 2) < claimed
+    assert audited_epsilon(McShaneWhitney().rows(corners_of(scores, refine, beta)), x, y, 2) < claimed
 
 
 # --- one stage ------------------------------------------------------------------------------------
@@ -349,8 +344,7 @@ def test_certified_budgets_use_epsilon_and_cost_less(tmp_path: Path, small_job: 
     assert certified["loss_km"] < bound["loss_km"]
     # The exponent is what tempered it; the rows at the seeds are those that its objective is about.
     store = MechanismStore.open(str(tmp_path / "certified.zarr"))
-    exponent = store.read("seed/extension_exponent")[0]
-    assert exponent == pytest.approx(store.seed_attributes["tempering"])
+    assert store.read("seed/extension_exponent")[0] == pytest.approx(store.seed_attributes["tempering"])
     seeds = store.read("probability")[::4, ::4].astype(np.float64)
     cost = store.read_seed_cost().reshape(seeds.shape)
     assert (seeds * cost).sum() == pytest.approx(store.seed_attributes["tempered_primal_km"], rel=1e-6)

@@ -188,8 +188,7 @@ def test_file_that_is_not_toml_or_missing_or_a_folder_is_named(tmp_path: Path, c
 
 @pytest.mark.parametrize(("given_p", "p"), [("inf", math.inf), (math.inf, math.inf), (1, 1.0), (1.5, 1.5)])
 def test_metric_exponent_is_any_number_from_one(small_job: JobMaker, given_p: Any, p: float) -> None:
-    spec = parse_job(small_job(domain={"metric_p": given_p}))
-    assert spec.domain.metric_p == p
+    assert parse_job(small_job(domain={"metric_p": given_p})).domain.metric_p == p
 
 
 def test_floor_may_be_just_below_an_equal_share_and_anything_for_one_output(small_job: JobMaker) -> None:
@@ -322,8 +321,7 @@ def test_a_loss_file_brings_outputs_and_prior_and_the_job_says_so() -> None:
     assert canonical["outputs"]["choose"] == canonical["prior"]["kind"] == "loss-file"
     assert canonical["domain"]["cell_km"] is None
     assert parse_job(canonical) == spec
-    spelt_out = _with(outputs={"choose": "loss-file"}, prior={"kind": "loss-file"})
-    assert parse_job(spelt_out) == spec
+    assert parse_job(_with(outputs={"choose": "loss-file"}, prior={"kind": "loss-file"})) == spec
     assert parse_job(_with(prior={"kind": "uniform"})).prior.kind == "uniform"
 
 

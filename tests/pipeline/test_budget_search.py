@@ -91,8 +91,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, searched_job: dict[str, d
 def test_every_executor_finds_the_same(
     tmp_path: Path, searched_job: Any, searched: Path, any_cluster: ClusterSection
 ) -> None:
-    spec = parse_job(searched_job).model_copy(update={"cluster": any_cluster})
-    build(spec, str(tmp_path / "s.zarr"))
+    build(parse_job(searched_job).model_copy(update={"cluster": any_cluster}), str(tmp_path / "s.zarr"))
     rows = [MechanismStore.open(str(path)).read("probability") for path in (searched, tmp_path / "s.zarr")]
     assert np.array_equal(*rows)
     for shard in filter(Path.is_file, (searched / "probability" / "c").rglob("0")):
@@ -111,8 +110,7 @@ def test_solver_failure_falls_back(tmp_path: Path, small_job: Job, monkeypatch: 
     monkeypatch.setattr(tasks, "solve_seed_problem", fail_later)
     certified = build(parse_job(small_job(privacy={"budget": "certified"})), str(tmp_path / "c.zarr"))
     monkeypatch.undo()
-    closed_form = build(parse_job(small_job()), str(tmp_path / "b.zarr"))
-    assert certified["loss_km"] == closed_form["loss_km"]
+    assert certified["loss_km"] == build(parse_job(small_job()), str(tmp_path / "b.zarr"))["loss_km"]
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -184,8 +182,7 @@ def test_refining_stops_in_time(tmp_path: Path, small_job: Job) -> None:
     path = str(tmp_path / "s.zarr")
     job = small_job(privacy={"budget": "certified"}, seed={"refine_rounds": 1000, "refine_seconds": 0.5})
     assert build(parse_job(job), path)["state"] == "complete"
-    seconds = sum(r["seconds"] for r in MechanismStore.open(path).seed_attributes["refinements"])
-    assert 0 < seconds < 5
+    assert 0 < sum(r["seconds"] for r in MechanismStore.open(path).seed_attributes["refinements"]) < 5
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 4.0])
@@ -209,8 +206,7 @@ def test_directions_share_all_of_epsilon(p: float) -> None:
 
 def test_only_the_edges_of_failing_cells_are_lowered() -> None:
     east, north = np.ones((2, 2, 3, 1)), np.ones((2, 3, 2, 1))
-    norms = np.array([[[2.0], [0.5]], [[0.5], [1.25]]])
-    lowered_east, lowered_north = tighten((east, north), norms, 1.0)
+    lowered_east, lowered_north = tighten((east, north), np.array([[[2.0], [0.5]], [[0.5], [1.25]]]), 1.0)
     assert lowered_east[0, :, :, 0].tolist() == [[0.5, 0.5, 1.0], [1.0, 0.8, 0.8]]
     assert lowered_north[1, :, :, 0].tolist() == [[0.5, 1.0], [0.5, 0.8], [1.0, 0.8]]
 
@@ -227,21 +223,18 @@ def test_tempering_the_seed_tempers_the_mechanism() -> None:
     rows = softmax(np.random.default_rng(0).normal(size=(3, 3, 5)))
     whole = extend_log_convex(np.log(rows), 6).astype(float) ** 0.7
     whole /= whole.sum(axis=-1, keepdims=True)
-    again = extend_log_convex(np.log(tempered(rows, 0.7)), 6)
-    assert np.abs(again / whole - 1).max() < 1e-6
+    assert np.abs(extend_log_convex(np.log(tempered(rows, 0.7)), 6) / whole - 1).max() < 1e-6
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_the_certificate_by_source_cell_adds_up_to_the_whole(p: float) -> None:
-    scores = np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6))))
-    fine = extend_log_convex(scores, 5)
+    fine = extend_log_convex(np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6)))), 5)
     side = 0.3
     x, y = (np.arange(n) * side for n in fine.shape[:2])
     norms = certify_source_cells(fine, side, 5, p)
     assert (norms.shape, norms.max()) == ((3, 2, 6), pytest.approx(certify_cells(fine, x, y, p)[0], rel=1e-9))
     for i, j in itertools.product(range(3), range(2)):
-        part = fine[5 * i : 5 * i + 6, 5 * j : 5 * j + 6]
-        expected = certify_cells(part, x[:6], y[:6], p)[0]
+        expected = certify_cells(fine[5 * i : 5 * i + 6, 5 * j : 5 * j + 6], x[:6], y[:6], p)[0]
         assert norms[i, j].max() == pytest.approx(expected, rel=1e-9)
 
 

@@ -72,8 +72,7 @@ def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs:
     assert np.abs((patches.reference * ours.u).sum(axis=1) - 1).max() < 1e-8
     gain, best = patches.gain(ours.u), patches.gain(theirs.u)
     assert (gain >= 0).all()
-    worth = (patches.cost * patches.reference).sum(axis=(0, 1))
-    assert (gain >= best - 1e-4 * worth).all()
+    assert (gain >= best - 1e-4 * (patches.cost * patches.reference).sum(axis=(0, 1))).all()
 
 
 @pytest.mark.parametrize("outputs", [1, 3, 9, 17])
@@ -91,8 +90,7 @@ def test_a_sweep_has_the_same_bits_in_every_batch(outputs: int, monkeypatch: pyt
 
 def test_where_nothing_may_move_the_reference_comes_back() -> None:
     """Every budget used up but for a hair: no room, and no failure either."""
-    rng = np.random.default_rng(1)
-    tight = random_patches(rng, (3, 3), 5, count=8, tight=1e-7)
+    tight = random_patches(np.random.default_rng(1), (3, 3), 5, count=8, tight=1e-7)
     solutions = solve_patches(tight)
     assert not solutions.failed.any()
     assert np.abs(solutions.u - 1).max() < 1e-6
@@ -105,8 +103,7 @@ def test_one_record_free_of_its_neighbours_reports_the_cheapest_output() -> None
     free = Patches(
         cost, reference, (), np.empty((0, 3, 1)), np.full((1, 3, 1), 3e-6), np.full((1, 3, 1), 3.0), 1
     )
-    rows = reference * solve_patches(free).u
-    assert rows[0, :, 0] == pytest.approx([1e-6, 1 - 2e-6, 1e-6], abs=1e-4)
+    assert (reference * solve_patches(free).u)[0, :, 0] == pytest.approx([1e-6, 1 - 2e-6, 1e-6], abs=1e-4)
 
 
 # --- budgets --------------------------------------------------------------------------------------
@@ -153,25 +150,21 @@ def test_flat_edges_are_shared_out_without_a_warning(q: float, allowed: float) -
         assert np.isfinite(budget).all()
         assert (budget > 0).all()
     corner = np.array([budgets[0][0, 0], budgets[1][0, 0]])  # of a cell where all is flat
-    even = allowed if math.isinf(q) else allowed / 2 ** (1 / q)
-    assert corner == pytest.approx(even, rel=3 * MARGIN)
+    assert corner == pytest.approx(allowed if math.isinf(q) else allowed / 2 ** (1 / q), rel=3 * MARGIN)
 
 
 def test_the_drift_is_the_slope_of_the_log_normaliser_at_the_ends() -> None:
     """Interpolate between two rows; the log-normaliser's slope at either end, by finite differences."""
-    rng = np.random.default_rng(5)
-    scores = np.log(softmax(rng.normal(size=(2, 1, 6))))
+    scores = np.log(softmax(np.random.default_rng(5).normal(size=(2, 1, 6))))
     drift = normaliser_drift(scores)[0][0, 0]
     t = 1e-6
     inner = [(1 - s) * scores[0, 0] + s * scores[1, 0] for s in (t, 1 - t)]
-    slopes = [abs(math.log(np.exp(f).sum())) / t for f in inner]
-    assert drift == pytest.approx(max(slopes), rel=1e-4)
+    assert drift == pytest.approx(max([abs(math.log(np.exp(f).sum())) / t for f in inner]), rel=1e-4)
 
 
 def test_records_between_neighbours_that_keep_their_budgets_are_within_epsilon() -> None:
     """What the charge for the normaliser is for, along a line."""
-    rng = np.random.default_rng(6)
-    scores = np.log(softmax(rng.normal(scale=0.8, size=(2, 2, 6))))
+    scores = np.log(softmax(np.random.default_rng(6).normal(scale=0.8, size=(2, 2, 6))))
     drift_x, drift_y = normaliser_drift(scores)
     fine = np.log(extend_log_convex(scores, 64).astype(float))
     for k in range(6):
@@ -196,8 +189,7 @@ def test_sweep_has_every_point(last: tuple[int, int], patch: int, offset: tuple[
     seen = np.zeros((last[0] + 1, last[1] + 1), dtype=int)
     owner = np.full(seen.shape, -1)
     programs_of = np.zeros((2, *seen.shape), dtype=int)
-    boxes = boxes_of(lines, side * patch)
-    for number, box in enumerate(boxes):
+    for number, box in enumerate(boxes_of(lines, side * patch)):
         assert (owner[box.part()] == -1).all()
         owner[box.part()] = number
         for turn, patches in enumerate((line_patches(lines, box), cell_patches(lines, box))):
@@ -257,8 +249,7 @@ def test_a_tube_bounds_how_far_lines_go_and_frozen_points_stay() -> None:
     window = window_of(np.random.default_rng(3), (9, 9), 5, allowed=0.8)
     lines = Lines(8, 4, 0), Lines(8, 4, 0)
     moved, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), 0.05)
-    away = np.abs(moved - window.scores)
-    assert 0.01 < away.max() <= 0.05 + 1e-6
+    assert 0.01 < np.abs(moved - window.scores).max() <= 0.05 + 1e-6
     assert (swept.programs, swept.fallbacks) == (12, ())
     window.frozen[:5] = True
     held, swept = sweep(window, window.scores, line_patches(lines, Box((0, 9), (0, 9))), math.inf)
@@ -296,8 +287,7 @@ def test_programs_that_fail_are_solved_by_highs_and_else_counted(monkeypatch: py
 
 def test_highs_solves_programs_at_the_floor() -> None:
     """Coefficients of 1e-11 are not dropped."""
-    rng = np.random.default_rng(8)
-    patches = random_patches(rng, (3, 3), 6, count=3)
+    patches = random_patches(np.random.default_rng(8), (3, 3), 6, count=3)
     reference = patches.reference.copy()
     reference[:, 1:] *= 1e-10
     reference[:, 0] = 1 - reference[:, 1:].sum(axis=1)
@@ -312,8 +302,7 @@ def test_highs_says_so_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SolverError("no")
 
     monkeypatch.setattr("mdpext_dask.pipeline.cells.programs.solve_linear_program", fails)
-    patches = random_patches(np.random.default_rng(0), (2, 2), 3, count=2)
-    solutions = solve_with_highs(patches)
+    solutions = solve_with_highs(random_patches(np.random.default_rng(0), (2, 2), 3, count=2))
     assert solutions.failed.all()
     assert (solutions.u == 1).all()
 
@@ -323,8 +312,7 @@ def test_highs_says_so_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.floats(1e-300, 1e300))
 def test_logarithm_is_accurate(x: float) -> None:
-    got = float(logarithm(np.array([x]))[0])
-    assert got == pytest.approx(math.log(x), rel=4e-16, abs=3e-16)
+    assert float(logarithm(np.array([x]))[0]) == pytest.approx(math.log(x), rel=4e-16, abs=3e-16)
 
 
 def test_logarithm_undoes_the_exponential() -> None:

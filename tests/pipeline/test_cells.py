@@ -92,8 +92,7 @@ def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | s
     summary = make(cell_job(**sections), tmp_path / "s.zarr")
     assert (summary["fallbacks"], summary["boundary_mismatches"]) == (0, 0)
     dataset = xr.open_zarr(tmp_path / "s.zarr")
-    rows = dataset.probability.values
-    exact = audited_epsilon(rows, dataset.x.values, dataset.y.values, float(p))
+    exact = audited_epsilon(dataset.probability.values, dataset.x.values, dataset.y.values, float(p))
     assert exact <= summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
     # What is left of ε is used.
     assert summary["epsilon_certified"] >= 0.97 * summary["epsilon_planar_per_km"]
@@ -104,14 +103,12 @@ def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | s
 @pytest.mark.parametrize("refine", [[1], [2, 1, 3], [5]])
 def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]) -> None:
     """Odd numbers of steps, levels that refine nothing, no level at all: every record a seed."""
-    job = cell_job(domain={"refine": refine})
-    summary = make(job, tmp_path / "s.zarr")
+    summary = make(cell_job(domain={"refine": refine}), tmp_path / "s.zarr")
     assert summary["fallbacks"] == 0
     levels = {sweep["level"] for sweep in facts_of(tmp_path / "s.zarr")["cells"]["sweeps"]}
     assert levels == set(range(1, max(sum(n > 1 for n in refine), 1) + 1))
     interpolated = cell_job(domain={"refine": refine}, extension={"method": "log-convex"})
-    without = make(interpolated, tmp_path / "without.zarr")
-    assert summary["loss_km"] < without["loss_km"]
+    assert summary["loss_km"] < make(interpolated, tmp_path / "without.zarr")["loss_km"]
 
 
 def test_one_output_leaves_nothing_to_choose(path: Path, cell_job: Job) -> None:
@@ -160,8 +157,7 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
 
 
 def test_same_bytes_every_way(path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path) -> None:
-    job = cell_job(cluster=any_cluster.model_dump(exclude_none=True))
-    make(job, path)
+    make(cell_job(cluster=any_cluster.model_dump(exclude_none=True)), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
@@ -273,8 +269,7 @@ def test_killed_for_real_while_it_sweeps_it_goes_on(tmp_path: Path, cell_job: Jo
 
 
 def test_in_pieces_it_is_the_same(path: Path, cell_job: Job, built: Path) -> None:
-    blocks = init(parse_job(cell_job()), str(path))["blocks"]
-    for index in range(blocks):
+    for index in range(init(parse_job(cell_job()), str(path))["blocks"]):
         partition(str(path), index, index + 1)
     assert finalise(str(path))["state"] == "complete"
     assert np.array_equal(bytes_of(path), bytes_of(built))
@@ -360,8 +355,7 @@ def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(path: Pat
     nx, ny = grid.seeds_shape
     for box in (Box((0, 3), (0, 4)), Box((3, nx), (0, 4)), Box((0, nx), (4, ny))):
         write_level_costs(str(path), box, coarse)
-    shared = store.read("seed/cells_cost_0")
-    assert np.allclose(shared, store.read("seed/cost"), rtol=1e-9, atol=1e-15)
+    assert np.allclose(store.read("seed/cells_cost_0"), store.read("seed/cost"), rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.slow

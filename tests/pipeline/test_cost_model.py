@@ -111,8 +111,7 @@ def test_what_does_not_fit(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=8 * 2**30))
     job = small_job(domain=domain, outputs={"count": outputs}, cluster={"kind": "local"})
-    refused = plan_job(parse_job(job))["refused"]
-    assert f"GiB of it for {what}, but there are 8.0 GiB" in refused
+    assert f"GiB of it for {what}, but there are 8.0 GiB" in plan_job(parse_job(job))["refused"]
 
 
 @pytest.mark.parametrize("region", [False, True])

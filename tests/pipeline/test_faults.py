@@ -212,8 +212,7 @@ VICTIMS = (
 
 
 def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbed) -> None:
-    kept = getattr(scene, victim)(moment)
-    same_as(undisturbed, scene.store, kept)
+    same_as(undisturbed, scene.store, getattr(scene, victim)(moment))
     assert audit(str(scene.store)).holds
 
 
@@ -749,8 +748,7 @@ def test_the_oldest_store_is_held_against_what_it_says(oldest: Path) -> None:
     flip_a_bit(shard)
     refused(GuaranteeViolation, "changed shards", open_mechanism, oldest, verify=True)
     flip_a_bit(shard)
-    hashes = store.attributes["chunk_hashes"]
-    store.update(chunk_hashes={**hashes, "digest": "0" * 64})
+    store.update(chunk_hashes={**store.attributes["chunk_hashes"], "digest": "0" * 64})
     refused(GuaranteeViolation, "chunk_hashes has changed", open_mechanism, oldest, verify=True)
 
 

@@ -79,8 +79,7 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
 @pytest.mark.parametrize("rotation", [0.0, 30.0])
 def test_box_in_degrees_is_covered_and_says_which_nodes_count(small_job: JobMaker, rotation: float) -> None:
     west, south, east, north = _BBOX
-    domain = {"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}
-    found = road_geometry(small_job(domain=domain))
+    found = road_geometry(small_job(domain={"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}))
     assert (found.projection.centre_lon, found.projection.centre_lat) == pytest.approx((-73.97, 40.76))
     places = np.random.default_rng(1).uniform((west, south), (east, north), (1000, 2))
     # Parallels bulge to the south here, so the southern border reaches lowest in its middle.
@@ -150,8 +149,7 @@ def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: l
 def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks(build: Build, square: dict[str, Any]) -> None:
     half = {**square, "bbox": [11.99, 41.98, 12.06, 42.08], "cell_km": 2.0}
     for domain, nodes in ((square, 5), (half, 3)):
-        found = build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes})
-        assert found.outputs == nodes
+        assert build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes}).outputs == nodes
         for key, sections in (
             ("outputs.count", {"outputs": {"count": nodes + 1}, "loss": {"tasks": nodes}}),
             ("loss.tasks", {"outputs": {"count": nodes}, "loss": {"tasks": nodes + 1}}),
@@ -162,8 +160,7 @@ def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks(build: Build, square:
 
 def test_outputs_of_a_file_are_kept_as_they_are(build: Build, tmp_path: Path) -> None:
     places = [(-73.97, 40.78), (-74.0, 40.72), (-73.95, 40.82)]
-    file = point_file(tmp_path / "outputs.csv", "lon,lat", places)
-    domain = build(outputs=_file(file))
+    domain = build(outputs=_file(point_file(tmp_path / "outputs.csv", "lon,lat", places)))
     np.testing.assert_allclose(domain.output_lonlat, places, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(domain.output_xy_km, domain.projection.to_plane(np.array(places)))
     loss = _travel(domain)

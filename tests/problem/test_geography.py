@@ -77,8 +77,7 @@ def test_planar_distance_is_ground_distance_but_for_the_charged_distortion(
 def test_box_around_a_network_is_as_wide_as_the_network(lon: float, lat: float) -> None:
     network = lattice(lon, lat)
     west, south, east, north = network.box_degrees
-    plane = Projection.centred_on(west, south, east, north)
-    box = Box.around(plane.to_plane(network.lonlat))
+    box = Box.around(Projection.centred_on(west, south, east, north).to_plane(network.lonlat))
     assert 7.9 < box.width_km < 8.6
     assert 7.9 < box.height_km < 8.6
     assert (west > east) == (abs(lon) > 179)
@@ -172,16 +171,14 @@ def test_regions_across_the_antimeridian(
     boxed = road_geometry(_job(small_job, roads, bbox=bbox))
     assert 7 * 7 == len(boxed.nodes_inside) < boxed.network.nodes
     assert boxed.grid.cells_x == boxed.grid.cells_y == 3
-    inside = boxed.network.lonlat[boxed.nodes_inside]
-    assert set(np.sign(inside[:, 0])) >= {-1, 1}
+    assert set(np.sign(boxed.network.lonlat[boxed.nodes_inside][:, 0])) >= {-1, 1}
     # The same box as polygons, cut at the antimeridian, and half of it as one polygon.
     south, north = bbox[1], bbox[3]
     sides = (west, 180.0), (-180.0, east)
     rings = [[[w, south], [e, south], [e, north], [w, north], [w, south]] for w, e in sides]
     path = tmp_path / "region.geojson"
     path.write_text(json.dumps({"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}))
-    region = read_region(str(path))
-    assert region.box_degrees == tuple(bbox)
+    assert read_region(str(path)).box_degrees == tuple(bbox)
     framed = road_geometry(_job(small_job, roads, region=str(path)))
     assert framed.kept.all()
     assert (framed.projection, framed.grid.cells_x) == (boxed.projection, boxed.grid.cells_x)

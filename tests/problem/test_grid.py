@@ -53,8 +53,7 @@ def test_published_experiments_have_the_published_numbers_of_records(
     cells: tuple[int, int],
     records: tuple[int, ...],
 ) -> None:
-    domain = {"roads": str(city_roads(city)), "cell_km": cell_km}
-    found = road_geometry(small_job(domain=domain)).grid
+    found = road_geometry(small_job(domain={"roads": str(city_roads(city)), "cell_km": cell_km})).grid
     assert (found.cells_x, found.cells_y) == cells
     assert tuple(replace(found, refine=r).records for r in ((2,), (2, 3), (2, 3, 4))) == records
 
@@ -115,8 +114,7 @@ def test_covering_grid_holds_the_box(
 )
 @example(west=0.0, south=0.0, cells=(3, 3), cell=0.1)  # 0.30000000000000004 by 0.1
 def test_whole_cells_do_not_gain_one(west: float, south: float, cells: tuple[int, int], cell: float) -> None:
-    box = Box(west, south, west + cells[0] * cell, south + cells[1] * cell)
-    grid = Grid.covering(box, cell, (2,))
+    grid = Grid.covering(Box(west, south, west + cells[0] * cell, south + cells[1] * cell), cell, (2,))
     assert (grid.cells_x, grid.cells_y) == cells
 
 

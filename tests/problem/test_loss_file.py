@@ -205,8 +205,7 @@ def test_a_loss_that_cannot_be_is_named(save: Save) -> None:
 def test_what_is_no_npz_file_is_named(tmp_path: Path, save: Save) -> None:
     whole = save(arrays()).read_bytes()
     np.save(tmp_path / "array.npy", np.zeros(3))
-    array = (tmp_path / "array.npy").read_bytes()
-    for content in (b"x,y\n1,2\n", b"", array, whole[:-200]):
+    for content in (b"x,y\n1,2\n", b"", (tmp_path / "array.npy").read_bytes(), whole[:-200]):
         path = tmp_path / "other.npz"
         path.write_bytes(content)
         refusal(partial(read, path), f"{path}: not", kind=DataError)
@@ -246,8 +245,7 @@ def test_a_table_larger_than_memory_is_refused_unread(tmp_path: Path) -> None:
 def test_a_centre_far_from_the_grid_is_refused(save: Save) -> None:
     x = 4000 + 2.0 * np.arange(7)
     outputs = np.array([(4001.0, 41.0), (4002.0, 42.0), (4003.0, 43.0)])
-    problem = replaced(x_km=x, output_xy_km=outputs, centre_lon=12.5, centre_lat=41.9)
-    spec = parse_job(job(save(problem)))
+    spec = parse_job(job(save(replaced(x_km=x, output_xy_km=outputs, centre_lon=12.5, centre_lat=41.9))))
     refusal(lambda: build_geometry(spec), "loss.file:", "centre_lon, centre_lat", "distorts", kind=DataError)
 
 

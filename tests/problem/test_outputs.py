@@ -127,8 +127,7 @@ def test_all_road_nodes_are_all_places_with_one(job: Make) -> None:
     domain = build_domain(spec)
     assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 30
     expected = sorted((x, y) for x in EAST for y in NORTH)
-    found = sorted(map(tuple, domain.output_lonlat.round(9)))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(sorted(map(tuple, domain.output_lonlat.round(9))), expected, rtol=1e-9)
     bbox = [EAST[1] - 1e-3, NORTH[1] - 1e-3, EAST[4] + 1e-3, NORTH[3] + 1e-3]
     spec = job(domain={"bbox": bbox, "cell_km": 1.0}, outputs={"choose": "all-road-nodes"})
     assert build_domain(spec).outputs == 12

@@ -80,8 +80,7 @@ def by_area(grid: Grid, crs: str, transform: Affine, values: np.ndarray) -> np.n
 
 
 def refused(path: Path, grid: Grid = GRID) -> str:
-    message = refusal(lambda: read_population(path, grid, PLANE), kind=DataError)
-    return message.removeprefix(f"{path}: ")
+    return refusal(lambda: read_population(path, grid, PLANE), kind=DataError).removeprefix(f"{path}: ")
 
 
 # --- where people land -----------------------------------------------------------------------------
@@ -338,8 +337,7 @@ def test_a_pole_may_be_in_the_grid(tmp_path: Path, lat: float) -> None:
     found = read_population(path, grid, plane)
     assert found.covered
     assert (found.mass > 0).all()
-    pole = plane.to_plane(np.array([[0.0, math.copysign(90, lat)]]))
-    i, j, _ = grid.nearest_records(pole)
+    i, j, _ = grid.nearest_records(plane.to_plane(np.array([[0.0, math.copysign(90, lat)]])))
     # The ends of 3,600 pixels come together there.
     assert np.unravel_index(found.mass.argmax(), found.mass.shape) == (i[0], j[0])
 

@@ -117,8 +117,7 @@ def test_moving_the_earth_into_a_disc(
     """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
     projection = Projection(-73.97, 40.78)
     lon, lat, _ = WGS84.fwd(*one, step[0], step[1] * 1000)
-    pair = np.array([one, (lon, lat)])
-    planar = folded(projection.to_plane(pair), radius, 2.0)
+    planar = folded(projection.to_plane(np.array([one, (lon, lat)])), radius, 2.0)
     assert np.hypot(*planar.T).max() <= radius * (1 + 1e-12)
     apart = float(np.linalg.norm(planar[0] - planar[1]))
     assert apart <= (1 + projection.distortion(radius)) * step[1] + _SNAP_KM

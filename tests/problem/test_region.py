@@ -497,8 +497,7 @@ def test_outputs_may_be_the_corners_of_kept_cells(small_job: JobMaker, island: s
 def test_prior_outside_is_dropped_and_said_so(tmp_path: Path) -> None:
     file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", [(-3, 0, 3), (3, 0, 1), (0, 3, 6)])
     outputs = point_file(tmp_path / "o.csv", "x_km,y_km", [(0, 3), (3, 0)])
-    prior = {"kind": "file", "file": file}
-    spec = parse_job(u_job(tmp_path, prior=prior, outputs={"file": outputs}))
+    spec = parse_job(u_job(tmp_path, prior={"kind": "file", "file": file}, outputs={"file": outputs}))
     domain = build_domain(spec)
     assert sorted(domain.prior[domain.prior > 0]) == pytest.approx([0.25, 0.75])
     assert domain.outputs == 2  # which may lie in the gap
@@ -721,8 +720,7 @@ def test_kept_cells_are_those_that_meet_the_region(
     rotation: float,
 ) -> None:
     """Cell by cell, with Shapely; and any place of the region in the grid lies in a kept cell."""
-    path = tmp_path_factory.getbasetemp() / "star.geojson"
-    region = read_region(geojson(path, *rings))
+    region = read_region(geojson(tmp_path_factory.getbasetemp() / "star.geojson", *rings))
     projection = dataclasses.replace(PLANE, rotation_deg=rotation)
     grid = Grid(*corner, *cells, cell_km, (2,))
     kept = region.cells(grid, projection)

@@ -316,8 +316,7 @@ def test_planar_outputs_are_in_the_turned_plane(small_job: JobMaker, tmp_path: P
     domain = build_domain(parse_job(job))
     assert domain.projection is not None
     flat = dataclasses.replace(domain.projection, rotation_deg=0.0).to_plane(domain.output_lonlat)
-    bearing = np.degrees(np.arctan2(flat[:, 1], flat[:, 0]))
-    np.testing.assert_allclose(bearing, [30, 120], atol=1e-6)
+    np.testing.assert_allclose(np.degrees(np.arctan2(flat[:, 1], flat[:, 0])), [30, 120], atol=1e-6)
 
 
 def test_roads_on_one_line_are_refused(small_job: JobMaker, tmp_path: Path) -> None:

@@ -66,8 +66,7 @@ def dockerfile(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]
     # The parser writes where it reads.
     copy = tmp_path_factory.mktemp("docker") / "Dockerfile"
     shutil.copy(DOCKER / "Dockerfile", copy)
-    lines = DockerfileParser(str(copy)).structure
-    return [line for line in lines if line["instruction"] != "COMMENT"]
+    return [line for line in DockerfileParser(str(copy)).structure if line["instruction"] != "COMMENT"]
 
 
 # --- the compose file -----------------------------------------------------------------------------
@@ -75,8 +74,7 @@ def dockerfile(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]
 
 def test_the_compose_file_is_valid() -> None:
     assert set(read_compose(compose_text())["services"]) == {"scheduler", "worker", "client"}
-    many = read_compose(compose_text(MDPEXT_WORKERS="7"))
-    assert many["services"]["worker"]["deploy"]["replicas"] == 7
+    assert read_compose(compose_text(MDPEXT_WORKERS="7"))["services"]["worker"]["deploy"]["replicas"] == 7
 
 
 def test_services_refer_to_what_is_there(services: Services) -> None:
@@ -110,8 +108,7 @@ def test_services_are_bounded_have_few_rights_and_are_reached_from_here_only(ser
 
 
 def test_commands_are_those_of_the_programs(services: Services) -> None:
-    scheduler = parse(services["scheduler"]["command"])
-    assert scheduler["dashboard_address"] == ":8787"
+    assert parse(services["scheduler"]["command"])["dashboard_address"] == ":8787"
     worker = parse(services["worker"]["command"])
     assert (worker["scheduler"], worker["nthreads"]) == ("tcp://scheduler:8786", 1)
     client = parse(services["client"]["command"])

@@ -184,8 +184,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert 'a script needs if __name__ == "__main__": around what it calls' in last
-    guarded = script.read_text().replace("\nbuild(", '\nif __name__ == "__main__":\n  build(')
-    script.write_text(guarded)
+    script.write_text(script.read_text().replace("\nbuild(", '\nif __name__ == "__main__":\n  build('))
     subprocess.run(command, check=True)
     assert open_mechanism(tmp_path / "m.zarr").epsilon_per_km == 1
 

@@ -26,8 +26,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 )
 def test_the_demo(tmp_path: Path, budget: str, epsilon: float, loss_km: float, gap: float) -> None:
     path = tmp_path / "manhattan.zarr"
-    shipped = load_job(PROJECT / "workflows" / "manhattan.toml")
-    assert shipped.privacy.budget == "certified"
+    assert load_job(PROJECT / "workflows" / "manhattan.toml").privacy.budget == "certified"
     spec = load_job(PROJECT / "workflows" / "manhattan.toml", [f"privacy.budget={budget}"])
     planned = plan_job(spec)
     summary = build(spec, str(path))
@@ -70,8 +69,7 @@ def test_rome_as_published(
 ) -> None:
     folder = city_roads("rome")
     overrides = [f"domain.roads={folder}", f"domain.refine={refine}"]
-    spec = load_job(PROJECT / "workflows" / "rome.toml", overrides)
-    summary = build(spec, str(tmp_path / "rome.zarr"))
+    summary = build(load_job(PROJECT / "workflows" / "rome.toml", overrides), str(tmp_path / "rome.zarr"))
     assert (summary["records"], summary["source_cells"], summary["seeds"]) == (records, 110, 132)
     assert summary["state"] == "complete"
     # What the published budgets use of epsilon.
@@ -87,8 +85,7 @@ def test_the_shipped_dask_settings_are_those_of_local_processes() -> None:
 
 def test_the_table_of_sizes_is_what_the_plans_say() -> None:
     command = [sys.executable, PROJECT / "workflows" / "benchmarks" / "sizing.py"]
-    printed = subprocess.check_output(command, text=True)
-    assert printed in (PROJECT / "deploy" / "README.md").read_text()
+    assert subprocess.check_output(command, text=True) in (PROJECT / "deploy" / "README.md").read_text()
 
 
 def test_readme_commands_are_one_line_each_and_made_for_a_bare_machine() -> None:

@@ -142,8 +142,7 @@ def test_node_ids_beyond_floats_are_told_apart(tmp_path: Path) -> None:
         [_NODE_COLUMNS, f"{second},12.01,42", f"{first},12.0,42", "7,12.02,42"],
         [_EDGE_COLUMNS, f"{first},7,100,1", f"{second},7,300,1"],
     )
-    network = read_roads(folder, None)
-    table = network.distances_to(np.array([2]), directed=True)
+    table = read_roads(folder, None).distances_to(np.array([2]), directed=True)
     assert table[:, 0].tolist() == pytest.approx([0.3, 0.1, 0.0])
 
 

@@ -281,8 +281,7 @@ def test_lines_as_other_programs_write_them(tmp_path: Path, line: Any, along: li
 
 def test_nodes_that_are_no_points_are_refused(tmp_path: Path) -> None:
     nodes = [shapely.MultiPoint([corner]) for corner in _CORNERS]
-    lines = [shapely.LineString(_DETOUR)] * 2
-    path = _geopackage(tmp_path / "a.gpkg", nodes, lines, [1, 2])
+    path = _geopackage(tmp_path / "a.gpkg", nodes, [shapely.LineString(_DETOUR)] * 2, [1, 2])
     refusal(lambda: read_roads(path, None), "nodes: a geometry is a MultiPoint, not a Point")
 
 

@@ -498,8 +498,7 @@ def test_further_columns_must_be_there(tmp_path: Path) -> None:
     for name in ("p.csv", "p.parquet"):
         FORMATS[name](tmp_path / name, [(1, 2, 3)])
         assert refusal(tmp_path / name, extra=("user",)).startswith("column user is missing; found ")
-    text = collection(feature(1, 2, user=1), GOOD)
-    message = refused(tmp_path / "p.geojson", text, extra=("user",))
+    message = refused(tmp_path / "p.geojson", collection(feature(1, 2, user=1), GOOD), extra=("user",))
     assert message == "feature 2: has no property user; found none"
     table = pa.table({"lon": [1], "lat": [2], "user": [[1, 2]]})
     assert "column user holds list" in refused_table(tmp_path / "p.parquet", table, extra=("user",))

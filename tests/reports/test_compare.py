@@ -84,8 +84,7 @@ def test_a_method_that_fails(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     path = tmp_path / "0.json"
-    job = spec.canonical()
-    attempt.attempt(attempt.Request("em", job, str(path), str(tmp_path), 1.0, 2**29, 0))
+    attempt.attempt(attempt.Request("em", spec.canonical(), str(path), str(tmp_path), 1.0, 2**29, 0))
     found = read_answer(path)
     assert found is not None
     assert (found["completed"], found["reason"]) == (False, reason)
@@ -378,8 +377,7 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, compared: tuple
     assert rows["lp-a"]["verdict"] == "violated"
     assert rows["lp-a"]["epsilon_audited"] > 1
     assert rows["lp-a"]["guarantee"] == "none"
-    bound = summary.problem["lower_bound_km"]
-    assert 0 < bound < min(rows["em"]["loss_km"], rows["aipo"]["loss_km"])
+    assert 0 < summary.problem["lower_bound_km"] < min(rows["em"]["loss_km"], rows["aipo"]["loss_km"])
     assert [path.name for path in folder.iterdir()] == ["answers"]
     # Nothing is left to do, whatever it would have been done with.
     before = {path: path.stat().st_mtime_ns for path in (folder / "answers").rglob("*.json")}
@@ -408,13 +406,11 @@ def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tm
     (summary,) = compare(
         spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, limit_seconds=0.05, bound_seconds=0
     )
-    rows = {row["method"]: row for row in summary.rows}
-    lost = rows["mlaet-a"]
+    lost = {row["method"]: row for row in summary.rows}["mlaet-a"]
     assert not lost["completed"]
     assert lost["loss_km"] is None
     assert lost["reason"] == "not finished within 0.05 s"
-    files = write_results(tmp_path, [summary])
-    assert "not finished within 0.05 s" in files[0].read_text()
+    assert "not finished within 0.05 s" in write_results(tmp_path, [summary])[0].read_text()
     # With more time it is tried again.
     (summary,) = compare(spec, tmp_path, methods=["mlaet-a"], repeats=1, limit_seconds=60, bound_seconds=0)
     assert summary.rows[0]["completed"]
@@ -480,11 +476,9 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     first = {path: path.read_bytes() for path in found}
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    document = json.loads(ran.stdout)
+    document = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert all(row["completed"] and row["repeats"] == 2 for row in document["rows"])
     assert {path: path.read_bytes() for path in found} == first
     losses = {row["method"]: row["loss_km"] for row in document["rows"]}
     other = compare(load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0)
-    undisturbed = other[0]
-    assert losses == {row["method"]: row["loss_km"] for row in undisturbed.rows}
+    assert losses == {row["method"]: row["loss_km"] for row in other[0].rows}

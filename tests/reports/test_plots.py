@@ -119,8 +119,7 @@ def test_the_field_of_an_output_is_the_stored_column(store: MechanismStore, ax: 
     # Which place a pixel is at: that with the largest value lies where it is stored.
     i, j = np.unravel_index(stored.argmax(), stored.shape)
     place = store.grid.x_km()[i], store.grid.y_km()[j]
-    pixel = shown.get_cursor_data(_at(ax, place))
-    assert pixel == 100 * stored[i, j]
+    assert shown.get_cursor_data(_at(ax, place)) == 100 * stored[i, j]
 
 
 def _at(axes: Axes, place: tuple[float, float]) -> Any:
@@ -134,8 +133,7 @@ def test_columns_are_what_is_sampled(
     total = sum(mechanism.column(output).values for output in range(store.outputs))
     np.testing.assert_allclose(total, 1, atol=1e-6)
     row = mechanism.row(**PLACE)
-    column = mechanism.column(2, step=2)
-    assert column.shape == tuple(-(-n // 2) for n in store.grid.shape)
+    assert mechanism.column(2, step=2).shape == tuple(-(-n // 2) for n in store.grid.shape)
     here = mechanism.column(2).sel(x=float(row.x), y=float(row.y))
     assert float(here) == pytest.approx(float(row[2]), rel=1e-6)
     for bad in (-1, store.outputs, 1.0, True):

@@ -122,8 +122,7 @@ def test_rows_in_the_page_are_those_of_the_store(built: Path, whole: Made) -> No
 
 def test_the_job_can_be_read_again_and_names_no_folders(built: Path, whole: Made) -> None:
     job = MechanismStore.open(str(built)).attributes["job"]
-    again = parse_job(tomllib.loads(whole[1].texts["job"]))
-    assert again.canonical() == parse_job(job).canonical()
+    assert parse_job(tomllib.loads(whole[1].texts["job"])).canonical() == parse_job(job).canonical()
     assert str(built.parent) not in whole[1].html
     secret = {"domain": {"roads": "/home/ada/secret/rome", "cell_km": 1.0}, "job": {"name": "x"}}
     text = job_toml(secret, {"domain": {"roads": "sha256:12ab"}})
@@ -185,12 +184,10 @@ def test_nothing_is_fetched_and_only_our_own_scripts_and_styles_run(whole: Made)
 
 def test_texts_are_escaped_wherever_they_come_from(store: Path, tmp_path: Path) -> None:
     evil = "</p></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
-    document = json.loads((store / "zarr.json").read_text())
-    job = document["attributes"]["job"]
+    job = json.loads((store / "zarr.json").read_text())["attributes"]["job"]
     job["job"]["name"] = job["domain"]["roads"] = evil
     attribute(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
-    renamed = store.rename(tmp_path / "<script>alert(3)<&.zarr")
-    said, found = made(renamed, tmp_path / "r.html")
+    said, found = made(store.rename(tmp_path / "<script>alert(3)<&.zarr"), tmp_path / "r.html")
     assert not said["holds"]  # somebody has changed it, and that is noticed
     assert [s.get("type") for s in found.all("script")] == ["application/json", None]
     assert not found.all("img")
@@ -214,8 +211,7 @@ def test_it_is_well_formed_and_can_be_read_aloud(whole: Made) -> None:
         re.findall(r'(?:href="#|url\(#|for="|aria-labelledby="|aria-describedby=")([\w-]+)', found.html)
     )
     assert referred <= set(found.texts)
-    labels = found.html.count("<label>")
-    assert labels == len(found.all("input")) + len(found.all("select"))
+    assert found.html.count("<label>") == len(found.all("input")) + len(found.all("select"))
     assert all("scope" in th for th in found.all("th"))
 
 
@@ -436,8 +432,7 @@ def test_the_step_is_the_least_that_fits(shape: tuple[int, int], outputs: int) -
 def test_what_is_left_out_is_given_to_the_nearest(n: int, m: int, step: int) -> None:
     values = np.random.default_rng(n * m).random((n, m))
     i, j = positions(n, step), positions(m, step)
-    found = gathered(values, i, j, step)
-    assert found.sum() == pytest.approx(values.sum())
+    assert gathered(values, i, j, step).sum() == pytest.approx(values.sum())
     assert i[0] + (n - 1 - i[-1]) < step
     for axis, (size, kept) in enumerate(((n, i), (m, j))):
         # What a record is given to is none that is further from it than another.

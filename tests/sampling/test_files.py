@@ -512,7 +512,6 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
 
 def test_places_near_the_diagonal_are_taken_as_they_are() -> None:
     projection = Projection(10.0, 10.4)
-    grid = Grid(-10.0, -10.0, 20, 20, 1.0, (2,))
-    lookup = Places("m", grid, np.ones((20, 20), bool), projection, 2.0)
+    lookup = Places("m", Grid(-10.0, -10.0, 20, 20, 1.0, (2,)), np.ones((20, 20), bool), projection, 2.0)
     assert not lookup.holds_swapped(np.array([[10.4, 10.0]]))
     assert lookup.holds_degrees(np.array([[10.0, 10.4]]))

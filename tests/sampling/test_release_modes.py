@@ -260,13 +260,11 @@ def test_coarse_places_cost_what_is_reported(mechanism: Mechanism) -> None:
     assert coarse == pytest.approx(3 * plain)
     xy = np.random.default_rng(3).uniform(-4, 4, (300, 2))
     i, j = grid.coarse_records(xy, 3)
-    to_record = np.hypot(grid.x_km()[i] - xy[:, 0], grid.y_km()[j] - xy[:, 1])
-    assert plain < to_record.max() <= coarse
+    assert plain < np.hypot(grid.x_km()[i] - xy[:, 0], grid.y_km()[j] - xy[:, 1]).max() <= coarse
     logs = np.log(integer_weights(rows_at(mechanism._store, i, j)) / 2.0**60)
     steepest = np.abs(logs[:, None] - logs[None]).max(axis=2)
     apart = np.hypot(*(xy[:, None] - xy[None]).transpose(2, 0, 1))
-    limit = mechanism.epsilon_per_km * (apart + 2 * coarse) + 1e-6
-    assert (steepest <= limit).all()
+    assert (steepest <= (mechanism.epsilon_per_km * (apart + 2 * coarse) + 1e-6)).all()
 
 
 def test_a_place_that_wobbles_is_one_place(mechanism: Mechanism, budget: ReleaseBudget) -> None:

@@ -67,16 +67,14 @@ def test_once_is_enough(seed: int, outputs: int) -> None:
 
 
 def test_columns_that_become_one_are_added_up() -> None:
-    rows = np.array([[[1, 2, 4], [8, 16, 32]]], dtype=np.uint64)
-    merged = merge_columns(rows, np.array([2, 1, 2]))
+    merged = merge_columns(np.array([[[1, 2, 4], [8, 16, 32]]], dtype=np.uint64), np.array([2, 1, 2]))
     assert (merged.tolist(), merged.dtype) == ([[[0, 2, 5], [0, 16, 40]]], np.uint64)
 
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), laplace=st.booleans(), epsilon=st.sampled_from([0.1, 0.5, 2.0]))
 def test_a_remap_of_a_baseline_never_loses(seed: int, laplace: bool, epsilon: float) -> None:
-    rng = np.random.default_rng(seed)
-    problem = problem_of(rng.uniform(-2, 4, (6, 2)), epsilon, seed=seed)
+    problem = problem_of(np.random.default_rng(seed).uniform(-2, 4, (6, 2)), epsilon, seed=seed)
     method = planar_laplace if laplace else exponential_mechanism
     plain = rows_of(method, problem)
     mechanism = remapped(method, problem, 1000.0)
@@ -254,8 +252,7 @@ def test_stores_that_are_not_finished_are_refused(built: Path, copy: Path, tmp_p
     edit(copy / "zarr.json", lambda root: root["attributes"].update(state="refused"))
     refused(GuaranteeViolation, "must not be sampled", remap_store, str(copy))
     refused(StoreError, "no such store", remap_store, str(tmp_path / "nothing.zarr"))
-    job = MechanismStore.open(str(built)).attributes["job"]
-    init(parse_job(job), str(tmp_path / "begun.zarr"))
+    init(parse_job(MechanismStore.open(str(built)).attributes["job"]), str(tmp_path / "begun.zarr"))
     refused(IncompleteStoreError, "not complete", remap_store, str(tmp_path / "begun.zarr"))
 
 

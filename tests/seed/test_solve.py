@@ -67,14 +67,12 @@ def test_seeds_without_cost_and_a_single_output(solve: Callable[[SeedProblem], S
         solved = solve(problem)
         assert_feasible(problem, solved.rows)
         assert costs.any() or solved.primal == 0
-    certain = random_problem(rng, cost=np.ones((6, 1)), seeds_shape=(2, 3))
-    assert (solve(certain).rows == 1).all()
+    assert (solve(random_problem(rng, cost=np.ones((6, 1)), seeds_shape=(2, 3))).rows == 1).all()
 
 
 def test_what_hinders_nobody_is_the_best_output() -> None:
     """With budgets so wide that nothing binds, every seed reports its cheapest output."""
-    rng = np.random.default_rng(1)
-    problem = random_problem(rng, deltas=(40.0, 40.0), min_probability=1e-9)
+    problem = random_problem(np.random.default_rng(1), deltas=(40.0, 40.0), min_probability=1e-9)
     rows = solve_highs(problem).rows
     assert (rows.argmax(axis=1) == problem.cost.argmin(axis=1)).all()
     assert rows.max(axis=1).min() > 1 - 1e-5
@@ -91,8 +89,7 @@ def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, min_probability=1e-6)
     rows = solve_highs(problem).rows
-    blurred = rows + rng.normal(scale=10**error, size=rows.shape)
-    repaired = problem.repair(blurred)
+    repaired = problem.repair(rows + rng.normal(scale=10**error, size=rows.shape))
     assert_feasible(problem, repaired)
     assert np.abs(repaired - rows).max() < 1e4 * 10**error + 1e-9
 
@@ -100,8 +97,7 @@ def test_repair_makes_a_solver_s_answer_exact(seed: int, error: float) -> None:
 def test_rubbish_is_not_repaired() -> None:
     like = {"seeds_shape": (2, 3), "cost": np.ones((6, 4)), "deltas": (0.1, 0.1)}
     problem = random_problem(np.random.default_rng(2), **like)
-    rubbish = np.eye(4)[np.arange(6) % 4]
-    refused(SolverError, "beyond repair", problem.repair, rubbish)
+    refused(SolverError, "beyond repair", problem.repair, np.eye(4)[np.arange(6) % 4])
     refused(SolverError, "non-finite", lambda: problem.repair(np.full((6, 4), np.nan)))
     refused(SolverError, "negative", lambda: problem.repair(np.full((6, 4), -0.25)))
 

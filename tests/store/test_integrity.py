@@ -199,8 +199,7 @@ def test_behind_a_url(tmp_path: Path) -> None:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store of the same promise on the same grid, with other rows."""
     folder = tmp_path_factory.mktemp("other")
-    job = u_job(folder, privacy={"min_probability": 1e-3})
-    build(parse_job(job), str(folder / "u.zarr"))
+    build(parse_job(u_job(folder, privacy={"min_probability": 1e-3})), str(folder / "u.zarr"))
     return folder / "u.zarr"
 
 

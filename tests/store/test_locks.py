@@ -150,8 +150,7 @@ def test_a_run_whose_lock_is_taken_over_stops(tmp_path: Path) -> None:
 def test_one_of_many_gets_a_dead_runs_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than threads of a busy machine may take from seeing that it is dead to writing their own.
     monkeypatch.setattr(locks, "_SETTLE_SECONDS", 3.0)
-    own = Holder.this_process()
-    _put(tmp_path / "a.zarr", json.dumps({**own.__dict__, "started": 0.0}))
+    _put(tmp_path / "a.zarr", json.dumps({**Holder.this_process().__dict__, "started": 0.0}))
     start, held, refused = threading.Barrier(8), [], []
     done = threading.Event()
 

@@ -302,8 +302,7 @@ def test_a_server_that_is_not_there_is_one_error(bucket: str, monkeypatch: pytes
 def test_creators_know_their_own_object(proxy: servers.Proxy, bucket: str, kind: str) -> None:
     """Where the answer was lost, and where the server knows no conditions."""
     store = objects.open_objects(bucket)
-    times = {"lost": 1, "careless": 100}[kind]
-    proxy.misbehave({"kind": kind, "method": "PUT", "times": times})
+    proxy.misbehave({"kind": kind, "method": "PUT", "times": {"lost": 1, "careless": 100}[kind]})
     assert objects.create_exclusively(store, "lock", b"mine")
     assert not objects.create_exclusively(store, "lock", b"not mine")
     assert objects.get_bytes(store, "lock") == b"mine"

@@ -89,8 +89,7 @@ class Mechanism:
             usable = np.flatnonzero(self.usable).tolist()
             for first, second in ((a, b) for b in usable for a in usable if a < b):
                 apart = length(self.points[first], self.points[second], self.p)
-                logs = zip(self.logs[first], self.logs[second], strict=True)
-                for output, (a, b) in enumerate(logs):
+                for output, (a, b) in enumerate(zip(self.logs[first], self.logs[second], strict=True)):
                     found.append(Triple(gap(a, b), apart, frozenset((first, second)), output))
             found.sort(key=lambda triple: triple.slope, reverse=True)
         return found
@@ -266,8 +265,7 @@ def check_all_pairs_of(report: Any, mechanism: Mechanism, epsilon: float, tolera
     assert report.violations == broken + refused
     assert report.details["hidden_violations"] == mechanism.broken(epsilon) - broken
     assert report.details["undecided"] == 0
-    sizes = report.details["violation_sizes"]
-    assert sum(bin_["violations"] for bin_ in sizes) == broken
+    assert sum(bin_["violations"] for bin_ in report.details["violation_sizes"]) == broken
     n, outputs = mechanism.rows.shape
     assert report.triples_checked == n * (n - 1) // 2 * outputs
     assert report.triples_checked == refused + len(triples)
@@ -388,8 +386,7 @@ def two_ends(epsilon: float, step_km: float, steps: int) -> Array:
     M(y|t) ∝ exp(−ε |t − y| / 2).
     """
     t = np.arange(steps + 1) * step_km
-    ends = np.array([0.0, steps * step_km])
-    return softmax(-epsilon / 2 * np.abs(t[:, None] - ends))
+    return softmax(-epsilon / 2 * np.abs(t[:, None] - np.array([0.0, steps * step_km])))
 
 
 def steepest_of_two_ends(epsilon: float, step_km: float, steps: int) -> float:
@@ -450,8 +447,7 @@ def check_formula(make: Callable[[float], Formula], p: float) -> None:
     known = make(p)
     assert float(known.mechanism.sup) == pytest.approx(known.sup, rel=1e-14)
     for epsilon, broken in ((known.sup * (1 + 1e-10), 0), (known.sup * (1 - 1e-10), known.attained)):
-        methods = ["exhaustive"] if make is slanted_segment else ["exhaustive", "certificate"]
-        for method in methods:
+        for method in ["exhaustive"] if make is slanted_segment else ["exhaustive", "certificate"]:
             report = ask(known.mechanism, method, epsilon)
             assert report.holds == (not broken)
             assert report.verdict == ("violated" if broken else "holds")
@@ -524,8 +520,7 @@ def planted_afar(size: float) -> Mechanism:
 @cache
 def planted_between_clusters(size: float) -> Mechanism:
     """Return two groups of records 10 km apart within which rows are alike; one pair is a bit closer."""
-    rng = np.random.default_rng(3)
-    near = rng.uniform(-0.3, 0.3, size=(2, 9, 2))
+    near = np.random.default_rng(3).uniform(-0.3, 0.3, size=(2, 9, 2))
     near[0, :, 0] -= 0.31 + 0.02
     near[1, :, 0] += 10.31 + 0.02
     near[0, 4], near[1, 2] = (0.0, 0.0), (10.0 - 0.1 * size, 0.0)
@@ -802,8 +797,7 @@ def check_known_answers() -> None:
             check_all_pairs(equally_steep(step_km, share), 1.0)
     same_place = random_case(9, 9, same_place=True)
     zeros = random_case(3, 8, zeros=True, dtype=np.float32)
-    unusable = random_case(2, 8, unusable=True)
-    for mechanism in (same_place, zeros, unusable):
+    for mechanism in (same_place, zeros, random_case(2, 8, unusable=True)):
         check_all_pairs(mechanism, 1.0, tolerance=0.3)
         with cut_small():
             check_all_pairs(mechanism, 1.0)

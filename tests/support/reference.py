@@ -31,8 +31,7 @@ def steepest(rows: NDArray[np.floating], points: NDArray[np.float64], p: float =
     worst = 0.0
     for first in range(len(points) - 1):
         apart = np.linalg.norm(points[first + 1 :] - points[first], ord=p, axis=1)
-        change = np.abs(logs[first + 1 :] - logs[first]).max(axis=1)
-        worst = max(worst, float((change / apart).max()))
+        worst = max(worst, float((np.abs(logs[first + 1 :] - logs[first]).max(axis=1) / apart).max()))
     return worst
 
 
@@ -74,8 +73,7 @@ def corners_of(
     """Return corners with one budget β h_0 for each axis."""
     east, north = (n - 1 for n in scores.shape[:2])
     budget_x = np.full((2, east, north + 1, 1), budgets[0])
-    budget_y = np.full((2, east + 1, north, 1), budgets[1])
-    return Corners(scores, budget_x, budget_y, refine, exponent)
+    return Corners(scores, budget_x, np.full((2, east + 1, north, 1), budgets[1]), refine, exponent)
 
 
 def spread_over_orders(

@@ -183,8 +183,7 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
             self._answer(status, given, content, half=True)
             self.close_connection = True
             if kind == "reset":
-                now = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
             return None
         return self._answer(status, given, content)
