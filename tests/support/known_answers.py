@@ -156,23 +156,17 @@ def length(a: Any, b: Any, p: float) -> Decimal:
         return dx + dy
     if math.isinf(p):
         return max(dx, dy)
-    if p == 2:
-        return (dx * dx + dy * dy).sqrt()
-    return power_norm(dx, dy, Decimal(p))
+    return (dx * dx + dy * dy).sqrt() if p == 2 else power_norm(dx, dy, Decimal(p))
 
 
 def dual_norm(across: Decimal, along: Decimal, p: float) -> Decimal:
     if p == 1:
         return max(across, along)
-    if math.isinf(p):
-        return across + along
-    return power_norm(across, along, Decimal(p) / (Decimal(p) - 1))
+    return across + along if math.isinf(p) else power_norm(across, along, Decimal(p) / (Decimal(p) - 1))
 
 
 def power_norm(a: Decimal, b: Decimal, p: Decimal) -> Decimal:
-    if not a or not b or INFINITE in (a, b):
-        return max(a, b)
-    return (a**p + b**p) ** (1 / p)
+    return max(a, b) if not a or not b or INFINITE in (a, b) else (a**p + b**p) ** (1 / p)
 
 
 def float_below(value: Decimal) -> float:

@@ -238,9 +238,7 @@ class _StaticHandler(http.server.SimpleHTTPRequestHandler):
         return None
 
     def list_directory(self, path: Any) -> Any:
-        if "listing" in self.options:
-            return super().list_directory(path)
-        return self.send_error(404)
+        return super().list_directory(path) if "listing" in self.options else self.send_error(404)
 
     def log_message(self, *_: object) -> None:
         pass
