@@ -18,11 +18,9 @@ EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
 
 @pytest.mark.parametrize("p", EXPONENTS)
 @given(
-    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)),
-    outputs=st.integers(1, 5),
-    roughness=st.floats(1e-3, 3),
-    seed=st.integers(0, 2**32 - 1),
-)
+    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)), outputs=st.integers(1, 5),
+    roughness=st.floats(1e-3, 3), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
 def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int) -> None:
     """Brute force over all pairs never exceeds it, on any rectangular lattice, even an uneven one."""
     rng = np.random.default_rng(seed)

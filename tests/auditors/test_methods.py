@@ -123,11 +123,9 @@ def limits(mechanism: known.Mechanism) -> list[float]:
 
 
 @given(
-    mechanism=mechanisms(),
-    part=st.sampled_from([16, 96, 10**6]),
-    tile=st.sampled_from([2, 4, 128]),
+    mechanism=mechanisms(), part=st.sampled_from([16, 96, 10**6]), tile=st.sampled_from([2, 4, 128]),
     tolerance=st.sampled_from([0.0, 0.0, 1e-3, 0.5]),
-)
+)  # fmt: skip
 def test_every_triple_counts(mechanism: known.Mechanism, part: int, tile: int, tolerance: float) -> None:
     """Whatever rows and records are like, however they are cut: the answer is that of all triples."""
     with known.cut_small(part=part, tile=tile):

@@ -145,15 +145,13 @@ def test_many_tasks_need_little_memory(clock: Clock) -> None:
 numbers = st.floats(0, 1e12)
 stage = st.sampled_from((*STAGES, "unheard of"))
 events = st.one_of(
-    st.builds(StageStarted, stage, st.integers(0, 5)),
-    st.builds(TaskDone, stage),
-    st.builds(StageFinished, stage, numbers),
-    st.builds(StageFailed, stage, numbers),
+    st.builds(StageStarted, stage, st.integers(0, 5)), st.builds(TaskDone, stage),
+    st.builds(StageFinished, stage, numbers), st.builds(StageFailed, stage, numbers),
     st.builds(Note, st.text()),
     st.builds(ClusterReady, st.integers(0, 5), st.none() | st.just("http://127.0.0.1:8787/status")),
     st.builds(Planned, st.dictionaries(stage | st.just("total"), numbers)),
     st.builds(JobFinished, st.dictionaries(stage, numbers), st.none() | st.dictionaries(stage, numbers)),
-)
+)  # fmt: skip
 
 
 @given(st.lists(st.tuples(events, st.floats(-1, 1e6)), max_size=30))

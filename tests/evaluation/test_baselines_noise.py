@@ -91,11 +91,9 @@ _PLACES = st.one_of(
 
 @pytest.mark.parametrize("method", METHODS)
 @given(
-    places=st.lists(_PLACES, min_size=1, max_size=7),
-    epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
-    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]),
-    seed=st.integers(0, 99),
-)
+    places=st.lists(_PLACES, min_size=1, max_size=7), epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
+    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]), seed=st.integers(0, 99),
+)  # fmt: skip
 def test_every_triple(
     method: Method, places: list[tuple[float, float]], epsilon: float, p: float, seed: int
 ) -> None:

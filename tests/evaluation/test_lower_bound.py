@@ -86,11 +86,9 @@ def over_offsets(lattice: Lattice, promise: LatticePromise, stride: int) -> floa
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    p=st.sampled_from([1.0, 1.5, 2.0, 7.0, math.inf]),
-    epsilon=st.sampled_from([0.05, 0.5, 2.0, 20.0]),
-)
+    seed=st.integers(0, 2**32 - 1), shape=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    p=st.sampled_from([1.0, 1.5, 2.0, 7.0, math.inf]), epsilon=st.sampled_from([0.05, 0.5, 2.0, 20.0]),
+)  # fmt: skip
 @example(seed=2**32 - 2, shape=(2, 3), p=1.0, epsilon=20.0)
 def test_it_is_below_the_optimum(seed: int, shape: tuple[int, int], p: float, epsilon: float) -> None:
     rng = np.random.default_rng(seed)

@@ -30,11 +30,9 @@ def refine_once(scores: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
 
 
 @given(
-    shape=st.tuples(st.integers(2, 4), st.integers(2, 4)),
-    outputs=st.integers(1, 9),
-    factor=st.integers(1, 12),
-    seed=SEEDS,
-)
+    shape=st.tuples(st.integers(2, 4), st.integers(2, 4)), outputs=st.integers(1, 9),
+    factor=st.integers(1, 12), seed=SEEDS,
+)  # fmt: skip
 def test_closed_form(shape: tuple[int, int], outputs: int, factor: int, seed: int) -> None:
     scores = seeds(np.random.default_rng(seed), shape, outputs)
     expected = softmax(refine_once(scores, factor))

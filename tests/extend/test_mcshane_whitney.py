@@ -269,10 +269,8 @@ def test_bits_do_not_depend_on_the_block(
     (x0, x1), (y0, y1) = (sorted(rng.choice(n + 1, size=2, replace=False)) for n in cells)
     part = Corners(
         np.ascontiguousarray(corners.scores[x0 : x1 + 1, y0 : y1 + 1]),
-        corners.budget_x[:, x0:x1, y0 : y1 + 1],
-        corners.budget_y[:, x0 : x1 + 1, y0:y1],
-        refine,
-    )
+        corners.budget_x[:, x0:x1, y0 : y1 + 1], corners.budget_y[:, x0 : x1 + 1, y0:y1], refine,
+    )  # fmt: skip
     factor = math.prod(refine)
     inside = np.s_[x0 * factor : x1 * factor + 1, y0 * factor : y1 * factor + 1]
     assert np.array_equal(operator.scores(part), operator.scores(corners)[inside])

@@ -178,11 +178,9 @@ def test_records_between_neighbours_that_keep_their_budgets_are_within_epsilon()
 
 
 @given(
-    last=st.tuples(st.integers(1, 17), st.integers(1, 17)),
-    patch=st.integers(2, 5),
-    offset=st.tuples(st.integers(0, 4), st.integers(0, 4)),
-    side=st.integers(1, 3),
-)
+    last=st.tuples(st.integers(1, 17), st.integers(1, 17)), patch=st.integers(2, 5),
+    offset=st.tuples(st.integers(0, 4), st.integers(0, 4)), side=st.integers(1, 3),
+)  # fmt: skip
 def test_sweep_has_every_point(last: tuple[int, int], patch: int, offset: tuple[int, int], side: int) -> None:
     """Crossings, points on lines, and points inside cells part the lattice, however it is cut into boxes."""
     lines = tuple(Lines(n, patch, o % patch) for n, o in zip(last, offset, strict=True))
@@ -226,11 +224,9 @@ def swept_twice(window: Window, lines: tuple[Lines, Lines]) -> NDArray[np.float6
 
 @settings(max_examples=15)
 @given(
-    shape=st.tuples(st.integers(2, 10), st.integers(2, 10)),
-    outputs=st.integers(2, 6),
-    offset=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    seed=SEEDS,
-)
+    shape=st.tuples(st.integers(2, 10), st.integers(2, 10)), outputs=st.integers(2, 6),
+    offset=st.tuples(st.integers(0, 3), st.integers(0, 3)), seed=SEEDS,
+)  # fmt: skip
 def test_sweep_invariants(shape: tuple[int, int], outputs: int, offset: tuple[int, int], seed: int) -> None:
     window = window_of(np.random.default_rng(seed), shape, outputs, allowed=0.5)
     lines = Lines(shape[0] - 1, 4, offset[0]), Lines(shape[1] - 1, 4, offset[1])

@@ -32,11 +32,9 @@ def made(small_job: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Temp
     def make(budget: str, p: float = 2.0) -> tuple[dict[str, Any], MechanismStore]:
         job = small_job(
             domain={"cell_km": 8.5, "refine": [3], "metric_p": p},
-            privacy={"budget": budget, "epsilon_per_km": 0.4},
-            extension={"method": "cell-lp"},
-            loss={"kind": "euclidean"},
-            outputs={"count": 5},
-        )
+            privacy={"budget": budget, "epsilon_per_km": 0.4}, extension={"method": "cell-lp"},
+            loss={"kind": "euclidean"}, outputs={"count": 5},
+        )  # fmt: skip
         path = str(tmp_path_factory.mktemp("noise") / "s.zarr")
         return build(parse_job(job), path), MechanismStore.open(path)
 

@@ -107,11 +107,9 @@ def test_covering_grid_holds_the_box(
 
 
 @given(
-    west=st.floats(-500, 500),
-    south=st.floats(-500, 500),
-    cells=st.tuples(st.integers(1, 60), st.integers(1, 60)),
-    cell=st.floats(0.05, 10),
-)
+    west=st.floats(-500, 500), south=st.floats(-500, 500),
+    cells=st.tuples(st.integers(1, 60), st.integers(1, 60)), cell=st.floats(0.05, 10),
+)  # fmt: skip
 @example(west=0.0, south=0.0, cells=(3, 3), cell=0.1)  # 0.30000000000000004 by 0.1
 def test_whole_cells_do_not_gain_one(west: float, south: float, cells: tuple[int, int], cell: float) -> None:
     grid = Grid.covering(Box(west, south, west + cells[0] * cell, south + cells[1] * cell), cell, (2,))

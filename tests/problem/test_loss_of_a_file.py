@@ -64,12 +64,10 @@ def test_expected_loss(tmp_path: Path, shape: tuple[int, int], refine: list[int]
 
 
 @given(
-    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)),
-    outputs=st.integers(1, 5),
-    spacing=st.floats(0.05, 20),
-    corner=st.tuples(st.floats(-100, 100), st.floats(-100, 5000)),
+    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)), outputs=st.integers(1, 5),
+    spacing=st.floats(0.05, 20), corner=st.tuples(st.floats(-100, 100), st.floats(-100, 5000)),
     seed=st.integers(0, 2**32 - 1),
-)
+)  # fmt: skip
 def test_a_table_of_euclidean_distances_is_the_euclidean_loss(
     tmp_path_factory: pytest.TempPathFactory,
     shape: tuple[int, int],

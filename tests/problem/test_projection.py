@@ -140,11 +140,9 @@ _step = st.floats(-1, 1).map(lambda u: 500 * u**3)
 
 @settings(max_examples=300)
 @given(
-    place=st.tuples(_coordinate, _coordinate),
-    step=st.tuples(_step, _step),
-    p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]),
-    radius=st.sampled_from([5.0, 60.0, 2200.0]),
-)
+    place=st.tuples(_coordinate, _coordinate), step=st.tuples(_step, _step),
+    p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]), radius=st.sampled_from([5.0, 60.0, 2200.0]),
+)  # fmt: skip
 def test_folding(place: tuple[float, float], step: tuple[float, float], p: float, radius: float) -> None:
     """Whatever the metric, in the plane; for p = 2 also on the ground, as above."""
     pair = np.array([place, np.add(place, step)])

@@ -383,11 +383,9 @@ def test_projection_at_centre_and_antipode(centre: tuple[float, float], seed: in
 
 
 @given(
-    centres.filter(lambda place: abs(place[1]) <= 80),
-    st.floats(0.01, 3.0),
-    st.integers(0, 2**32 - 1),
+    centres.filter(lambda place: abs(place[1]) <= 80), st.floats(0.01, 3.0), st.integers(0, 2**32 - 1),
     st.sampled_from([0.0, -41.0]),
-)
+)  # fmt: skip
 @settings(max_examples=10)
 def test_polynomials_match_plane(centre: tuple[float, float], half: float, seed: int, turned: float) -> None:
     lon, lat = centre

@@ -218,11 +218,9 @@ def test_answers_of_another_mechanism_are_charged_anew(store: str, budget: Relea
 
 
 @given(
-    st.integers(1, 30),
-    st.integers(1, 9),
-    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    st.integers(1, 30), st.integers(1, 9), st.lists(st.floats(0, 1), min_size=1, max_size=20),
     st.sampled_from([0.1, 0.3, 1.0]),
-)
+)  # fmt: skip
 def test_a_coarse_index_is_the_nearest_of_few(last: int, steps: int, parts: list[float], h: float) -> None:
     position = np.array(parts) * last
     kept = np.unique([*range(0, last + 1, steps), last])

@@ -58,11 +58,9 @@ def test_excess_by_hand() -> None:
 
 @settings(max_examples=300)
 @given(
-    delta=st.tuples(st.floats(0.01, 6), st.floats(0.01, 6)),
-    outputs=st.integers(2, 6),
-    seed=SEEDS,
+    delta=st.tuples(st.floats(0.01, 6), st.floats(0.01, 6)), outputs=st.integers(2, 6), seed=SEEDS,
     concentrated=st.booleans(),
-)
+)  # fmt: skip
 def test_no_cell_is_steeper(delta: tuple[float, float], outputs: int, seed: int, concentrated: bool) -> None:
     """Random normalised corners within the budgets: the slope inside never exceeds bound (2)."""
     rng = np.random.default_rng(seed)

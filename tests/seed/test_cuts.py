@@ -47,11 +47,9 @@ def smooth_rows(rng: np.random.Generator, shape: tuple[int, int], outputs: int) 
 
 def all_vectors(rows: np.ndarray, factor: int, side: float, p: float) -> CertificateVectors:
     return vectors_above(
-        steepest_slopes(extend_log_convex(np.log(rows), factor), side, factor, p),
-        0.0,
-        factor,
+        steepest_slopes(extend_log_convex(np.log(rows), factor), side, factor, p), 0.0, factor,
         dual_exponent(p),
-    )
+    )  # fmt: skip
 
 
 def largest_norm(rows: np.ndarray, factor: int, side: float, p: float) -> float:

@@ -11,11 +11,9 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Plan
 
 grids = st.builds(
-    lambda east, north, refine: Grid(0.0, 0.0, east, north, 1.0, tuple(refine)),
-    st.integers(1, 12),
-    st.integers(1, 12),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3),
-)
+    lambda east, north, refine: Grid(0.0, 0.0, east, north, 1.0, tuple(refine)), st.integers(1, 12),
+    st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)  # fmt: skip
 blocks = st.one_of(st.none(), st.tuples(st.integers(1, 13), st.integers(1, 13)))
 
 
