@@ -42,12 +42,12 @@ def test_formulas(make: Callable[[float], known.Formula], p: float) -> None:
 # --- planted violations ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("record", "size"), zip([(12, 0), (12, 3), (1, 3)], known.SIZES, strict=True))
+@pytest.mark.parametrize(("record", "size"), [*zip([(12, 0), (12, 3), (1, 3)], known.SIZES, strict=True)])
 def test_a_violation_in_a_corner(record: tuple[int, int], size: float) -> None:
     known.check_planted(known.planted_beside(record, size), size)
 
 
-@pytest.mark.parametrize(("east", "size"), zip(range(1, 6), known.SIZES[::-1] * 2, strict=False))
+@pytest.mark.parametrize(("east", "size"), [*zip(range(1, 6), known.SIZES[::-1] * 2, strict=False)])
 def test_a_violation_anywhere_between_parts_and_bands(east: int, size: float) -> None:
     """With parts of four records and bands of two rows of cells, pairs lie within and across."""
     with known.cut_small():
