@@ -51,9 +51,7 @@ def _imports_a_starter(module: ModuleType) -> bool:
         value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
         for value in vars(module).values()
     }
-    return any(
-        isinstance(home, str) and (home in _STARTERS or home.split(".")[0] in _STARTERS) for home in homes
-    )
+    return any(isinstance(home, str) and {home, home.split(".")[0]} & _STARTERS for home in homes)
 
 
 _SMALL_JOB: dict[str, dict[str, Any]] = {

@@ -134,12 +134,9 @@ def test_every_executor_gives_the_same_answers(built: Path, any_cluster: Cluster
 
 def test_rows_of_a_region_s_skipped_blocks_are_compared_as_well(tmp_path: Path, small_job: Job) -> None:
     """What is not stored is promised all the same: the whole rectangle counts."""
-    triangle = {
-        "type": "Polygon",
-        "coordinates": [[[-74.02, 40.70], [-73.97, 40.70], [-73.97, 40.80], [-74.02, 40.70]]],
-    }
+    ring = [[-74.02, 40.70], [-73.97, 40.70], [-73.97, 40.80], [-74.02, 40.70]]
     region = tmp_path / "region.geojson"
-    region.write_text(json.dumps(triangle))
+    region.write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
     job = small_job(domain={"cell_km": 2.0, "region": str(region)}, store={"block_cells": [1, 1]})
     path = tmp_path / "s.zarr"
     summary = build(parse_job(job), str(path))
@@ -266,9 +263,7 @@ def test_no_method_passes_changed_bytes(finished: Path, method: str, capsys: Cap
 
 def test_the_table_of_verdicts_is_that_of_the_code() -> None:
     page = Path(__file__).parents[2] / "docs" / "auditing.md"
-    lines = [
-        line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| *")
-    ]
+    lines = [one.strip("| ").split(" | ") for one in page.read_text().splitlines() if one.startswith("| *")]
     names = {None: "`null`", True: "`true`", False: "`false`"}
     expected = [
         [f"*{verdict}*", meaning, names[holds], str(int(holds is False))]
@@ -411,9 +406,7 @@ def test_places_in_degrees_are_compared_by_geodesics(centre: tuple[float, float]
     apart = geodesics(lonlat, lonlat) + np.diag(np.full(60, np.inf))
     truth = (np.abs(logs[:, None] - logs).max(axis=-1) / apart).max()
     points = points_file(tmp_path, lonlat)
-    kept, broken = (
-        audit(rows, points=points, epsilon_per_km=truth * factor) for factor in (1 + 1e-9, 1 - 1e-9)
-    )
+    kept, broken = (audit(rows, points=points, epsilon_per_km=truth * f) for f in (1 + 1e-9, 1 - 1e-9))
     assert kept.holds
     assert kept.recomputed >= 1
     assert truth <= kept.epsilon <= truth * (1 + 1e-9)
@@ -637,9 +630,7 @@ def test_tasks_need_the_memory_that_is_predicted(outputs: int, tmp_path: Path) -
         finally:
             tracemalloc.stop()
 
-    near = measured(
-        lambda: [exhaustive.compare_within(source, index, promise) for index in range(source.parts)]
-    )
+    near = measured(lambda: [exhaustive.compare_within(source, n, promise) for n in range(source.parts)])
     assert near == pytest.approx(exhaustive.peak_bytes(source), rel=0.3)
     pairs = sampled.batch_pairs(outputs)
     for kind in sampled.DESIGNS:

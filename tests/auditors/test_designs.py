@@ -121,10 +121,8 @@ def test_the_first_stratum_of_a_lattice_holds_its_neighbours(p: float, h: float)
 )
 def test_lattice_draws_are_uniform(shape: tuple[int, int], spacing: tuple[float, float], p: float) -> None:
     rng = np.random.default_rng(7)
-    for design in (
-        designs.LatticeDesign(shape, spacing, p),
-        designs.LatticeDesign.stratified(shape, spacing, p),
-    ):
+    for make in (designs.LatticeDesign, designs.LatticeDesign.stratified):
+        design = make(shape, spacing, p)
         for h, stratum in enumerate(design.strata):
             population = pairs_of(*design.pairs_at(h, np.arange(stratum.pairs)))
             assert surprise(pairs_of(*design.draw(rng, h, 30 * stratum.pairs)), population) > _FALSE_ALARM

@@ -62,10 +62,7 @@ def save_zarr_2(path: Path, rows: NDArray[Any]) -> Path:
 
 
 def save_csv(path: Path, rows: NDArray[Any]) -> Path:
-    lines = [
-        ",".join(f"p{k}" for k in range(rows.shape[1])),
-        *(",".join(map(repr, r)) for r in rows.tolist()),
-    ]
+    lines = [",".join(f"p{k}" for k in range(rows.shape[1])), *(",".join(map(str, r)) for r in rows.tolist())]
     return write(path / "m.csv", "\n".join(lines) + "\n")
 
 

@@ -221,9 +221,8 @@ def test_a_seed_that_makes_no_sense_is_one_error(of_every_method: Path, tmp_path
     group = zarr.open_group(str(path / "seed"), mode="r+")
     where = dict(group.attrs.get("record_scores", {}))
     # What is extended from, besides scores where there is more.
-    name = where.get("name") or next(
-        (n for n in ("extension_x", "extension_exponent") if n in group), "score"
-    )
+    more = [name for name in ("extension_x", "extension_exponent") if name in group]
+    name = where.get("name") or [*more, "score"][0]
     values = group[name][...]
     if harm == "smaller":
         group.create_array(name, data=values[..., :1, :1] if values.ndim > 1 else values[:0], overwrite=True)

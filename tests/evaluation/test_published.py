@@ -208,14 +208,11 @@ def test_cell_programs_break_epsilon_where_they_can_be_solved_and_where_not() ->
     h / √2 allows, while points on the sides, h / 2 away, are averages of corners: a factor of √2 at once.
     Where they cannot, arithmetic averages are steep, in relative terms, next to the smaller corner.
     """
-    for epsilon, share, least_first, most_first, least in (
-        (0.5, 0, 1.38, 1.4143, 2),
-        (1.5, 1, 0.7, 0.85, 1.2),
-    ):
+    for epsilon, share, low, high, least in ((0.5, 0, 1.38, 1.4143, 2), (1.5, 1, 0.7, 0.85, 1.2)):
         for split in splits_of(epsilon):
             first, infeasible = by_cell_programs(seed_of(FEW, split), REFINE[:1])
             assert infeasible == share
-            assert least_first < audited(exhaustive, first, epsilon)[0] < most_first
+            assert low < audited(exhaustive, first, epsilon)[0] < high
             both, infeasible = by_cell_programs(seed_of(FEW, split), REFINE[:2])
             assert infeasible >= 0.5
             assert audited(exhaustive, both, epsilon)[0] > least

@@ -355,9 +355,7 @@ def random_problem(rng: np.random.Generator) -> tuple[Extended, MatrixMetric, fl
     metric = MatrixMetric(range(size), apart)
 
     def needed(names: Sequence[str]) -> float:
-        copies = [
-            (x, row) for n in names for x, row in zip(extended.records[n], extended.rows[n], strict=True)
-        ]
+        copies = [pair for n in names for pair in zip(extended.records[n], extended.rows[n], strict=True)]
         ratios = [
             float(np.abs(np.log(row / other_row)).max()) / apart[x, other]
             for (x, row), (other, other_row) in itertools.combinations(copies, 2)

@@ -100,9 +100,8 @@ def test_where_nothing_may_move_the_reference_comes_back() -> None:
 def test_one_record_free_of_its_neighbours_reports_the_cheapest_output() -> None:
     cost = np.array([3.0, 1.0, 2.0]).reshape(1, 3, 1)
     reference = np.full((1, 3, 1), 1 / 3)
-    free = Patches(
-        cost, reference, (), np.empty((0, 3, 1)), np.full((1, 3, 1), 3e-6), np.full((1, 3, 1), 3.0), 1
-    )
+    least, most = np.full((1, 3, 1), 3e-6), np.full((1, 3, 1), 3.0)
+    free = Patches(cost, reference, (), np.empty((0, 3, 1)), least, most, 1)
     assert (reference * solve_patches(free).u)[0, :, 0] == pytest.approx([1e-6, 1 - 2e-6, 1e-6], abs=1e-4)
 
 

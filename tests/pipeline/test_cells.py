@@ -328,10 +328,8 @@ def test_infeasible_programs_stay_private(path: Path, cell_job: Job, monkeypatch
     original = programs.usable
 
     def greedy(patches: Patches, u: np.ndarray, failed: np.ndarray) -> Solutions:
-        solutions = original(patches, u, failed)
-        return Solutions(
-            solutions.u**3 / (patches.reference * solutions.u**3).sum(axis=1, keepdims=True), failed
-        )
+        cubes = original(patches, u, failed).u ** 3
+        return Solutions(cubes / (patches.reference * cubes).sum(axis=1, keepdims=True), failed)
 
     monkeypatch.setattr(programs, "usable", greedy)
     summary = make(cell_job(), path)

@@ -382,9 +382,7 @@ def test_after_a_signal_nothing_is_left(
 ) -> None:
     """A batch system sends SIGTERM, to all processes of a job or to the first."""
     job, store = job_file(tmp_path, long_job(small_job, kind)), tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job, "--store", store, "--progress", "none", env={"TMPDIR": str(scratch)}
-    )
+    command = processes.mdpext("run", job, "--store", store, "--progress=none", env={"TMPDIR": str(scratch)})
     wait_until(lambda: receipt_files(store) or command.ended(), "a first receipt")
     (os.killpg if whom == "group" else os.kill)(command.pid, how)
     assert command.code() == 3, command.stderr
@@ -397,9 +395,8 @@ def test_after_a_signal_nothing_is_left(
 @pytest.mark.slow
 def test_run_leaves_nothing(tmp_path: Path, small_job: Job, processes: Processes, scratch: Path) -> None:
     job, store = job_file(tmp_path, long_job(small_job, "local")), tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job, "--store", store, "--json", "--progress", "none", env={"TMPDIR": str(scratch)}
-    )
+    how = ("--store", store, "--json", "--progress", "none")
+    command = processes.mdpext("run", job, *how, env={"TMPDIR": str(scratch)})
     wait_until(lambda: receipt_files(store) or command.ended(), "a first receipt")
     command.workers()[0].kill()
     assert command.code() == 0, command.stderr
@@ -604,15 +601,12 @@ class Greedy(Operator):
 def test_a_task_over_its_memory_ends_the_run(tmp_path: Path, small_job: Job, processes: Processes) -> None:
     """The nanny kills the worker; after as many workers as are allowed to die, no more are tried."""
     (tmp_path / "greedy.py").write_text(GREEDY)
-    job = small_job(
-        extension={"method": "greedy:Greedy"}, cluster={"kind": "local", "workers": 1, "memory_gib": 0.5}
-    )
+    cluster = {"kind": "local", "workers": 1, "memory_gib": 0.5}
+    job = small_job(extension={"method": "greedy:Greedy"}, cluster=cluster)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {"PYTHONPATH": path, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
     store = tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job_file(tmp_path, job), "--store", store, "--progress", "none", env=env
-    )
+    command = processes.mdpext("run", job_file(tmp_path, job), "--store", store, "--progress=none", env=env)
     assert command.code() == 3, command.stderr
     (line,) = command.stderr.splitlines()
     assert line.startswith("error: extend: workers keep dying (out of memory, or without mdpext_dask?); what")

@@ -76,10 +76,8 @@ def test_the_store_is_private_for_all_pairs(path: Path, small_job: Job, p: float
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
     job = small_job(domain={"refine": [2], "metric_p": p}, privacy={"budget": budget, "epsilon_per_km": 0.7})
     summary = make(job, path)
-    dataset = xr.open_zarr(path)
-    exact = audited_epsilon(
-        dataset.probability.values, dataset.x.values, dataset.y.values, float(summary["metric_p"])
-    )
+    data = xr.open_zarr(path)
+    exact = audited_epsilon(data.probability.values, data.x.values, data.y.values, float(summary["metric_p"]))
     assert exact <= summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] < 0.7
     assert summary["state"] == "complete"
 
@@ -432,9 +430,8 @@ def test_attributes_that_make_no_sense_are_one_error(finished: Path, name: str, 
     if change is None:
         del held[name]
     (finished / "zarr.json").write_text(json.dumps(document))
-    says = (
-        f"{name} missing" if change is None else f"not a mechanism store: {name} in its attributes is damaged"
-    )
+    damage = f"not a mechanism store: {name} in its attributes is damaged"
+    says = f"{name} missing" if change is None else damage
     for reads in (audit, open_mechanism):
         refused(StoreError, says, reads, str(finished))
 

@@ -186,10 +186,8 @@ def test_columns_of_files_may_have_any_name(build: Build, tmp_path: Path, header
         for before in ("", "", "tasks_")
     )
     found = []
-    for name, columns, keys in (
-        ("plain.csv", "lon,lat", ({}, {}, {})),
-        ("p.csv", header, (outputs, prior, tasks)),
-    ):
+    named = ("named.csv", header, (outputs, prior, tasks))
+    for name, columns, keys in (("plain.csv", "lon,lat", ({}, {}, {})), named):
         file = point_file(tmp_path / name, columns, places)
         sections = {"outputs": {**_file(file), **keys[0]}, "prior": {"kind": "file", "file": file, **keys[1]}}
         found.append(build(**sections, loss={"tasks_file": file, **keys[2]}))

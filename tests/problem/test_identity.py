@@ -67,9 +67,7 @@ def test_it_is_the_same_however_numbers_are_written() -> None:
     whole = {**{name: f"{value}" for name, value in THERE["promise"].items()}, "epsilon_per_km": 1}
     assert mechanism_sha256(**{**THERE, "promise": whole}) == mechanism_sha256(**THERE)
     nowhere = [np.full((4, 2), nan) for nan in (np.nan, -np.nan)]
-    planar = [
-        mechanism_sha256(**{**THERE, "plane": (GRID, None), "outputs": (XY, there)}) for there in nowhere
-    ]
+    planar = [mechanism_sha256(**{**THERE, "plane": (GRID, None), "outputs": (XY, at)}) for at in nowhere]
     assert planar[0] == planar[1]
 
 

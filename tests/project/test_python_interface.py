@@ -79,9 +79,8 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
     domain = {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2], "metric_p": "inf"}
     domain["bbox"] = [-74.03, 40.69, -73.9, 40.88]
     outputs = {"choose": "file", "file": "points.csv"}
-    write_toml(
-        tmp_path / "job.toml", {"domain": domain, "privacy": {"epsilon_per_km": 1}, "outputs": outputs}
-    )
+    job = {"domain": domain, "privacy": {"epsilon_per_km": 1}, "outputs": outputs}
+    write_toml(tmp_path / "job.toml", job)
     monkeypatch.chdir(tmp_path)
     spec = JobSpec.of(
         domain={
@@ -253,10 +252,8 @@ def test_an_audit_is_shown_and_read_back(built: str, method: str) -> None:
     again = AuditReport.from_json(json.loads(json.dumps(report.as_json())))
     assert (again.as_json(), again.holds, again.worst) == (report.as_json(), report.holds, report.worst)
     # As older versions left them, with one word for all that passed.
-    older = AuditReport.from_json(
-        {**report.as_json(), "verdict": "holds" if method == "boundary" else report.verdict}
-    )
-    assert older == again
+    verdict = "holds" if method == "boundary" else report.verdict
+    assert AuditReport.from_json({**report.as_json(), "verdict": verdict}) == again
 
 
 def test_a_broken_promise_is_shown_with_its_triple() -> None:

@@ -270,9 +270,7 @@ def summarised(spec: JobSpec, folder: Path, told: dict[str, list[dict[str, Any]]
 
 
 def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_path: Path) -> None:
-    bounds = [
-        {"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1.0, 2.0, 2.0)
-    ]
+    bounds = [{"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1, 2, 2)]
     broken = {"epsilon_audited": "inf", "violation_ratio": 0.5, "verdict": "violated"}
     late = {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}
     told = {
@@ -393,19 +391,16 @@ def test_where_rows_are_made(
     job = spec.model_copy(update={"cluster": any_cluster})
     (summary,) = compare(job, tmp_path, methods=["em", "aipo"], repeats=1, bound_seconds=0)
 
-    def losses(summary: CaseSummary) -> dict[str, Any]:
-        answers = [
-            one for one in summary.answers if one["repetition"] == 0 and one["method"] in ("em", "aipo")
-        ]
-        return {one["method"]: (one["loss_km"], one["epsilon_audited"]) for one in answers}
+    def losses(summary: CaseSummary) -> list[tuple[float, float]]:
+        answers = {one["method"]: one for one in summary.answers if one["repetition"] == 0}
+        return [(answers[name]["loss_km"], answers[name]["epsilon_audited"]) for name in ("em", "aipo")]
 
     assert losses(summary) == losses(compared[1])
 
 
 def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tmp_path: Path) -> None:
-    (summary,) = compare(
-        spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, limit_seconds=0.05, bound_seconds=0
-    )
+    soon = {"limit_seconds": 0.05, "bound_seconds": 0}
+    (summary,) = compare(spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, **soon)
     lost = {row["method"]: row for row in summary.rows}["mlaet-a"]
     assert not lost["completed"]
     assert lost["loss_km"] is None
@@ -417,9 +412,8 @@ def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tm
 
 
 def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path: Path) -> None:
-    job = small_job(
-        outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain={"cell_km": 4.0, "refine": [2]}
-    )
+    domain = {"cell_km": 4.0, "refine": [2]}
+    job = small_job(outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain=domain)
     del job["outputs"]["count"]
     notes: list[str] = []
     (summary,) = compare(

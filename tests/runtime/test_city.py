@@ -164,14 +164,8 @@ def test_rows_and_draws_are_the_store_s(
 @pytest.mark.parametrize("name", ["plain", "planar"])
 def test_what_is_said_about_it(name: str, stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
-    for key in (
-        "epsilon_per_km",
-        "epsilon_certified",
-        "metric_p",
-        "planar",
-        "content_sha256",
-        "mechanism_sha256",
-    ):
+    shas = ("content_sha256", "mechanism_sha256")
+    for key in ("epsilon_per_km", "epsilon_certified", "metric_p", "planar", *shas):
         assert getattr(city, key) == getattr(mechanism, key)
     extra = 0.0 if city.planar else PROJECTION_ERROR_KM
     assert city.max_quantisation_km == mechanism.max_quantisation_km + extra
@@ -350,9 +344,7 @@ def compare(centre: tuple[float, float], places: np.ndarray, rotation_deg: float
     ours = PlainProjection(*centre, rotation_deg)
     xy, found = theirs.to_plane(places), ours.to_plane(places)
     for p in (1.0, 2.0, np.inf):
-        there, here = (
-            np.clip(folded(plane, _RADIUS_KM, p), -_RADIUS_KM, _RADIUS_KM) for plane in (xy, found)
-        )
+        there, here = (np.clip(folded(at, _RADIUS_KM, p), -_RADIUS_KM, _RADIUS_KM) for at in (xy, found))
         assert np.hypot(*(here - there).T).max() <= PROJECTION_ERROR_KM
     away = np.hypot(*xy.T)
     solved = np.isfinite(found).all(axis=1)

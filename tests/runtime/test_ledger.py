@@ -146,10 +146,10 @@ def test_the_file_is_private_and_has_no_names_and_no_order(budget: ReleaseBudget
     assert [one.name for one in tmp_path.iterdir()] == ["ledger"]
     other = ReleaseBudget(tmp_path / "other", 5)
     other.charge("Anna Example", epsilon_per_km=1.0)
-    users = [
-        sqlite3.connect(file).execute("SELECT user FROM spent").fetchone()[0] for file in (path, other._path)
-    ]
-    assert users[0] != users[1]
+    one, two = (
+        sqlite3.connect(at).execute("SELECT user FROM spent").fetchone() for at in (path, other._path)
+    )
+    assert one != two
     tags = sqlite3.connect(path).execute("SELECT tag FROM sticky").fetchall()
     assert tags == sorted(tags)
 
