@@ -572,9 +572,7 @@ def test_cut_file(tmp_path_factory: pytest.TempPathFactory, save: Callable[..., 
 @pytest.mark.parametrize("save", [save_npz, save_parquet, save_npy])
 @given(data=st.data())
 @EXACT
-def test_damaged_file(
-    tmp_path_factory: pytest.TempPathFactory, save: Callable[..., Path], data: st.DataObject
-) -> None:
+def test_damaged_file(tmp_path_factory: pytest.TempPathFactory, save: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     path, points = save(folder, np.random.default_rng(0).random((20, 5))), points_file(folder, 20)
     content = bytearray(path.read_bytes())

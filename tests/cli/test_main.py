@@ -281,9 +281,7 @@ def test_usage_errors_are_one_line(folder: Path, arguments: list[str], inside: I
     assert json.loads(failed.stdout)["exit_code"] == 2
 
 
-def test_a_crash_is_no_failed_guarantee(
-    folder: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_is_no_failed_guarantee(folder: Path, inside: Inside, monkeypatch: Any) -> None:
     monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda *_: 1 / 0)
     failed = inside("plan", "job.toml", "--json", folder=folder)
     assert failed.returncode == 70

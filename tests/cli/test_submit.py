@@ -45,9 +45,7 @@ Submit = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def submit(
-    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Submit:
+def submit(tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> Submit:
     """Return a function that submits a small job to Slurm where there is none: code, output, errors."""
     write_toml(tmp_path / "job.toml", small_job())
     monkeypatch.chdir(tmp_path)
@@ -261,9 +259,7 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
         ({"1": part("1", "COMPLETED")}, "gone", "Slurm does not know it any more"),
     ],
 )  # fmt: skip
-def test_states(
-    answers: dict[str, str], state: str, message: str, says: Callable[[str, str], None], tmp_path: Path
-) -> None:
+def test_states(answers: dict[str, str], state: str, message: str, says: Any, tmp_path: Path) -> None:
     for job, text in answers.items():
         says(job, text)
     (tmp_path / "partition-2_1.out").write_text("error: first\nerror: what its output says\nmore\n")

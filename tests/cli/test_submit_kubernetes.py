@@ -90,9 +90,7 @@ def test_the_command(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatc
     assert not file.exists()
 
 
-def test_without_kubectl_the_file_stays(
-    tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kubectl_the_file_stays(tmp_path: Path, spec: JobSpec, monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     file = tmp_path / "job" / "job.yaml"
     refusal(lambda: to_kubernetes(spec, file.parent, STORE), "no kubectl", str(file), kind=SpecError)
@@ -162,9 +160,7 @@ def test_a_pod_gone(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch
     assert to_kubernetes(spec, tmp_path / "job", STORE)[0]["state"] == "done"
 
 
-def test_a_job_taken_away(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_taken_away(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: Any) -> None:
     cluster.set(status=["Running"])
 
     def take_away(_: str) -> tuple[str, int, int]:
@@ -176,9 +172,7 @@ def test_a_job_taken_away(
         to_kubernetes(spec, tmp_path / "job", STORE)
 
 
-def test_an_interrupt(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt(tmp_path: Path, spec: JobSpec, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running"])
 
     def interrupt(_: str) -> tuple[str, int, int]:

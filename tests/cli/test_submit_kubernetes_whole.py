@@ -106,9 +106,7 @@ def _when_running(toy: ToyKubernetes) -> None:
 
 
 @pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
-def test_killed_pods_come_back(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec, killed: Sequence[str]
-) -> None:
+def test_killed_pods_come_back(tmp_path: Path, cluster: Any, spec: JobSpec, killed: Sequence[str]) -> None:
     hand_over(spec, tmp_path, detach=True)
     _when_running(cluster)
     for component in killed:
@@ -126,9 +124,7 @@ def test_after_a_killed_runner(tmp_path: Path, cluster: ToyKubernetes, spec: Job
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
 
-def test_a_wrong_job(
-    tmp_path: Path, cluster: ToyKubernetes, small_job: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
+def test_a_wrong_job(tmp_path: Path, cluster: ToyKubernetes, small_job: Any) -> None:
     section = {"kind": "kubernetes", "image": "image", "volume_claim": "disk"}
     wrong = parse_job(small_job(cluster=section, domain={"roads": "/data/nowhere"}))
     refused(SpecError, r"nowhere.*does not exist", hand_over, wrong, tmp_path)

@@ -216,9 +216,7 @@ def test_an_interrupt_lets_go_of_a_job(folder: Path, slurm: Slurm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one job", "array"])
-def test_a_cancelled_job_goes_on(
-    kind: str, folder: Path, slurm: Slurm, undisturbed: dict[str, bytes]
-) -> None:
+def test_a_cancelled_job_goes_on(kind: str, folder: Path, slurm: Slurm, undisturbed: Any) -> None:
     array, store = ["--array"] if kind == "array" else [], folder / "small.zarr"
     process = held(store, *array)
     slurm.call("scancel", "--user=root")

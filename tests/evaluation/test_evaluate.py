@@ -101,9 +101,7 @@ def evaluated_inline(store: str) -> dict[str, Any]:
     return evaluation.evaluate(store, bound=PART, attacks=AttackRequest(releases=3, victims=20))
 
 
-def test_all_executors(
-    stores: Stores, tmp_path: Path, any_cluster: ClusterSection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_executors(stores: Stores, tmp_path: Path, any_cluster: ClusterSection, monkeypatch: Any) -> None:
     """Of the loss, of a part of the lattices and of what attackers learn."""
     # Five blocks a task, so that there are several.
     monkeypatch.setattr(passes, "NUMBERS_OF_TASK", 100)

@@ -210,9 +210,7 @@ def test_canonical_form_describes_the_same_job(small_job: JobMaker) -> None:
 # --- paths and overrides ---------------------------------------------------------------------------
 
 
-def test_paths_start_at_the_file_or_the_working_folder(
-    job_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_start_at_the_file_or_the_working_folder(job_file: Path, monkeypatch: Any) -> None:
     elsewhere = job_file.parent / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

@@ -305,9 +305,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
     assert MechanismStore.open(str(finished)).has_seed()
 
 
-def test_programs_that_cannot_be_solved(
-    tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_cannot_be_solved(tmp_path: Path, cell_job: Job, monkeypatch: Any) -> None:
     def fails(patches: Patches) -> Solutions:
         return Solutions(np.ones_like(patches.cost), np.ones(patches.cost.shape[-1], dtype=bool))
 

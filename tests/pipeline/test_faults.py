@@ -217,9 +217,7 @@ def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbe
 
 
 @pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "everything", "partition"))
-def test_killed(
-    tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
-) -> None:
+def test_killed(tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Any, victim: str) -> None:
     moment = moments(RANDOM_SEED, 1, 0, undisturbed.blocks // 2)[0]
     scene = Scene(processes, tmp_path, fault_job(small_job, cluster=LOCAL), quick=True)
     strike_at(scene, victim, moment, undisturbed)
@@ -464,9 +462,7 @@ def test_a_worker_frozen_for_long_is_given_up_and_does_no_harm_afterwards(
 
 
 @pytest.mark.slow
-def test_a_frozen_worker(
-    tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed
-) -> None:
+def test_a_frozen_worker(tmp_path: Path, small_job: Job, processes: Any, undisturbed: Undisturbed) -> None:
     scene = Scene(processes, tmp_path, fault_job(small_job, cluster=LOCAL))
     command = scene.run(env=IMPATIENT)
     wait_until(lambda: receipt_files(scene.store) or command.ended(), "a first receipt")

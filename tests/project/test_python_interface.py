@@ -147,9 +147,7 @@ def test_calls_write_nothing(built: str, small_job: Job, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_on_standard_error(
-    small_job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_on_standard_error(small_job: Job, tmp_path: Path, capfd: Any) -> None:
     build(JobSpec.of(**small_job()), tmp_path / "m.zarr", observer=PlainLines())
     out, err = capfd.readouterr()
     assert out == ""

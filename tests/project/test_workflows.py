@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xarray as xr
@@ -64,9 +65,7 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
     [pytest.param("[2]", 483, marks=pytest.mark.slow), pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
      ("[2, 3, 4]", 63_865)],
 )  # fmt: skip
-def test_rome_as_published(
-    tmp_path: Path, city_roads: Callable[[str], Path], refine: str, records: int
-) -> None:
+def test_rome_as_published(tmp_path: Path, city_roads: Any, refine: str, records: int) -> None:
     folder = city_roads("rome")
     overrides = [f"domain.roads={folder}", f"domain.refine={refine}"]
     summary = build(load_job(PROJECT / "workflows" / "rome.toml", overrides), str(tmp_path / "rome.zarr"))

@@ -317,9 +317,7 @@ def test_region_of_no_place_is_refused(small_job: JobMaker) -> None:
     refusal(lambda: parse_job(job), 'region = "place"', '"place:NAME"', kind=SpecError)
 
 
-def test_another_download_is_told(
-    server: MapServer, cache: Path, small_job: JobMaker, tmp_path: Path
-) -> None:
+def test_another_download_is_told(server: MapServer, cache: Path, small_job: Any, tmp_path: Path) -> None:
     spec = parse_job(_job(small_job))
     told: list[Any] = []
     build(spec, str(tmp_path / "out.zarr"), observer=told.append)

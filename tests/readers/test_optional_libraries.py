@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,7 @@ Read = Callable[[Path], object]
         ("pyogrio", "a.shp", lambda path: read_region(str(path))),
     ],
 )
-def test_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, read: Read
-) -> None:
+def test_missing(tmp_path: Path, monkeypatch: Any, library: str, name: str, read: Read) -> None:
     path = tmp_path / name
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, library, None)

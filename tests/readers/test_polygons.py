@@ -136,9 +136,7 @@ def test_shapefile_that_does_not_say_its_system_is_refused(tmp_path: Path) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", [".shp", ".zip", ".gpkg"])
-def test_bad_file(
-    tmp_path: Path, small_job: JobMaker, make: Callable[..., Any], named: str, suffix: str
-) -> None:
+def test_bad_file(tmp_path: Path, small_job: Any, make: Callable[..., Any], named: str, suffix: str) -> None:
     path = tmp_path / f"region{suffix}"
     make(path)
     message = refusal(lambda: build_geometry(parse_job(small_job(domain={"region": str(path)}))))

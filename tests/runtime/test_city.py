@@ -132,9 +132,7 @@ def test_packing(stores: Stores, cities: Cities, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_and_draws_are_the_store_s(
-    name: str, stores: Stores, cities: Cities, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_draws_are_the_store_s(name: str, stores: Stores, cities: Cities, monkeypatch: Any) -> None:
     """Draws are compared under one random number for all, so that they are a function of the record."""
     city, mechanism = open_city(cities[name]), mechanism_of(name, stores)
     rng = np.random.default_rng(5)
@@ -225,9 +223,7 @@ def test_another_meaning_is_another_mechanism(change: Any, cities: Cities, tmp_p
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_identity_of_stores_and_cities_of_before(
-    name: str, stores: Stores, cities: Cities, tmp_path: Path
-) -> None:
+def test_identity_of_stores_and_cities_of_before(name: str, stores: Any, cities: Any, tmp_path: Path) -> None:
     rewritten(cities[name], tmp_path / "older.mdp", lambda header, _: header.pop("mechanism_sha256"))
     url = shutil.copytree(mechanism_of(name, stores).url, tmp_path / "older.zarr")
     root = json.loads((url / "zarr.json").read_text())

@@ -17,7 +17,7 @@ from mdpext_dask.runtime import City, open_city
 from mdpext_dask.runtime.location_sampler import Reporter
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
-from tests.support.problems import JobMaker, all_rows, ground_km
+from tests.support.problems import all_rows, ground_km
 
 # A metric on the ground, and two of the plane.
 METRICS = ["2", "1", "inf"]
@@ -25,9 +25,7 @@ Floats = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module", params=METRICS)
-def both(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_job: JobMaker
-) -> tuple[Mechanism, City]:
+def both(request: pytest.FixtureRequest, tmp_path_factory: Any, small_job: Any) -> tuple[Mechanism, City]:
     """Return a mechanism and the city that is exported from it."""
     folder = tmp_path_factory.mktemp("anywhere")
     p = request.param if request.param == "inf" else int(request.param)

@@ -37,9 +37,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def signed_store(
-    keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, small_job: Callable[..., Any]
-) -> Path:
+def signed_store(keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, small_job: Any) -> Path:
     """Return a store that is signed with the first."""
     path = tmp_path_factory.mktemp("store") / "s.zarr"
     build(parse_job(small_job()), str(path))

@@ -226,9 +226,7 @@ DENIED = {"kind": "status", "status": 403, "code": "AccessDenied", "message": "A
     ],
     ids=lambda fault: f"{fault['kind']}-{fault.get('status', '')}",
 )  # fmt: skip
-def test_faults_that_pass(
-    proxy: servers.Proxy, bucket: str, fault: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_that_pass(proxy: servers.Proxy, bucket: str, fault: Any, monkeypatch: Any) -> None:
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=8))
     store, value = objects.open_objects(bucket), os.urandom(100_000)
@@ -256,9 +254,7 @@ def test_faults_that_pass(
     ],
     ids=lambda value: value.get("kind") if isinstance(value, dict) else "",
 )
-def test_patience_ends(
-    proxy: servers.Proxy, bucket: str, fault: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_ends(proxy: servers.Proxy, bucket: str, fault: Any, said: str, monkeypatch: Any) -> None:
     objects.put_bytes(objects.open_objects(bucket), "a", b"value")
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=0.3))
