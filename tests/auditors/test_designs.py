@@ -89,9 +89,7 @@ def check_lattice(
     st.sampled_from(EXPONENTS),
     st.lists(st.floats(0.01, 100), max_size=6, unique=True).map(sorted),
 )
-def test_lattice_strata(
-    shape: tuple[int, int], spacing: tuple[float, float], p: float, cuts: list[float]
-) -> None:
+def test_strata(shape: tuple[int, int], spacing: tuple[float, float], p: float, cuts: list[float]) -> None:
     check_lattice(designs.LatticeDesign(shape, spacing, p, cuts), shape, spacing, p)
     check_lattice(designs.LatticeDesign.stratified(shape, spacing, p), shape, spacing, p)
     assert len(designs.LatticeDesign(shape, spacing, p).strata) == 1

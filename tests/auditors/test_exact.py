@@ -53,9 +53,7 @@ def test_equal_probabilities_keep_anything_and_unequal_ones_nothing_at_one_place
     numerator=st.integers(1, 2**40), denominator=st.integers(1, 2**40), x=st.floats(-100, 100),
     y=st.floats(-100, 100), p=st.sampled_from(EXPONENTS), epsilon=st.floats(0.01, 10),
 )  # fmt: skip
-def test_it_agrees_with_floats(
-    numerator: int, denominator: int, x: float, y: float, p: float, epsilon: float
-) -> None:
+def test_like_floats(numerator: int, denominator: int, x: float, y: float, p: float, epsilon: float) -> None:
     difference = abs(math.log(numerator / denominator))
     bound = epsilon * vector_norm(x, y, p)
     if abs(difference - bound) > 1e-9 * max(bound, 1):

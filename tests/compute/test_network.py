@@ -413,9 +413,7 @@ def test_a_worker_that_is_cut_off_comes_back(several: Several, hosts: Network, u
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_cut_off_at_the_end_of_a_stage(
-    several: Several, hosts: Network, undisturbed: Path
-) -> None:
+def test_a_worker_cut_off_at_the_end_of_a_stage(several: Several, hosts: Network, undisturbed: Path) -> None:
     client = several.running(16)
     hosts.cut("one")
     started = time.monotonic()
@@ -426,9 +424,7 @@ def test_a_worker_that_is_cut_off_at_the_end_of_a_stage(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["sched", "client"])
-def test_client_and_scheduler_lose_each_other(
-    several: Several, hosts: Network, undisturbed: Path, lost: str
-) -> None:
+def test_client_and_scheduler_part(several: Several, hosts: Network, undisturbed: Path, lost: str) -> None:
     client = several.running(4)
     hosts.cut(lost)
     started = time.monotonic()

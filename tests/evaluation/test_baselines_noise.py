@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,9 +95,7 @@ _PLACES = st.one_of(
     places=st.lists(_PLACES, min_size=1, max_size=7), epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
     p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_every_triple(
-    method: Method, places: list[tuple[float, float]], epsilon: float, p: float, seed: int
-) -> None:
+def test_every_triple(method: Method, places: list[Any], epsilon: float, p: float, seed: int) -> None:
     grid = Grid(0.0, 0.0, 2, 1, 1.0, (3,))
     # Outputs closer than a micrometre are for another test.
     outputs = np.unique(np.round(places, 9), axis=0)

@@ -28,6 +28,7 @@ from tests.support.refusals import refused
 from tests.support.seed_problems import problem_of_axes
 
 Array = NDArray[np.float64]
+Size = tuple[int, int]
 Job = Callable[..., dict[str, dict[str, Any]]]
 # What arithmetic in float64 may add to scores of a few tens.
 ROUNDING = 1e-12
@@ -37,9 +38,7 @@ levels = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 betas = st.tuples(*[st.floats(0.05, 4)] * 2)
 
 
-def scores_within(
-    rng: np.random.Generator, cells: tuple[int, int], outputs: int, beta: tuple[float, float]
-) -> Array:
+def scores_within(rng: np.random.Generator, cells: Size, outputs: int, beta: tuple[float, float]) -> Array:
     """Return scores of corners that keep the budgets of both axes, and use them on most edges.
 
     Each output's is the largest of a few cones, so edges on which nothing happens are rare.
@@ -51,9 +50,7 @@ def scores_within(
     return np.asarray((heights - (beta[0] * east + beta[1] * north)).max(axis=-2) - 5)
 
 
-def free_corners(
-    rng: np.random.Generator, cells: tuple[int, int], outputs: int, refine: tuple[int, ...]
-) -> Corners:
+def free_corners(rng: np.random.Generator, cells: Size, outputs: int, refine: tuple[int, ...]) -> Corners:
     """Return corners whose budgets differ by edge, direction and output, and are not always kept."""
     east, north = cells
     scores = np.log(softmax(rng.normal(scale=2, size=(east + 1, north + 1, outputs))))
@@ -151,7 +148,7 @@ def test_budgets_give_way_to_differences_that_exceed_them() -> None:
 
 @given(cells=shapes, refine=levels, outputs=st.integers(1, 5), beta=betas, seed=SEEDS)
 def test_scores_keep_their_budgets_at_every_level(
-    cells: tuple[int, int], refine: tuple[int, ...], outputs: int, beta: tuple[float, float], seed: int
+    cells: Size, refine: tuple[int, ...], outputs: int, beta: tuple[float, float], seed: int
 ) -> None:
     """Along both axes, within source cells and across them; envelopes never cross on the way."""
     scores = scores_within(np.random.default_rng(seed), cells, outputs, beta)
@@ -173,12 +170,7 @@ def test_scores_keep_their_budgets_at_every_level(
     one_stage=st.booleans(), seed=SEEDS,
 )  # fmt: skip
 def test_normalising_costs_a_factor_of_two_at_most(
-    cells: tuple[int, int],
-    refine: tuple[int, ...],
-    outputs: int,
-    beta: tuple[float, float],
-    one_stage: bool,
-    seed: int,
+    cells: Size, refine: tuple[int, ...], outputs: int, beta: tuple[float, float], one_stage: bool, seed: int
 ) -> None:
     """Brute force over all pairs of records."""
     scores = scores_within(np.random.default_rng(seed), cells, outputs, beta)
@@ -230,7 +222,7 @@ def test_normalising_at_every_level_as_published_breaks_epsilon_and_ours_keeps_i
 
 @given(cells=shapes, factor=st.integers(1, 5), outputs=st.integers(1, 4), beta=betas, seed=SEEDS)
 def test_one_stage_is_both_envelopes_over_all_seeds(
-    cells: tuple[int, int], factor: int, outputs: int, beta: tuple[float, float], seed: int
+    cells: Size, factor: int, outputs: int, beta: tuple[float, float], seed: int
 ) -> None:
     """Although it looks at the corners of a record's own cell only."""
     scores = scores_within(np.random.default_rng(seed), cells, outputs, beta)
@@ -261,7 +253,7 @@ OPERATORS = LogConvex(), McShaneWhitney(), McShaneWhitney(one_stage=True)
     refine=levels, operator=st.sampled_from(OPERATORS), seed=SEEDS,
 )  # fmt: skip
 def test_bits_do_not_depend_on_the_block(
-    cells: tuple[int, int], outputs: int, refine: tuple[int, ...], operator: Operator, seed: int
+    cells: Size, outputs: int, refine: tuple[int, ...], operator: Operator, seed: int
 ) -> None:
     """Any sub-block, closed sides included, is the same to the last bit (requirement A2)."""
     rng = np.random.default_rng(seed)
@@ -290,9 +282,7 @@ def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:
 
 @settings(max_examples=20)
 @given(cells=shapes, refine=levels, one_stage=st.booleans(), alpha=st.floats(0.01, 3), seed=SEEDS)
-def test_tempering(
-    cells: tuple[int, int], refine: tuple[int, ...], one_stage: bool, alpha: float, seed: int
-) -> None:
+def test_tempering(cells: Size, refine: tuple[int, ...], one_stage: bool, alpha: float, seed: int) -> None:
     operator = McShaneWhitney(one_stage=one_stage)
     plain = free_corners(np.random.default_rng(seed), cells, 4, refine)
     scaled = Corners(alpha * plain.scores, alpha * plain.budget_x, alpha * plain.budget_y, refine)
@@ -317,9 +307,7 @@ def job_of(small_job: Job, stages: str = "levels", **sections: dict[str, Any]) -
         ("bound", "one", 2), ("bound", "levels", "inf"), ("certified", "levels", 1), ("certified", "one", 2),
     ],
 )  # fmt: skip
-def test_every_budget_is_certified(
-    path: Path, small_job: Job, budget: str, stages: str, p: float | str
-) -> None:
+def test_every_budget_certified(path: Path, small_job: Job, budget: str, stages: str, p: float | str) -> None:
     job = job_of(small_job, stages, privacy={"budget": budget}, domain={"metric_p": p})
     summary = build(parse_job(job), str(path))
     assert (summary["state"], summary["method"]) == ("complete", "mcshane-whitney")

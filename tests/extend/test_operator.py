@@ -381,9 +381,7 @@ def test_what_cannot_work(path: Path, small_job: Job, method: str, says: str, bu
 
 
 @pytest.mark.parametrize("method", ["leaving:Mean", "own_operators:Resigning", "own_operators:Vanishing"])
-def test_code_that_ends_the_process_is_no_success(
-    tmp_path: Path, small_job: Job, capfd: Any, method: str
-) -> None:
+def test_ending_the_process_is_no_success(tmp_path: Path, small_job: Job, capfd: Any, method: str) -> None:
     write_toml(tmp_path / "job.toml", small_job(extension={"method": method}))
     ended = run_inside(capfd, "run", tmp_path / "job.toml", "--store", tmp_path / "s.zarr")
     assert ended.returncode == (EXIT_CRASH if "Vanishing" in method else EXIT_BAD_INPUT)

@@ -105,7 +105,7 @@ class Scene:
     """A job under way on one kind of cluster, and what of it can be killed."""
 
     def __init__(
-        self, processes: Processes, folder: Path, job: dict[str, dict[str, Any]], *, quick: bool = False
+        self, processes: Processes, folder: Path, job: dict[str, Any], *, quick: bool = False
     ) -> None:
         self.processes, self.store, self.quick = processes, folder / "s.zarr", quick
         self.job = job_file(folder, job)

@@ -95,9 +95,7 @@ def test_order_of_refinement_levels_does_not_move_records() -> None:
     west=st.floats(-500, 500), south=st.floats(-500, 500), width=st.floats(1, 60), height=st.floats(1, 60),
     cell=st.floats(0.05, 1),
 )  # fmt: skip
-def test_covering_grid_holds_the_box(
-    west: float, south: float, width: float, height: float, cell: float
-) -> None:
+def test_covering_grid_holds_box(west: float, south: float, width: float, height: float, cell: float) -> None:
     box = Box(west, south, west + width, south + height)
     grid = Grid.covering(box, cell, (2,))
     assert (grid.west_km, grid.south_km, grid.cell_km, grid.refine) == (west, south, cell, (2,))

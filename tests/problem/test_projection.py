@@ -111,9 +111,7 @@ _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
     step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),
     radius=st.sampled_from([10.0, 60.0, 500.0]),
 )
-def test_moving_the_earth_into_a_disc(
-    one: tuple[float, float], step: tuple[float, float], radius: float
-) -> None:
+def test_moving_earth_into_a_disc(one: tuple[float, float], step: tuple[float, float], radius: float) -> None:
     """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
     projection = Projection(-73.97, 40.78)
     lon, lat, _ = WGS84.fwd(*one, step[0], step[1] * 1000)

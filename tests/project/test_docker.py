@@ -275,9 +275,7 @@ def test_the_services_do_a_job_together(tmp_path: Path, services: Services) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_image_and_its_services(
-    tmp_path: Path, services: Services, dockerfile: list[dict[str, str]]
-) -> None:
+def test_image_and_services(tmp_path: Path, services: Services, dockerfile: list[dict[str, str]]) -> None:
     """From a copy of only what the image gets, with nothing of this environment."""
     source, prefix = tmp_path / "source", tmp_path / "opt"
     source.mkdir()

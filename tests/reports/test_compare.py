@@ -385,9 +385,7 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, compared: tuple
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "answers").rglob("*.json")}
 
 
-def test_where_rows_are_made(
-    spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: Any
-) -> None:
+def test_where_rows_arise(spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: Any) -> None:
     job = spec.model_copy(update={"cluster": any_cluster})
     (summary,) = compare(job, tmp_path, methods=["em", "aipo"], repeats=1, bound_seconds=0)
 

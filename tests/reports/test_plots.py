@@ -127,9 +127,7 @@ def _at(axes: Axes, place: tuple[float, float]) -> Any:
     return type("Event", (), {"x": x, "y": y})
 
 
-def test_columns_are_what_is_sampled(
-    mechanism: mdpext_dask.Mechanism, store: MechanismStore, tmp_path: Path
-) -> None:
+def test_columns_as_sampled(mechanism: mdpext_dask.Mechanism, store: MechanismStore, tmp_path: Path) -> None:
     total = sum(mechanism.column(output).values for output in range(store.outputs))
     np.testing.assert_allclose(total, 1, atol=1e-6)
     row = mechanism.row(**PLACE)

@@ -99,9 +99,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_formats_in_and_out(
-    store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: Any, kind: str
-) -> None:
+def test_formats(store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: Any, kind: str) -> None:
     points = places(60)
     source = write(tmp_path / f"points.{kind}", points)
     for word in (0, 2**60 - 2**50, 7 * 2**57):
