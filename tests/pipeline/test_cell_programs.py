@@ -16,12 +16,6 @@ from mdpext_dask.extend.normalise import exponential, logarithm
 from mdpext_dask.pipeline.cells import programs
 from mdpext_dask.pipeline.cells import sweep as sweeping
 from mdpext_dask.pipeline.cells.lattice import Box, Lines, boxes_of, cell_patches, line_patches
-from mdpext_dask.pipeline.cells.programs import (
-    Patches,
-    Solutions,
-    solve_patches,
-    solve_with_highs,
-)  # fmt: skip
 from mdpext_dask.pipeline.cells.sweep import Window, edge_budgets, normaliser_drift, sweep
 from mdpext_dask.seed.budget import dual_exponent
 from tests.support.reference import SEEDS, softmax
@@ -42,10 +36,10 @@ def neighbours(shape: tuple[int, int]) -> list[tuple[int, int]]:
 
 def random_patches(
     rng: np.random.Generator, shape: tuple[int, int], outputs: int, count: int, tight: float = 0.3
-) -> Patches:
+) -> programs.Patches:
     points, pairs = math.prod(shape), tuple(neighbours(shape))
     reference = softmax(rng.normal(scale=1.5, size=(points, count, outputs))).swapaxes(1, 2)
-    return Patches(
+    return programs.Patches(
         cost=rng.uniform(0, 3, size=(points, outputs, count)),
         reference=reference,
         pairs=pairs,
@@ -57,7 +51,7 @@ def random_patches(
     )
 
 
-def worst_violation(patches: Patches, u: NDArray[np.float64]) -> float:
+def worst_violation(patches: programs.Patches, u: NDArray[np.float64]) -> float:
     """Return the largest violation of any row, in u."""
     rows = [patches.weight[r] * u[i] - u[j] for r, (i, j) in enumerate(patches.pairs)]
     return max(float(row.max()) for row in [*rows, patches.lower - u, u - patches.upper])
@@ -66,7 +60,7 @@ def worst_violation(patches: Patches, u: NDArray[np.float64]) -> float:
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 3)), outputs=st.integers(1, 7), seed=SEEDS)
 def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs: int, seed: int) -> None:
     patches = random_patches(np.random.default_rng(seed), shape, outputs, count=4)
-    ours, theirs = solve_patches(patches), solve_with_highs(patches)
+    ours, theirs = programs.solve_patches(patches), programs.solve_with_highs(patches)
     assert not ours.failed.any()
     assert worst_violation(patches, ours.u) <= 1e-12
     assert np.abs((patches.reference * ours.u).sum(axis=1) - 1).max() < 1e-8
@@ -91,7 +85,7 @@ def test_a_sweep_has_the_same_bits_in_every_batch(outputs: int, monkeypatch: pyt
 def test_where_nothing_may_move_the_reference_comes_back() -> None:
     """Every budget used up but for a hair: no room, and no failure either."""
     tight = random_patches(np.random.default_rng(1), (3, 3), 5, count=8, tight=1e-7)
-    solutions = solve_patches(tight)
+    solutions = programs.solve_patches(tight)
     assert not solutions.failed.any()
     assert np.abs(solutions.u - 1).max() < 1e-6
     assert worst_violation(tight, solutions.u) <= 1e-12
@@ -101,8 +95,10 @@ def test_one_record_free_of_its_neighbours_reports_the_cheapest_output() -> None
     cost = np.array([3.0, 1.0, 2.0]).reshape(1, 3, 1)
     reference = np.full((1, 3, 1), 1 / 3)
     least, most = np.full((1, 3, 1), 3e-6), np.full((1, 3, 1), 3.0)
-    free = Patches(cost, reference, (), np.empty((0, 3, 1)), least, most, 1)
-    assert (reference * solve_patches(free).u)[0, :, 0] == pytest.approx([1e-6, 1 - 2e-6, 1e-6], abs=1e-4)
+    free = programs.Patches(cost, reference, (), np.empty((0, 3, 1)), least, most, 1)
+    assert (reference * programs.solve_patches(free).u)[0, :, 0] == pytest.approx(
+        [1e-6, 1 - 2e-6, 1e-6], abs=1e-4
+    )
 
 
 # --- budgets --------------------------------------------------------------------------------------
@@ -261,7 +257,7 @@ def test_programs_that_fail_are_solved_by_highs_and_else_counted(monkeypatch: py
     expected, swept = sweep(window, window.scores, patches, math.inf)
     assert (swept.programs, swept.by_highs, swept.fallbacks) == (1, 0, ())
 
-    def fails(patches: Patches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def fails(patches: programs.Patches) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         count = patches.cost.shape[-1]
         return np.full_like(patches.cost, np.nan), np.full(count, np.inf)
 
@@ -271,8 +267,8 @@ def test_programs_that_fail_are_solved_by_highs_and_else_counted(monkeypatch: py
     cost = [(window.cost * np.exp(scores)).sum() for scores in (expected, by_highs)]
     assert cost[0] == pytest.approx(cost[1], rel=1e-5)
 
-    def fails_too(patches: Patches) -> Solutions:
-        return Solutions(np.ones_like(patches.cost), np.ones(patches.cost.shape[-1], dtype=bool))
+    def fails_too(patches: programs.Patches) -> programs.Solutions:
+        return programs.Solutions(np.ones_like(patches.cost), np.ones(patches.cost.shape[-1], dtype=bool))
 
     monkeypatch.setattr(sweeping, "solve_with_highs", fails_too)
     stays, swept = sweep(window, window.scores, patches, math.inf)
@@ -287,7 +283,7 @@ def test_highs_solves_programs_at_the_floor() -> None:
     reference[:, 1:] *= 1e-10
     reference[:, 0] = 1 - reference[:, 1:].sum(axis=1)
     small = dataclasses.replace(patches, reference=reference)
-    ours, theirs = solve_patches(small), solve_with_highs(small)
+    ours, theirs = programs.solve_patches(small), programs.solve_with_highs(small)
     assert not ours.failed.any()
     assert not theirs.failed.any()
 
@@ -297,7 +293,7 @@ def test_highs_says_so_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SolverError("no")
 
     monkeypatch.setattr("mdpext_dask.pipeline.cells.programs.solve_linear_program", fails)
-    solutions = solve_with_highs(random_patches(np.random.default_rng(0), (2, 2), 3, count=2))
+    solutions = programs.solve_with_highs(random_patches(np.random.default_rng(0), (2, 2), 3, count=2))
     assert solutions.failed.all()
     assert (solutions.u == 1).all()
 
