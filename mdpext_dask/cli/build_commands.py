@@ -162,7 +162,7 @@ def compare(
     limit: Annotated[float | None, Option(metavar="SECONDS", help="Time limit of one construction.")] = None,
     methods: Annotated[str | None, Option(metavar="A,B,...", help="Methods to run; default: all.")] = None,
     cases: Annotated[
-        str | None, Option(metavar="all|NAME,...", help="Cases under [compare] to run, instead of the job.")
+        str | None, Option(metavar="all|NAME,...", help="Cases under \\[compare] to run, instead of the job.")
     ] = None,
     bound_seconds: Annotated[float | None, Option(help="Time for the lower bound; 0: no bound.")] = None,
     output: Annotated[
