@@ -32,7 +32,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.forged import attribute, edit, flip_a_bit
+from tests.support.forged import attribute, flip_a_bit
 from tests.support.inside import Capture, run_inside
 from tests.support.reference import audited_epsilon, softmax, steepest
 from tests.support.refusals import refused
@@ -426,8 +426,9 @@ def test_places_too_far_apart_for_one_plane_are_refused(tmp_path: Path) -> None:
 def test_a_store_does_not_choose_who_audits_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that a store names could answer anything; it is not even called."""
     monkeypatch.setattr("mdpext_dask.compute.executor.CONNECT_SECONDS", 1)
+    store = MechanismStore.open(str(finished), mode="r+")
     cluster = {"kind": "address", "address": "tcp://127.0.0.1:1", "workers": 1}
-    edit(finished / "zarr.json", lambda root: root["attributes"]["job"]["cluster"].update(cluster))
+    store.update(job={**store.attributes["job"], "cluster": cluster})
     assert audit(finished, workers=1).holds
     refused(ClusterError, r"127\.0\.0\.1:1", audit, finished, scheduler="tcp://127.0.0.1:1")
 

@@ -27,7 +27,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.maps import averaged
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.definitions import by_definition, quantile_by_definition
-from tests.support.forged import edit, flip_a_bit, shard_of
+from tests.support.forged import flip_a_bit, shard_of
 from tests.support.inside import call, mdpext
 from tests.support.refusals import refused
 
@@ -108,8 +108,8 @@ def test_all_executors(stores: Stores, tmp_path: Path, any_cluster: ClusterSecti
     expected = evaluated_inline(str(stores("region")))
     assert expected["offsets_used"] == 4 < expected["offsets_total"]
     store = shutil.copytree(stores("region"), tmp_path / "m.zarr")
-    cluster = {"cluster": any_cluster.model_dump()}
-    edit(store / "zarr.json", lambda root: root["attributes"]["job"].update(cluster))
+    opened = MechanismStore.open(str(store), mode="r+")
+    opened.update(job={**opened.attributes["job"], "cluster": any_cluster.model_dump()})
     found = evaluation.evaluate(
         store, bound=PART, attacks=AttackRequest(releases=3, victims=20), records=tmp_path / "r.npz"
     )

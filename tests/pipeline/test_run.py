@@ -430,8 +430,9 @@ def test_attributes_that_make_no_sense_are_one_error(finished: Path, name: str, 
     if change is None:
         del held[name]
     (finished / "zarr.json").write_text(json.dumps(document))
-    damage = f"not a mechanism store: {name} in its attributes is damaged"
-    says = f"{name} missing" if change is None else damage
+    says = (
+        f"{name} missing" if change is None else f"not a mechanism store: {name} in its attributes is damaged"
+    )
     for reads in (audit, open_mechanism):
         refused(StoreError, says, reads, str(finished))
 

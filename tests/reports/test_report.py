@@ -184,7 +184,7 @@ def test_nothing_is_fetched_and_only_our_own_scripts_and_styles_run(whole: Made)
 
 def test_texts_are_escaped_wherever_they_come_from(store: Path, tmp_path: Path) -> None:
     evil = "</p></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
-    job = json.loads((store / "zarr.json").read_text())["attributes"]["job"]
+    job = MechanismStore.open(str(store)).attributes["job"]
     job["job"]["name"] = job["domain"]["roads"] = evil
     attribute(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
     said, found = made(store.rename(tmp_path / "<script>alert(3)<&.zarr"), tmp_path / "r.html")
