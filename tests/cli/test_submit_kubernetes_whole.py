@@ -65,9 +65,7 @@ def rows_of(store: Path) -> dict[str, bytes]:
 
 
 def names(toy: ToyKubernetes, *plurals: str) -> list[str]:
-    return [
-        thing["metadata"]["name"] for kind in KINDS if kind[1] in plurals for thing in toy.objects.all(*kind)
-    ]
+    return [one["metadata"]["name"] for kind in KINDS if kind[1] in plurals for one in toy.objects.all(*kind)]
 
 
 def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:

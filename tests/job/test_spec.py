@@ -379,9 +379,7 @@ def test_fingerprint_changes_with_keys_that_decide_bytes_alone(job_file: Path, n
 
 def test_named_columns_are_in_a_fingerprint_only_where_there_are_some(small_job: JobMaker) -> None:
     """Stores that were made before there were such keys keep theirs."""
-    assert not any(
-        key.endswith("_column") for keys in parse_job(small_job()).identity().values() for key in keys
-    )
+    assert not any(k.endswith("_column") for keys in parse_job(small_job()).identity().values() for k in keys)
 
 
 def test_fingerprint_does_not_depend_on_spelling_or_the_order_of_keys(small_job: JobMaker) -> None:

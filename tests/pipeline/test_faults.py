@@ -453,9 +453,7 @@ def test_a_worker_frozen_for_long_is_given_up_and_does_no_harm_afterwards(
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
     # It learns that it has been given up, and ends, or reports as a new one.
-    wait_until(
-        lambda: frozen.ended() or "Starting established" in frozen.stderr, "the frozen worker to notice"
-    )
+    wait_until(lambda: frozen.ended() or "Starting established" in frozen.stderr, "the worker to notice")
     processes.end()
     same_as(undisturbed, scene.store, kept)
     assert audit(str(scene.store)).holds

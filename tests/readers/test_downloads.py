@@ -296,10 +296,8 @@ def test_region_is_the_outline_of_a_place(server: MapServer, small_job: JobMaker
     assert build_geometry(own).notes
     other = parse_job(small_job(domain={"region": "place:Midtown"}))
     assert other.identity()["domain"]["region"] == "place:Midtown"
-    server.outline = {
-        "type": "Polygon",
-        "coordinates": [[[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]],
-    }
+    ring = [[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]
+    server.outline = {"type": "Polygon", "coordinates": [ring]}
     geometry = build_geometry(other)
     assert not geometry.kept.all()
     assert geometry.downloads.keys() == {"domain.region"}

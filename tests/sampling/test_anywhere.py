@@ -129,9 +129,7 @@ def test_every_way_in_is_one_map_that_keeps_the_promise(
         assert (found == expected)[known].mean() > 0.97, way
         ratio = np.abs(logs[found[one]] - logs[found[other]]).max(axis=1)
         bound = mechanism.epsilon_per_km * (apart + 2 * city.max_quantisation_km)
-        assert (ratio <= bound * (1 + 1e-9))[sound & ("km" not in way or known[one] & known[other])].all(), (
-            way
-        )
+        assert (ratio <= bound * (1 + 1e-9))[sound & ("km" not in way or known[one] & known[other])].all()
     # The bound says something: some pairs come near it.
     assert (ratio / bound)[sound].max() > 0.3
 

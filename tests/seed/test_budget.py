@@ -46,9 +46,7 @@ def test_the_published_splits_are_tried_and_the_even_one() -> None:
 def test_excess_by_hand() -> None:
     # At an edge nothing drifts across: (cosh d - 1) / sinh d = tanh(d / 2).
     assert budget.normaliser_excess(1.0, 0.0) == pytest.approx(math.tanh(0.5))
-    assert budget.normaliser_excess(2.0, 1.0) == pytest.approx(
-        (math.cosh(2) - 1 / math.cosh(0.5)) / math.sinh(2)
-    )
+    assert budget.normaliser_excess(2, 1) == pytest.approx((math.cosh(2) - 1 / math.cosh(0.5)) / math.sinh(2))
     # Never worse than the factor 2 of the published recipe; nothing to pay on dense seeds.
     assert budget.normaliser_excess(1e-3, 5.0) == 1.0
     assert budget.normaliser_excess(700.0, 700.0) == pytest.approx(1.0)

@@ -88,10 +88,8 @@ class Answer(Exception):
 
     def __init__(self, status: int, code: str, message: str = "") -> None:
         super().__init__(f"An error occurred ({code})")
-        self.response = {
-            "Error": {"Code": code, "Message": message},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
+        error, metadata = {"Code": code, "Message": message}, {"HTTPStatusCode": status}
+        self.response = {"Error": error, "ResponseMetadata": metadata}
 
 
 class ClientResponseError(Exception):
