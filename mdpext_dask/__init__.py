@@ -5,8 +5,16 @@ finished store and samples from it. ``audit`` audits a store or any other mechan
 loss and what attackers learn; ``plots`` draws it; ``report`` writes the report page.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Before anything that an older Python cannot read. With a name, so that ``python -m`` says it in one line.
+if sys.version_info < (3, 11):  # noqa: UP036 a checkout is not installed
+    raise ImportError(
+        f"mdpext_dask needs Python 3.11 or newer; this is {'.'.join(map(str, sys.version_info[:3]))}",
+        name=__name__,
+    )
 
 if TYPE_CHECKING:
     from mdpext_dask.auditors.audit import audit as audit

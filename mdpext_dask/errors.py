@@ -136,8 +136,18 @@ class BudgetExceeded(MdpextError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its name where there is none."""
+    """Return the first line of an error's message, or its name where there is none.
+
+    Of errors of the operating system only what went wrong: the caller names the path, no temporary one.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Return names as one of which something must be: ``a, b or c``."""
+    return " or ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def as_number(value: object) -> float:
@@ -156,7 +166,7 @@ def as_number(value: object) -> float:
 def shown(value: object) -> str:
     """Return what an argument was, for a message of one line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a whole number of thousands of digits"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, first_line
+from mdpext_dask.errors import DataError, MdpextError, SpecError, StoreError, alternatives, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STANDARD_OUTPUT = 1
-_STANDARD = {"/dev/stdout": _STANDARD_OUTPUT, "/dev/stderr": 2}
+_STANDARD = {"-": _STANDARD_OUTPUT, "/dev/stdout": _STANDARD_OUTPUT, "/dev/stderr": 2}
 SUFFIXES = (".png", ".pdf", ".svg")
 # The same picture whatever the user's own style, and the same bytes: no date, no random identifiers.
 _STYLE: list[Any] = ["default", {"font.size": 9, "svg.hashsalt": "mdpext"}]
@@ -29,7 +29,9 @@ _LOCK = ".lock"
 
 
 def is_standard_output(path: Path) -> bool:
-    """Whether a path, such as ``/dev/stdout``, is where this process's standard output goes."""
+    """Whether a path, such as ``-`` or ``/dev/stdout``, is where this process's standard output goes."""
+    if _descriptor(path) == _STANDARD_OUTPUT:
+        return True
     try:
         return os.path.samestat(path.stat(), os.fstat(_STANDARD_OUTPUT))
     except OSError:
@@ -41,8 +43,8 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
     """Yield a file to write to; it gets its name if all goes well, and is deleted otherwise.
 
     It is written under another name in the same folder, so neither an error nor a full disk nor a kill leaves
-    half a file, or harms an existing one. Devices, pipes and open files such as /dev/stdout get all of it at
-    the end. A link stays; the file it points to is replaced.
+    half a file, or harms an existing one. Devices, pipes, standard output (``-``) and open files such as
+    /dev/stdout get all of it at the end. A link stays; the file it points to is replaced.
 
     Parameters
     ----------
@@ -53,15 +55,11 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
 
     Raises
     ------
-    SpecError
-        If the path is ``-``.
     StoreError, DataError
         If it cannot be written; the former with an option, the latter without.
     BrokenPipeError
         If it is an open file such as /dev/stdout, and its reader is gone.
     """
-    if str(path) == "-":
-        raise SpecError("-: is no file; for standard output give /dev/stdout")
     descriptor = _descriptor(path)
     try:
         target = path.resolve()
@@ -92,12 +90,12 @@ def whole_file(path: Path, option: str | None = None) -> Iterator[IO[bytes]]:
         if isinstance(error, MdpextError) or (descriptor and isinstance(error, BrokenPipeError)):
             raise
         if option is None:
-            raise DataError(f"{path}: cannot be written: {error}") from None
+            raise DataError(f"{path}: cannot be written: {first_line(error)}") from None
         raise StoreError(f"{option}: {path}: cannot be written: {first_line(error)}") from None
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number of the open file that a path such as ``/dev/fd/3`` stands for; None for other paths.
+    """Return the number of the open file that ``-`` or ``/dev/fd/3`` stands for; None for other paths.
 
     It may be open on a named file that others write to as well, which must not be replaced.
     """
@@ -108,7 +106,39 @@ def _descriptor(path: Path) -> int | None:
     return None if found is None else int(found[1])
 
 
-def check_picture(path: Path, option: str = "--picture") -> None:
+def check_new(path: Path, *, overwrite: bool, option: str | None = None) -> None:
+    """Refuse a file that exists already, unless it may be replaced, and one that has no folder.
+
+    Devices, pipes and open files pass.
+
+    Parameters
+    ----------
+    path
+        Where a file is to be.
+    overwrite
+        Whether it may be replaced.
+    option
+        The option that names it, for messages.
+
+    Raises
+    ------
+    SpecError
+        If it exists and must not be replaced.
+    DataError
+        If there is no folder for it, or it is one.
+    """
+    if _descriptor(path) is not None:
+        return
+    named = path if option is None else f"{option}: {path}"
+    if path.is_dir():
+        raise DataError(f"{named}: cannot be written: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise DataError(f"{named}: cannot be written: there is no folder {path.parent}")
+    if not overwrite and path.is_file():
+        raise SpecError(f"{named}: exists already; choose another name, or replace it with --overwrite")
+
+
+def check_picture(path: Path, option: str = "--picture", *, overwrite: bool) -> None:
     """Refuse a picture that cannot be drawn or written, before any work is done for it.
 
     Raises
@@ -116,7 +146,7 @@ def check_picture(path: Path, option: str = "--picture") -> None:
     SpecError
         As for :func:`check_file`, or if matplotlib is not installed.
     """
-    check_file(path, option, SUFFIXES)
+    check_file(path, option, SUFFIXES, overwrite=overwrite)
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -125,7 +155,7 @@ def check_picture(path: Path, option: str = "--picture") -> None:
         ) from None
 
 
-def check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+def check_file(path: Path, option: str, suffixes: tuple[str, ...], *, overwrite: bool) -> None:
     """Refuse a file that cannot be written, before any work is done for it.
 
     Parameters
@@ -136,20 +166,23 @@ def check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
         The option that names it.
     suffixes
         What its name may end in.
+    overwrite
+        Whether it may be there already.
 
     Raises
     ------
     SpecError
-        If the suffix is unknown, the folder is missing or not writable, or the path is a folder.
+        If the suffix is unknown, the folder is missing or not writable, the path is a folder, or the file
+        exists and must not be replaced.
     """
     if path.suffix.lower() not in suffixes:
-        choice = " or ".join(part for part in (", ".join(suffixes[:-1]), suffixes[-1]) if part)
-        raise SpecError(f"{option}: {path}: must end in {choice}")
+        raise SpecError(f"{option}: {path}: must end in {alternatives(suffixes)}")
     try:
         if path.is_dir():
             raise SpecError(f"{option}: {path}: is a folder")
         if not path.parent.is_dir():
             raise SpecError(f"{option}: {path}: there is no folder {path.parent}")
+        check_new(path, overwrite=overwrite, option=option)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

@@ -233,7 +233,7 @@ print(f"after any number of sticky ones from one place: {kept:.2f} km off")
 # `report` puts all of this into one HTML file that needs nothing else, for people who do not run Python.
 
 # %%
-told = report(store, folder / "report.html", bound_seconds=0)
+told = report(store, folder / "report.html", bound_seconds=0, overwrite=True)
 print(told["verdict"], f"({Path(told['file']).stat().st_size // 1000} kB)")
 
 # %% [markdown]
@@ -242,7 +242,7 @@ print(told["verdict"], f"({Path(told['file']).stat().st_size // 1000} kB)")
 
 # %%
 city_file = folder / "manhattan.mdp"
-packed = export_city(str(store), city_file)
+packed = export_city(str(store), city_file, overwrite=True)
 print(f"{city_file.stat().st_size // 1000} kB")
 open_city(city_file).sample(lon, lat)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mdpext_dask.auditors.figure import draw_audit
-from mdpext_dask.auditors.foreign.read import check_exists
+from mdpext_dask.auditors.foreign.read import check_exists, check_known
 from mdpext_dask.auditors.methods import Sampling, certify, check_boundary, compare_all, sample_pairs
 from mdpext_dask.auditors.pairs import exhaustive
 from mdpext_dask.auditors.result import BOUNDARY, CERTIFICATE, EXHAUSTIVE, METHODS, SAMPLED, AuditReport
@@ -20,7 +20,14 @@ from mdpext_dask.auditors.subject import (
 )
 from mdpext_dask.compute.executor import FEW_NUMBERS, open_for_reader
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.errors import DataError, GuaranteeViolation, SpecError, StoreAccessError, first_line
+from mdpext_dask.errors import (
+    DataError,
+    GuaranteeViolation,
+    SpecError,
+    StoreAccessError,
+    alternatives,
+    first_line,
+)
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_picture
 from mdpext_dask.job.spec import json_number
@@ -50,6 +57,7 @@ def audit(
     sampling: Sampling | None = None,
     blocks: tuple[int, int] | None = None,
     picture: str | Path | None = None,
+    overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     trusted_key: Trusted | None = None,
@@ -80,6 +88,8 @@ def audit(
     picture
         File for a picture (``.png``, ``.pdf`` or ``.svg``): log ratios over their bounds by distance, and a
         map.
+    overwrite
+        Whether the picture may be there already, and is replaced.
     workers
         Number of local processes, 1 for this process alone; default: this process for little work, else one
         for each processor. The store has no say in it: the machine that computes an audit decides its
@@ -108,14 +118,14 @@ def audit(
         If a trusted key is given that has not signed the subject.
     """
     if method is not None and method not in METHODS:
-        raise SpecError(f"--method: must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {method!r}")
+        raise SpecError(f"--method: must be {alternatives(METHODS)}, got {method!r}")
     if sampling is not None and method != SAMPLED:
         raise SpecError("--pairs, --seconds and the like: only for the method sampled")
     if blocks is not None and method != BOUNDARY:
         raise SpecError("--blocks: only for the method boundary")
     if picture is not None:
         picture = Path(picture)
-        check_picture(picture)
+        check_picture(picture, overwrite=overwrite)
     if isinstance(subject, objects.Addressed):
         subject = subject.url
     if not isinstance(subject, str | Path | np.ndarray):
@@ -154,6 +164,8 @@ def audit(
             else:
                 if trusted_key is not None:
                     raise SpecError("--trusted-key: only mechanism stores and cities are signed")
+                if not isinstance(subject, np.ndarray):
+                    check_known(str(subject))
                 if epsilon_per_km is None:
                     raise SpecError("--epsilon-per-km: a plain array does not say what it promises")
                 p = 2.0 if metric_p is None else metric_p

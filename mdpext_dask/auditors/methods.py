@@ -402,7 +402,7 @@ def check_boundary(
         raise SpecError("--method: only mechanism stores, with their receipts, have blocks with a boundary")
     first, last = (0, store.plan.blocks) if blocks is None else blocks
     if not 0 <= first < last <= store.plan.blocks:
-        raise SpecError(f"--blocks: {first}:{last} are not in the plan, which has 0:{store.plan.blocks}")
+        raise SpecError(f"--blocks: there are no blocks {first}:{last}; its blocks are 0:{store.plan.blocks}")
     read = {owner.index for index in range(first, last) for owner in owners(store.plan, store.plan[index])}
     damage = _damage(store, read, executor, stages)
     tasks = [(store.url, index) for index in range(first, last)]

@@ -14,6 +14,7 @@ from mdpext_dask.cli.options import (
     Overwrite,
     Progress,
     Readers,
+    Replace,
     Scheduler,
     Store,
     Workers,
@@ -169,6 +170,7 @@ def compare(
         Path | None,
         Option("--output", "-o", metavar="FOLDER", help="Folder of results; default: ./NAME-compare."),
     ] = None,
+    overwrite: Replace = False,
     override: Override = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -183,7 +185,7 @@ def compare(
     folder = Path(f"{spec.job.name}-compare") if output is None else output
     options: dict[str, Any] = {
         "cases": _names(cases), "methods": _names(methods), "repeats": repeats, "limit_seconds": limit,
-        "bound_seconds": bound_seconds, "workers": workers,
+        "bound_seconds": bound_seconds, "overwrite": overwrite, "workers": workers,
     }  # fmt: skip
     with observed(progress) as observer:
         summaries = compare_methods(spec, folder, **options, observer=observer)

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from mdpext_dask.errors import (
     MdpextError,
     SpecError,
     StoreError,
+    alternatives,
     first_line,
     printable,
 )
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
 
     from mdpext_dask.events import Observer
 
+# What Typer and Click say, and how it reads better.
+_PARSER_WORDS = (
+    (r"^Invalid value for '\[?(.*?)\]?': ", r"\1: "),
+    (r"Input should be greater than or equal to ", "must be at least "),
+    (r"Input should be less than or equal to ", "must be at most "),
+    (r"Input should be a valid integer, .*", "must be a whole number"),
+    (r"Input should be a valid number, .*", "must be a number"),
+    (r"Input should be ", "must be "),
+)
 STYLES = ("auto", "plain", "json", "none")
 _DUMB = ("dumb", "unknown")
 
@@ -96,11 +107,13 @@ def range_of(option: str, text: str | None) -> tuple[int, int]:
     Raises
     ------
     SpecError
-        If the text is no such range.
+        If the text is no such range, or nothing lies in it.
     """
     first, colon, last = (text or "").partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise SpecError(f"{option}: must look like A:B, got {text!r}")
+    if int(first) >= int(last):
+        raise SpecError(f"{option}: {text} is empty; A:B is A to B - 1")
     return int(first), int(last)
 
 
@@ -139,7 +152,7 @@ def observed(style: str) -> Iterator["Observer"]:
         If there is no such style.
     """
     if style not in STYLES:
-        raise SpecError(f"--progress: must be {', '.join(STYLES[:-1])} or {STYLES[-1]}, got {style!r}")
+        raise SpecError(f"--progress: must be {alternatives(STYLES)}, got {style!r}")
     if style == "none":
         from mdpext_dask.events import silent
 
@@ -186,13 +199,24 @@ def answer(call: Callable[[list[str]], int], given: list[str], *, as_json: bool)
         for broken in (error, error.__context__):  # the parser and the table printer exit with 1
             if isinstance(broken, BrokenPipeError):
                 raise broken from None
-        describe = getattr(error, "format_message", None)
-        if describe is not None:  # an error of the parser; its class differs between versions of Typer
-            code = _tell(SpecError(describe()), SpecError.exit_code, as_json=as_json)
+        if hasattr(error, "format_message"):  # an error of the parser; its class differs between versions
+            code = _tell(SpecError(_of_parser(error)), SpecError.exit_code, as_json=as_json)
         else:
             print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             code = _tell(MdpextError(f"{type(error).__name__}: {error}"), EXIT_CRASH, as_json=as_json)
     sys.exit(code)
+
+
+def _of_parser(error: Any) -> str:
+    """Return what the parser says of a command line, in our words, and where to read on."""
+    text = str(error.format_message()).rstrip(".")
+    for pattern, words in _PARSER_WORDS:
+        text = re.sub(pattern, words, text)
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return text
+    command = "mdpext" if context.parent is None else f"mdpext {context.info_name}"
+    return f"{text} (see {command} --help)"
 
 
 def end_badly(message: str, code: int) -> NoReturn:

@@ -22,6 +22,7 @@ Override = Annotated[
     list[str] | None, Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file.")
 ]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the store of another job.")]
+Replace = Annotated[bool, Option("--overwrite", help="Replace files that exist already.")]
 Workers = Annotated[int | None, Option(min=1, max=4096, help="Local processes to use, instead of the job's.")]
 Readers = Annotated[
     int | None,

@@ -6,11 +6,18 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, keep_apart, observed, range_of, show
-from mdpext_dask.cli.options import Json, Progress, Readers, Scheduler, Store, TrustedKey, app
+from mdpext_dask.cli.options import Json, Progress, Readers, Replace, Scheduler, Store, TrustedKey, app
 from mdpext_dask.errors import EXIT_GUARANTEE, SpecError
 
 BoundSeconds = Annotated[
     float, Option(metavar="S", help="Time to compute a lower bound on any loss, in s; 0: no bound.")
+]
+UseRemap = Annotated[
+    bool | None,
+    Option(
+        "--remap/--no-remap",
+        help="Report the places that `remap` found, or what is drawn; default: as the store says.",
+    ),
 ]
 
 
@@ -56,6 +63,7 @@ def audit(
     picture: Annotated[
         Path | None, Option(metavar="FILE.png", help="Draw a map, and the log ratios by distance.")
     ] = None,
+    overwrite: Replace = False,
     workers: Readers = None,
     scheduler: Scheduler = None,
     trusted_key: TrustedKey = None,
@@ -83,6 +91,7 @@ def audit(
             sampling=Sampling(**given) if given else None,
             blocks=None if blocks is None else range_of("--blocks", blocks),
             picture=picture,
+            overwrite=overwrite,
             workers=workers,
             scheduler=scheduler,
             trusted_key=trusted_key,
@@ -102,12 +111,13 @@ def evaluate(
     records: Annotated[
         Path | None, Option(metavar="FILE.npz", help="Write the expected loss of every record.")
     ] = None,
+    overwrite: Replace = False,
     bound_seconds: BoundSeconds = 60.0,
     stride: Annotated[
-        int | None, Option(metavar="N", help="Bound on every Nth record, however long it takes.")
+        int | None, Option(min=1, metavar="N", help="Bound on every Nth record, however long it takes.")
     ] = None,
     offsets: Annotated[
-        int | None, Option(metavar="N", help="Estimate the bound from N lattices of that stride.")
+        int | None, Option(min=1, metavar="N", help="Estimate the bound from N lattices of that stride.")
     ] = None,
     random_seed: Annotated[
         int,
@@ -153,6 +163,7 @@ def evaluate(
             store,
             picture=picture,
             records=records,
+            overwrite=overwrite,
             bound=BoundRequest(bound_seconds, stride, offsets, random_seed),
             attacks=attack if attacks else None,
             workers=workers,
@@ -165,14 +176,18 @@ def evaluate(
 @app.command()
 def remap(
     store: Store,
+    remove: Annotated[bool, Option("--remove", help="Use the store without a remap again.")] = False,
     workers: Readers = None,
     scheduler: Scheduler = None,
     as_json: Json = False,
     progress: Progress = "auto",
 ) -> None:
-    """Compute a better place to report for each output, and keep it in the store; ε stays the same."""
-    from mdpext_dask.sampling.remap_store import remap_store
+    """Find a better place to report for each output, at the same ε, and use the store with it."""
+    from mdpext_dask.sampling.remap_store import remap_store, unmap_store
 
+    if remove:
+        show(unmap_store(store), as_json)
+        return
     with observed(progress) as observer:
         result = remap_store(store, workers=workers, scheduler=scheduler, observer=observer)
     show(result, as_json)
@@ -185,12 +200,20 @@ def sample(
         Path,
         Argument(
             metavar="POINTS",
-            help="CSV, Parquet, GeoJSON or GeoPackage with columns lon and lat, or x_km and y_km.",
+            help="CSV, Parquet, GeoJSON or GeoPackage with columns lon and lat, or x_km and y_km; "
+            "-: CSV from standard input.",
         ),
     ],
     output: Annotated[
-        Path, Option("--output", "-o", metavar="OUT", help="File for the reports: CSV, Parquet or GeoJSON.")
+        Path,
+        Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="File for the reports: CSV, Parquet or GeoJSON; -: CSV on standard output.",
+        ),
     ],
+    overwrite: Replace = False,
     outside: Annotated[
         str,
         Option(
@@ -198,7 +221,7 @@ def sample(
             help="Points outside the grid or region: report from the nearest record, skip, or refuse.",
         ),
     ] = "nearest",
-    remap: Annotated[bool, Option("--remap", help="Report the places that `remap` found.")] = False,
+    remap: UseRemap = None,
     verify: Annotated[
         bool, Option("--verify", help="Compare all shards with their receipts before the first draw.")
     ] = False,
@@ -246,6 +269,7 @@ def sample(
         columns=columns,
         place_km=place_km,
         verify=verify,
+        overwrite=overwrite,
         trusted_key=trusted_key,
     )
     show(result, as_json, output)
@@ -297,6 +321,8 @@ def export(
             help="Write the seed, if it gives the rows bit for bit, or all rows; auto: the seed if possible.",
         ),
     ] = "auto",
+    overwrite: Replace = False,
+    remap: UseRemap = None,
     trusted_key: TrustedKey = None,
     as_json: Json = False,
 ) -> None:
@@ -304,7 +330,8 @@ def export(
     from mdpext_dask.sampling.export import export_city
 
     keep_apart(output, as_json)
-    show(export_city(store, output, packing, trusted_key=trusted_key), as_json, output)
+    how: dict[str, Any] = {"remap": remap, "overwrite": overwrite, "trusted_key": trusted_key}
+    show(export_city(store, output, packing, **how), as_json, output)
 
 
 @app.command()
@@ -319,6 +346,7 @@ def report(
         Option(metavar="FILE.json", help="Take bound and attackers from the output of `evaluate --json`."),
     ] = None,
     bound_seconds: BoundSeconds = 2.0,
+    overwrite: Replace = False,
     workers: Readers = None,
     scheduler: Scheduler = None,
     as_json: Json = False,
@@ -333,6 +361,7 @@ def report(
             output,
             evaluation=evaluation,
             bound_seconds=bound_seconds,
+            overwrite=overwrite,
             workers=workers,
             scheduler=scheduler,
             observer=observer,

@@ -89,6 +89,11 @@ def _start_local(stack: contextlib.ExitStack, cluster: ClusterSection, workers: 
     import dask
     from distributed import LocalCluster
 
+    # What was read from standard input cannot be read again by the processes that start.
+    main = sys.modules["__main__"]
+    if (file := getattr(main, "__file__", None)) and not Path(file).exists():
+        del main.__file__
+        stack.callback(setattr, main, "__file__", file)
     # Otherwise the first process starts this tracker, which unblocks the signal again.
     sys.warnoptions.append("ignore:resource_tracker")  # handed down to it: it would warn of killed processes
     try:

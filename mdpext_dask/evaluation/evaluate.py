@@ -18,8 +18,9 @@ from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, check_picture, rendered, whole_file
 from mdpext_dask.store.integrity import require_all_blocks
-from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from mdpext_dask.store.objects import WhereStored, address_of
+from mdpext_dask.store.remap import remap_of
 
 # Records whose losses are sent to the client and sorted there, at about 50 bytes each; of more, quantiles are
 # taken from tallies.
@@ -35,6 +36,7 @@ def evaluate(
     *,
     picture: str | Path | None = None,
     records: str | Path | None = None,
+    overwrite: bool = False,
     bound: BoundRequest | None = None,
     attacks: AttackRequest | None = EVERY_ATTACK,
     workers: int | None = None,
@@ -52,6 +54,8 @@ def evaluate(
     records
         File for the expected loss of every record, ``.npz``: `x_km`, `y_km`, and on their lattice `loss_km`,
         NaN where there is no prior, and `prior`.
+    overwrite
+        Whether these files may be there already, and are replaced.
     bound
         What to spend on the lower bound; by default what :class:`BoundRequest` says.
     attacks
@@ -69,7 +73,8 @@ def evaluate(
     - `state`: of the store; one that is "refused" keeps no promise, whatever it costs;
     - `content_sha256`: the store's own digest of its bytes, None where it has none; whether they still are
       those, :func:`mdpext_dask.auditors.audit.audit` says, not this;
-    - `loss_km`: the expected loss UL(M);
+    - `loss_km`: the expected loss UL(M) of what is drawn; as all that follows, without a remap;
+    - `remapped_loss_km`: that of what is reported, if the store is used with a remap, else None;
     - `loss_quantiles_km`: quantiles of ℓ(x) = Σ_y M(y|x) c(x, y) over records under their prior, and
       `loss_quantiles_resolution_km`: by how much they may be too large, 0 up to ten million records;
     - `report_loss_quantiles_km`, `report_loss_resolution_km`: the same of the loss c(X, Y) of one report,
@@ -100,11 +105,12 @@ def evaluate(
         if path is not None and Path(url).resolve() in path.resolve().parents:
             raise SpecError(f"{option}: {path}: lies inside the store")
     if picture is not None:
-        check_picture(picture, "--map")
+        check_picture(picture, "--map", overwrite=overwrite)
     if records is not None:
-        check_file(records, "--records", (RECORDS_SUFFIX,))
+        check_file(records, "--records", (RECORDS_SUFFIX,), overwrite=overwrite)
     store = MechanismStore.open(url)
     require_all_blocks(store)
+    used = remap_of(store) if store.state == COMPLETE else None
     attack = None if attacks is None else prepare(store, attacks)
     stages = Stages(observer)
     keep = picture is not None or records is not None or (attack is not None and attack.keeps_records)
@@ -114,7 +120,13 @@ def evaluate(
         spread = measure_spread(store, executor, stages, keep_records=keep)
         bounded = bound_facts(store, executor, stages, spread.loss_km, bound)
         adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
-    result = {"state": store.state, **spread_facts(store, spread), **bounded, "adversary": adversary}
+    result = {
+        "state": store.state,
+        **spread_facts(store, spread),
+        "remapped_loss_km": None if used is None else used.remapped_loss_km,
+        **bounded,
+        "adversary": adversary,
+    }
     if records is not None:
         _write_records(store, spread, records)
     if picture is not None:

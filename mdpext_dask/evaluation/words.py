@@ -19,6 +19,7 @@ def table(result: dict[str, Any]) -> list[Row]:
     return [
         *(refused if result.get("state") == "refused" else []),
         ("expected loss", f"{result['loss_km']:.6g} km"),
+        *_remapped(result.get("remapped_loss_km")),
         ("of a record", of_record),
         ("of one report", of_report),
         ("distance", f"{result['distance_km']:.6g} km expected from record to report"),
@@ -27,6 +28,12 @@ def table(result: dict[str, Any]) -> list[Row]:
         *_bound(result),
         *attack_rows(result["adversary"]),
     ]
+
+
+def _remapped(loss_km: float | None) -> list[Row]:
+    if loss_km is None:
+        return []
+    return [("with its remap", f"{loss_km:.6g} km, which its users lose; what follows is without it")]
 
 
 def _quantiles(quantiles: dict[str, float], resolution_km: float) -> str:

@@ -4,7 +4,15 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 
@@ -39,11 +47,63 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Degrees = tuple[float, float, float, float]
 RandomSeed = Annotated[int, Field(ge=0)]
-# TOML has lists where the job has tuples.
-_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-_OPTION = r"^--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?$"
-# Words go into a batch script as they are.
-_WORD = r"^[A-Za-z0-9][\w.,+-]*$"
+
+
+def _list_as(example: str = "") -> BeforeValidator:
+    """Return what makes a list of TOML the tuple that the job has, and refuses what is without brackets.
+
+    Parameters
+    ----------
+    example
+        What it looks like; default: the value itself in brackets.
+    """
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, bool | int | float | str):
+            word = isinstance(value, str) and not _NUMBERS.fullmatch(value)
+            text = f'["{value}"]' if word else f"[{value}]"
+            raise ValueError(f"must be a list, in brackets, got {value!r}; say {example or text}")
+        return tuple(value) if isinstance(value, list) else value
+
+    return BeforeValidator(listed)
+
+
+_NUMBERS = re.compile(r"[-+\d., ]+")
+_LIST = _list_as()
+_PLAIN = "letters, digits, dots, dashes and underscores, and begin with a letter or digit"
+_ADDRESS = '"tcp://host:port", or the name of a scheduler file that ends in .json'
+_OBJECT = "a name as Kubernetes takes it: small letters, digits and dashes"
+
+
+def _spelt(pattern: str, words: str) -> AfterValidator:
+    """Return a check that a whole text is of a pattern, whose message says so in words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {words}, got {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+# These go into a batch script as they are.
+_OPTION = _spelt(r"--[a-z][a-z-]*(=[^\s\"'`$\\;&|<>]+)?", '"--name=value", without spaces or quotes')
+_WORD = _spelt(r"[A-Za-z0-9][\w.,+-]*", "one word of letters, digits and . , + - _")
+
+
+def _go_together(choice: str, chosen: str, choices: tuple[str, ...], key: str, value: object) -> None:
+    """Refuse a choice without the key that it needs, and the key with another choice.
+
+    Raises
+    ------
+    ValueError
+        If so.
+    """
+    if chosen in choices and value is None:
+        raise ValueError(f'{choice} = "{chosen}" needs {key} = "..."')
+    if chosen not in choices and value is not None:
+        wanted = " or ".join(f'"{name}"' for name in choices)
+        raise ValueError(f'{key} goes with {choice} = {wanted}; with {choice} = "{chosen}" leave it out')
 
 
 class Section(BaseModel):
@@ -61,7 +121,7 @@ class JobSection(Section):
         Letters, digits, dots, dashes and underscores; the default store is ``NAME.zarr``.
     """
 
-    name: str = Field(default="mechanism", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, _spelt(r"[A-Za-z0-9][A-Za-z0-9._-]*", _PLAIN)] = "mechanism"
 
 
 class DomainSection(Section):
@@ -97,7 +157,7 @@ class DomainSection(Section):
 
     roads: Named | None = None
     place: Named | None = None
-    bbox: Annotated[Degrees | None, _LIST] = None
+    bbox: Annotated[Degrees | None, _list_as("[west, south, east, north]")] = None
     region: Named | None = None
     rotation_deg: Rotation = 0.0
     cell_km: Positive | None = None
@@ -110,9 +170,9 @@ class DomainSection(Section):
         if value is None:
             return None
         west, south, east, north = value
-        must = "must be [west, south, east, north] in degrees with west < east"
+        must = "the order is [west, south, east, north], in degrees, with west < east"
         if not (abs(west) <= 180 and abs(east) <= 180 and west != east and -90 < south < north < 90):
-            raise ValueError(f"{must} and south < north")
+            raise ValueError(f"{must} and south < north, got {list(value)}")
         if west > east and east + 360 - west > 180:
             raise ValueError(
                 f"{must}; west > east is for boxes across the antimeridian, where this one would be "
@@ -150,7 +210,17 @@ class PrivacySection(Section):
 
     epsilon_per_km: Positive
     budget: Literal["half", "bound", "certified"] = "certified"
-    min_probability: float = Field(default=1e-6, ge=SMALLEST_PROBABILITY, lt=1.0, allow_inf_nan=False)
+    min_probability: float = Field(default=1e-6, lt=1.0, allow_inf_nan=False)
+
+    @field_validator("min_probability")
+    @classmethod
+    def _every_output_is_possible(cls, value: float) -> float:
+        if value < SMALLEST_PROBABILITY:
+            raise ValueError(
+                f"must be at least {SMALLEST_PROBABILITY:.3g}, got {value!r}: an output that some places "
+                "never report would rule them out"
+            )
+        return value
 
 
 class OutputsSection(Section):
@@ -187,8 +257,7 @@ class OutputsSection(Section):
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "OutputsSection":
-        if (self.choose == "file") != (self.file is not None):
-            raise ValueError('file goes with choose = "file", and only with it')
+        _go_together("choose", self.choose, ("file",), "file", self.file)
         if self.choose != "file" and (self.lon_column or self.lat_column):
             raise ValueError('lon_column and lat_column go with choose = "file" only')
         if self.choose != "file" and self.outside != "error":
@@ -199,7 +268,8 @@ class OutputsSection(Section):
             if self.count is None:
                 raise ValueError(f'choose = "{self.choose}" needs count')
         elif self.count is not None:
-            raise ValueError(f'count does not go with choose = "{self.choose}"')
+            implied = ', which loss.kind = "file" implies' if self.choose == "loss-file" else ""
+            raise ValueError(f'count does not go with choose = "{self.choose}"{implied}; leave it out')
         return self
 
 
@@ -231,8 +301,7 @@ class PriorSection(Section):
     def _what_belongs_together(self) -> "PriorSection":
         if self.kind != "file" and (self.lon_column or self.lat_column):
             raise ValueError('lon_column and lat_column go with kind = "file" only')
-        if (self.kind in ("file", "raster")) != (self.file is not None):
-            raise ValueError('file goes with kind = "file" or "raster", and only with them')
+        _go_together("kind", self.kind, ("file", "raster"), "file", self.file)
         return self
 
 
@@ -269,8 +338,7 @@ class LossSection(Section):
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "LossSection":
-        if (self.kind == "file") != (self.file is not None):
-            raise ValueError('file goes with kind = "file", and only with it')
+        _go_together("kind", self.kind, ("file",), "file", self.file)
         if self.tasks_file is None and (self.tasks_lon_column or self.tasks_lat_column):
             raise ValueError("tasks_lon_column and tasks_lat_column go with tasks_file only")
         if self.kind == "file" and self.tasks_file is not None:
@@ -345,7 +413,7 @@ class StoreSection(Section):
         chosen from the size of the job.
     """
 
-    block_cells: Annotated[tuple[AtLeastOne, AtLeastOne] | None, _LIST] = None
+    block_cells: Annotated[tuple[AtLeastOne, AtLeastOne] | None, _list_as("[2, 2]")] = None
 
 
 class CompareSection(Section):
@@ -398,18 +466,17 @@ class ClusterSection(Section):
 
     kind: Literal["local", "inline", "address", "slurm", "kubernetes"] = "local"
     workers: Annotated[int, Field(ge=1, le=4096)] = 2
-    address: Annotated[str, Field(pattern=r"^(([a-z]+://)?[^\s/]+:\d+|\S+\.json)$")] | None = None
+    address: Annotated[str, _spelt(r"([a-z]+://)?[^\s/]+:\d+|\S+\.json", _ADDRESS)] | None = None
     memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    queue: Annotated[str, Field(pattern=_WORD)] | None = None
-    account: Annotated[str, Field(pattern=_WORD)] | None = None
+    queue: Annotated[str, _WORD] | None = None
+    account: Annotated[str, _WORD] | None = None
     walltime_hours: Annotated[float, Field(gt=0, le=8760)] = 1.0
-    options: Annotated[tuple[Annotated[str, Field(pattern=_OPTION)], ...], _LIST] = ()
-    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@-]*$")] | None = None
-    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "default"
-    volume_claim: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] | None = None
+    options: Annotated[tuple[Annotated[str, _OPTION], ...], _LIST] = ()
+    image: Annotated[str, _spelt(r"[A-Za-z0-9][\w./:@-]*", "the name of an image")] | None = None
+    namespace: Annotated[str, _spelt(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", _OBJECT)] = "default"
+    volume_claim: Annotated[str, _spelt(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", _OBJECT)] | None = None
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":
-        if (self.kind == "address") != (self.address is not None):
-            raise ValueError('address goes with kind = "address", and only with it')
+        _go_together("kind", self.kind, ("address",), "address", self.address)
         return self

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError, model_validator
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.job import sections as job_sections
 from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, PLACE, PLACE_PREFIX, Section
 
@@ -64,6 +64,27 @@ _REPLACED_BY_LOSS_FILE = {
     "domain": ("roads", "place", "bbox", "region", "rotation_deg", "cell_km"),
     "outputs": ("choose", "count", "file", "random_seed", "outside", "limit"),
     "prior": ("kind", "file"),
+}
+
+
+# What is wrong with a value, by the kinds of pydantic's errors.
+_COMPLAINTS = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a section of keys and values",
+    "finite_number": "must be finite",
+    "float_type": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a section of keys and values",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a text, in quotes",
+    "too_long": "has too many entries (at most {max_length})",
+    "too_short": "has too few entries (at least {min_length})",
+    "tuple_type": "must be a list, in brackets",
 }
 
 
@@ -306,10 +327,12 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such job file") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path}: is a folder; a job is a file, such as job.toml") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
+        raise SpecError(f"{path}: cannot be read: {first_line(error)}") from None
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+        raise SpecError(f"{path}: not a job file in TOML: {error}") from None
     _resolve_paths(document, path.resolve().parent)
     for override in overrides:
         _set(document, *_parsed(override))
@@ -401,7 +424,7 @@ def _resolved(value: str, key: str, folder: Path) -> str:
     try:
         return str((folder / Path(value).expanduser()).resolve())
     except (RuntimeError, ValueError, OSError) as error:  # no such user, a null byte, a loop of links
-        raise SpecError(f"{value!r}: not a path: {error}") from None
+        raise SpecError(f"{value!r}: not a path: {first_line(error)}") from None
 
 
 def _parsed(override: str) -> tuple[str, str, Any]:
@@ -459,7 +482,7 @@ def _content_digest(path: Path, key: str) -> str:
             with part.open("rb") as file:  # it may be larger than the memory
                 digests.append(hashlib.file_digest(file, "sha256"))
     except OSError as error:
-        raise SpecError(f"{key}: {path} cannot be read: {error}") from None
+        raise SpecError(f"{key}: {path} cannot be read: {first_line(error)}") from None
     if len(digests) == 1:
         return digests[0].hexdigest()
     return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
@@ -490,10 +513,20 @@ def first_complaint(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         inner = isinstance(first["loc"][-1], int)
         return f"{'.'.join(location[:-1])}: has too few numbers" if inner else f"{where}: is required"
+    if (words := _COMPLAINTS.get(first["type"])) is not None:
+        limits = {name: _limit(value) for name, value in first.get("ctx", {}).items()}
+        found = first["input"]
+        return (
+            f"{where}: {words.format(**limits)}, got {list(found) if isinstance(found, tuple) else found!r}"
+        )
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{where}: {message}" if where and not message.startswith(where) else message
     return f"{where}: {message[0].lower()}{message[1:]}, got {first['input']!r}"
+
+
+def _limit(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _known_names(sections: tuple[str, ...], model: type[BaseModel]) -> Iterator[str]:

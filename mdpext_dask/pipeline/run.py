@@ -158,7 +158,9 @@ def partition(url: str, first: int, last: int, *, observer: Observer = silent) -
     store.seed_sha256()
     blocks = store.plan.blocks
     if not 0 <= first < last <= blocks:
-        raise StoreError(f"{url}: blocks {first}..{last - 1} are not in the plan, which has 0..{blocks - 1}")
+        raise StoreError(
+            f"{url}: there are no blocks {first}:{last}; its blocks are 0:{blocks} (0 to {blocks - 1})"
+        )
     stages = Stages(observer)
     with stages.stage("extend", last - first, "blocks"):
         for index in range(first, last):

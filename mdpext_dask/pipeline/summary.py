@@ -6,6 +6,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.events import STAGES
 from mdpext_dask.store import locks
 from mdpext_dask.store.mechanism_store import EXTENDING, PLANNED, MechanismStore
+from mdpext_dask.store.remap import has_remap
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "method": attributes["job"]["extension"]["method"],
         "budget": attributes["job"]["privacy"]["budget"],
         "loss_km": attributes.get("loss_km"),
+        # Whether it is used with a remap; losses here are those without.
+        "remap": has_remap(store),
         "seed_primal": seed.get("primal_km"),
         "seed_dual": seed.get("dual_km"),
         "seed_gap": seed.get("gap"),

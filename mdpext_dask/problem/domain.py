@@ -67,6 +67,7 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
             tasks, weight = _choose_tasks(spec, geometry)
             distance = geometry.network.distances_to(tasks, directed=spec.loss.directed)
             loss = TravelLoss(geometry.node_xy_km, distance, weight, outputs.node)
+    notes += _more_than_records(len(output_xy), geometry)
     projection, nowhere = geometry.projection, np.full_like(output_xy, np.nan)
     return Domain(
         projection=projection,
@@ -79,6 +80,17 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
         loss=loss,
         notes=geometry.notes + notes + found + outside,
         downloads=geometry.downloads,
+    )
+
+
+def _more_than_records(outputs: int, geometry: Geometry) -> tuple[str, ...]:
+    """Return a note if there are more places to report than places to be at."""
+    records = geometry.grid.count_vertices_of(geometry.kept)
+    if outputs <= records:
+        return ()
+    return (
+        f"outputs: {outputs:,} for {records:,} records: more places to report than places to be at; the "
+        "seed program grows with each, so check that this is meant",
     )
 
 

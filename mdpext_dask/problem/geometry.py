@@ -13,7 +13,7 @@ from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.projection import Projection
 from mdpext_dask.problem.region import outlined, read_region, rounded
-from mdpext_dask.readers.longitudes import Degrees, between, east_of
+from mdpext_dask.readers.longitudes import Degrees, as_swapped, between, east_of
 from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.downloads import digests
@@ -249,6 +249,7 @@ def _nodes_in_box(network: RoadNetwork, degrees: Degrees | None) -> NDArray[np.i
         raise DataError(
             f"domain.bbox: no road within reach: none of the {network.nodes} road nodes lies in "
             f"{list(degrees)}; the network spans {rounded(network.box_degrees)}"
+            f"{as_swapped(degrees, network.lonlat)}"
         )
     return inside
 

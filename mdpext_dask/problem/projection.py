@@ -121,7 +121,10 @@ class Projection:
             If it exceeds 2 %: the box is too large for one plane.
         """
         if radius_km > LARGEST_RADIUS_KM:
-            raise SpecError(f"domain: a box that reaches {radius_km:.0f} km is too large for one plane")
+            raise SpecError(
+                f"domain: a box that reaches {radius_km:.0f} km is too large for one plane; the order of "
+                "bbox is west, south, east, north"
+            )
         bearing = np.linspace(0, 2 * np.pi, _BEARINGS, endpoint=False)
         r = np.linspace(0, radius_km, _RADII)[1:, None]
         x, y = r * np.sin(bearing), r * np.cos(bearing)

@@ -26,6 +26,15 @@ def between(lon: NDArray[np.float64], west: float, east: float) -> NDArray[np.bo
     return np.asarray((lon >= west) | (lon <= east))
 
 
+def as_swapped(box: Degrees, lonlat: NDArray[np.float64]) -> str:
+    """Return a hint if places, shape (n, 2), lie in a box once its latitudes and longitudes change places."""
+    south, west, north, east = box
+    lon, lat = lonlat.T
+    if not (between(lon, west, east) & (lat >= south) & (lat <= north)).any():
+        return ""
+    return f"; the order is west, south, east, north: say {[west, south, east, north]}"
+
+
 def arc(west: ArrayLike, east: ArrayLike) -> tuple[float, float]:
     """Return west and east of the smallest arc that covers arcs; west > east where 180 is inside.
 

@@ -75,8 +75,12 @@ def read_evaluation(store: MechanismStore, path: Path) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise SpecError(f"--evaluation: {path}: cannot be read: {first_line(error)}") from None
+    except ValueError:
+        raise SpecError(
+            f"--evaluation: {path}: is no JSON; give what `mdpext evaluate --json` prints"
+        ) from None
     if not isinstance(document, dict) or "content_sha256" not in document:
         raise SpecError(f"--evaluation: {path}: is not what `mdpext evaluate --json` prints")
     digest = (store.attributes.get("chunk_hashes") or {}).get("digest")

@@ -4,6 +4,7 @@ import datetime
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,6 +28,7 @@ from mdpext_dask.reports.page.html import page_of
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
 from mdpext_dask.store.objects import WhereStored, address_of
+from mdpext_dask.store.remap import remap_of
 
 SUFFIXES = (".html", ".htm")
 BOUND_SECONDS = 2.0
@@ -45,6 +47,7 @@ def report(
     *,
     evaluation: str | Path | None = None,
     bound_seconds: float = BOUND_SECONDS,
+    overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     observer: Observer = silent,
@@ -64,6 +67,8 @@ def report(
         used instead of being computed.
     bound_seconds
         Time for a lower bound on the loss of any mechanism, in s; 0 for no bound.
+    overwrite
+        Whether the file may be there already, and is replaced.
     workers
         Number of local processes, 1 for this process alone; default: this process for a small store, else one
         for each processor. The store has no say in it.
@@ -75,8 +80,8 @@ def report(
     Returns
     -------
     `file`, `bytes` and `sections` of the page; `state`, `holds`, `verdict` and `epsilon_certified` of the
-    store, as found now; and `seconds`. The page of a store that is refused or does not hold says so on top,
-    and `holds` is False.
+    store, as found now; `remap`, whether the store is used with one, as the page then says; and `seconds`.
+    The page of a store that is refused or does not hold says so on top, and `holds` is False.
 
     Raises
     ------
@@ -85,7 +90,7 @@ def report(
     IncompleteStoreError
         If the store is not finished.
     StoreError
-        If it cannot be read, or the page cannot be written.
+        If it cannot be read, its remap is damaged, or the page cannot be written.
     """
     started, url = time.perf_counter(), address_of(url)
     if not bound_seconds >= 0:
@@ -93,15 +98,16 @@ def report(
     target = Path(f"{PurePath(url.rstrip('/')).stem or 'store'}-report.html" if path is None else path)
     if Path(url).resolve() in target.resolve().parents:
         raise SpecError(f"{_OPTION}: {target}: lies inside the store")
-    check_file(target, _OPTION, SUFFIXES)
+    check_file(target, _OPTION, SUFFIXES, overwrite=overwrite)
     _require_libraries()
     store = MechanismStore.open(url)
     _require_finished(store)
     before = None if evaluation is None else read_evaluation(store, Path(evaluation))
+    used = remap_of(store) if store.state == COMPLETE else None
     stages = Stages(observer)
     with open_for_reader(workers, scheduler, small=is_small(store)) as executor:
         certificate = certify(store_subject(store), executor, stages)
-        found = _find_out(store, certificate, before, bound_seconds, executor, stages)
+        found = replace(_find_out(store, certificate, before, bound_seconds, executor, stages), remap=used)
     now = datetime.datetime.now(datetime.UTC)
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
@@ -118,6 +124,7 @@ def report(
         "holds": certificate.verdict == HOLDS and store.state == COMPLETE,
         "verdict": sentence(certificate) if store.state == COMPLETE else f"refused; {sentence(certificate)}",
         "epsilon_certified": certificate.as_json()["epsilon_certified"],
+        "remap": used is not None,
         "seconds": time.perf_counter() - started,
     }
 

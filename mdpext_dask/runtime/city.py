@@ -38,7 +38,7 @@ def is_city(path: str | Path) -> bool:
 def open_city(
     path: str | Path,
     *,
-    remap: bool = False,
+    remap: bool | None = None,
     trusted_key: Trusted | None = None,
     cache_bytes: int = _CACHE_BYTES,
 ) -> "City":
@@ -49,7 +49,8 @@ def open_city(
     path
         The file. It must stay as it is while the city is in use.
     remap
-        Report what the remap says instead of each output; the city must have been exported with one.
+        Whether to report what the remap says instead of each output; default: where the city was exported
+        with one.
     trusted_key
         Public key that must have signed the city: 64 hexadecimal digits, or a file; see
         :mod:`mdpext_dask.runtime.signatures`.
@@ -59,7 +60,7 @@ def open_city(
     Raises
     ------
     StoreError
-        If there is no such file, it is damaged, or has no remap.
+        If there is no such file, it is damaged, or has no remap that is asked for.
     GuaranteeViolation
         If a key is given that has not signed it.
     """
@@ -68,7 +69,7 @@ def open_city(
         content.require_signed(trusted_key)
     if remap and content.remap is None:
         raise StoreError(f"{path}: was exported without a remap; run mdpext remap and export it again")
-    return City(content, remap=remap, cache_bytes=cache_bytes)
+    return City(content, remap=remap is not False, cache_bytes=cache_bytes)
 
 
 class CityFile:

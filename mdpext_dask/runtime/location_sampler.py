@@ -36,6 +36,7 @@ Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
 
 # Attribute of stores and entry of cities with the identity of the mechanism.
 _IDENTITY = "mechanism_sha256"
+_MANY = "many places at once, for which there is sample_points"
 # Share of the disc's radius up to which rounding cannot decide whether a place is moved into the disc.
 _WELL_INSIDE = 0.999
 # Places whose longitude and latitude differ by less, in degrees, are not taken for swapped ones.
@@ -79,14 +80,15 @@ class Places:
         if x_km is None and y_km is None and lon is not None and lat is not None:
             east, north = as_number(lon), as_number(lat)
             if not (abs(east) <= 180 and abs(north) <= 90):
-                raise SpecError(f"lon, lat: must be degrees, got {shown(lon)}, {shown(lat)}")
+                raise SpecError(f"lon, lat: must be degrees, got {_one_each(lon, lat)}")
             return self._on_earth.point_to_plane(east, north)
         if lon is None and lat is None and x_km is not None and y_km is not None:
             x, y = as_number(x_km), as_number(y_km)
             if not (math.isfinite(x) and math.isfinite(y)):
-                raise SpecError(f"x_km, y_km: must be finite, got {shown(x_km)}, {shown(y_km)}")
+                raise SpecError(f"x_km, y_km: must be finite, got {_one_each(x_km, y_km)}")
             return x, y
-        raise SpecError("a place is given either by lon and lat or by x_km and y_km")
+        many = f"; got {_MANY}" if any(map(_is_many, (lon, lat, x_km, y_km))) else ""
+        raise SpecError(f"a place is given either by lon and lat or by x_km and y_km{many}")
 
     def many(self, coordinates: NDArray[Any], *, planar: bool) -> NDArray[np.float64]:
         """Return places in the plane, float64 of shape (n, 2), in km; not finite next to the antipode.
@@ -111,7 +113,7 @@ class Places:
             raise DataError(f"points: coordinates must be numbers: {first_line(error)}") from None
         # Numbers in texts are not taken for numbers.
         if found.dtype.kind not in "fiu" or found.shape[1:] != (2,):
-            given = f"{found.dtype}{found.shape}"
+            given = _what_it_is(coordinates, found, "x_km, y_km" if planar else "lon, lat")
             raise DataError(f"points: coordinates must be numbers, two for each place, got {given}")
         if not np.isfinite(found).all():
             raise DataError("points: coordinates must be finite numbers")
@@ -219,6 +221,7 @@ class Reporter(ABC):
         self.places, self._attributes = places, attributes
         self._output_lonlat, self._output_xy_km = output_lonlat, output_xy_km
         self._reported = output_xy_km if self.planar else output_lonlat
+        self.remapped = remap is not None
         self._remap = np.arange(len(output_xy_km)) if remap is None else remap
         recorded = attributes.get(_IDENTITY)
         if recorded is not None and recorded != self.mechanism_sha256:
@@ -453,9 +456,28 @@ class Reporter(ABC):
     def _summary(self) -> str:
         rows, columns = self.places.grid.shape
         return (
-            f"{rows} x {columns} records, {len(self._remap)} outputs, epsilon {self.epsilon_per_km:g}/km "
-            f"(certified {self.epsilon_certified:.6g})"
+            f"{rows} x {columns} records, {len(self._remap)} outputs{', remapped' if self.remapped else ''}, "
+            f"epsilon {self.epsilon_per_km:g}/km (certified {self.epsilon_certified:.6g})"
         )
+
+
+def _is_many(value: object) -> bool:
+    """Whether an argument is a column, an array or a table."""
+    return hasattr(value, "__len__") and not isinstance(value, str)
+
+
+def _one_each(first: object, second: object) -> str:
+    """Return what was given for the two coordinates of one place, in words."""
+    return _MANY if _is_many(first) or _is_many(second) else f"{shown(first)}, {shown(second)}"
+
+
+def _what_it_is(given: object, found: NDArray[Any], columns: str) -> str:
+    """Return what was given for many places, in words: its columns, or its type and shape."""
+    names = getattr(given, "columns", None)
+    if names is not None and found.shape[1:] != (2,):
+        return f"a table with columns {', '.join(map(str, names))}; give the two of the place, {columns}"
+    hint = f"; give an array of shape (n, 2), or a table of {columns}" if found.ndim == 1 else ""
+    return f"{found.dtype}{found.shape}{hint}"
 
 
 def _named(

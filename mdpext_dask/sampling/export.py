@@ -19,15 +19,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import SpecError, first_line
-from mdpext_dask.files import whole_file
+from mdpext_dask.errors import SpecError, alternatives, first_line
+from mdpext_dask.files import check_new, whole_file
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.sampling.mechanism import Mechanism, check_finished, require_same
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.remap import TABLE, content_of, read_remap
+from mdpext_dask.store.remap import Remap, content_of, remap_of
 from mdpext_dask.store.rows import rows_of
 from mdpext_dask.store.signature import require_signed
 
@@ -41,7 +41,13 @@ _SIDE_POINTS = 33
 
 
 def export_city(
-    url: str, output: Path, packing: str = "auto", *, trusted_key: Trusted | None = None
+    url: str,
+    output: Path,
+    packing: str = "auto",
+    *,
+    remap: bool | None = None,
+    overwrite: bool = False,
+    trusted_key: Trusted | None = None,
 ) -> dict[str, Any]:
     """Write a finished store as one file.
 
@@ -54,6 +60,10 @@ def export_city(
     packing
         ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the scores
         where they give the rows.
+    remap
+        Whether the city is used with the store's remap; default: where the store has one.
+    overwrite
+        Whether the file may be there already, and is replaced.
     trusted_key
         Public key that must have signed the store; the city is another thing, to be signed by itself.
 
@@ -64,24 +74,26 @@ def export_city(
     Raises
     ------
     SpecError
-        If the packing is unknown, or not possible for this store, or the file would lie in the store.
+        If the packing is unknown, or not possible for this store, or the file would lie in the store, or
+        exists and must not be replaced.
     IncompleteStoreError, GuaranteeViolation
         If the store is not complete, is refused, is no longer what was certified, or is not signed by the
         trusted key.
     StoreError
-        If it cannot be read, or is replaced meanwhile.
+        If it cannot be read, is replaced meanwhile, or has no remap that is asked for.
     DataError
         If the file cannot be written.
     """
     started = time.perf_counter()
     if packing not in PACKINGS:
-        raise SpecError(f"--packing: must be {', '.join(PACKINGS)}, got {packing!r}")
+        raise SpecError(f"--packing: must be {alternatives(PACKINGS)}, got {packing!r}")
     if not objects.is_remote(url) and objects.local_path(url).resolve() in output.resolve().parents:
         raise SpecError(f"{output}: lies inside the store")
+    check_new(output, overwrite=overwrite)
     store = MechanismStore.open(url)
     check_finished(store, verify=True)
     signed_by = None if trusted_key is None else require_signed(store, trusted_key)
-    header = _header(store)
+    header = _header(store, remap_of(store, remap))
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
         wanted = [city_header.SEED, city_header.ROWS] if packing == "auto" else [packing]
@@ -127,7 +139,7 @@ def export_city(
     }
 
 
-def _header(store: MechanismStore) -> dict[str, Any]:
+def _header(store: MechanismStore, remap: Remap | None) -> dict[str, Any]:
     attributes, kept = store.attributes, store.kept
     certificate = objects.get_bytes(store.objects, integrity.CERTIFICATE) or b""
     outputs = {name: store.read(f"output_{name}").tolist() for name in ("lon", "lat", "x", "y")}
@@ -145,7 +157,7 @@ def _header(store: MechanismStore) -> dict[str, Any]:
         "kept": None if kept.all() else np.packbits(kept).tobytes().hex(),
         # JSON has no NaN, which is what degrees are where there is no projection.
         "outputs": {name: [v if np.isfinite(v) else None for v in a] for name, a in outputs.items()},
-        "remap": read_remap(store).output if objects.exists(store.objects, TABLE) else None,
+        "remap": None if remap is None else remap.output,
         "tile_cells": city_layout.tile_cells(store.grid, store.outputs),
     }
 

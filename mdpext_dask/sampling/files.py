@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError, SpecError
-from mdpext_dask.files import whole_file
+from mdpext_dask.files import check_new, whole_file
 from mdpext_dask.readers.point_chunks import BY_NAME, PointChunk, PointColumns
 from mdpext_dask.readers.point_files import format_of, point_chunks
 from mdpext_dask.runtime.ledger import ReleaseBudget
@@ -20,9 +20,11 @@ from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling.mechanism import OutsideRule, open_mechanism
 from mdpext_dask.sampling.report_files import RESERVED, check_report_file, marked, reports_into
 from mdpext_dask.store import objects
+from mdpext_dask.store.mechanism_store import ROOT_KEY
 
 # Points that are in memory together.
 CHUNK_POINTS = 200_000
+_STANDARD_INPUT = Path("/dev/stdin")
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,14 @@ def sample_file(
     output: Path,
     outside: str = "nearest",
     *,
-    remap: bool = False,
+    remap: bool | None = None,
     users: Users = _NOBODY,
     columns: PointColumns = BY_NAME,
     place_km: float | None = None,
     trusted_key: Trusted | None = None,
     chunk_points: int = CHUNK_POINTS,
     verify: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Draw one reported place for every point of a file, and write them in the same order.
 
@@ -99,15 +102,16 @@ def sample_file(
     store
         A finished mechanism store.
     points
-        Points with lon and lat or x_km and y_km; the latter where the mechanism is planar.
+        Points with lon and lat or x_km and y_km; the latter where the mechanism is planar. ``-`` is standard
+        input, as CSV.
     output
-        Where the reports go.
+        Where the reports go. ``-`` is standard output, as CSV.
     outside
         Rule for points outside the grid or the region; see
         :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample_points`. With ``"error"`` nothing is
         written if there is one.
     remap
-        Whether to report what the store's remap says; see
+        Whether to report what the store's remap says; default: where it has one. See
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     columns
         Which columns of the points hold longitude and latitude, where their names do not say so.
@@ -120,6 +124,8 @@ def sample_file(
     verify
         Whether to compare all shards with their receipts before the first draw; see
         :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
+    overwrite
+        Whether the output may be there already, and is replaced.
 
     Raises
     ------
@@ -135,7 +141,11 @@ def sample_file(
     started = time.perf_counter()
     if outside not in get_args(OutsideRule):
         raise SpecError(f"--outside: must be {', '.join(get_args(OutsideRule))}, got {outside!r}")
+    if str(points) == "-":
+        points = _STANDARD_INPUT
     _check_target(output, store, (points, users.sticky_key, users.ledger))
+    check_new(output, overwrite=overwrite)
+    _check_order(store, points)
     mechanism = open_mechanism(store, verify=verify, remap=remap, trusted_key=trusted_key)
     check_report_file(output, planar=mechanism.planar)
     quantisation_km = mechanism.quantisation_km(place_km)
@@ -191,7 +201,7 @@ def sample_file(
         "outside": seen.outside,
         "dropped": seen.points - seen.reports,
         "outside_rule": outside,
-        "remap": remap,
+        "remap": mechanism.remapped,
         # Names that begin like a formula; in CSV an apostrophe stands before them.
         **({"users_marked": seen.marked} if users.keep else {}),
         "verified": verify or trusted_key is not None,
@@ -238,6 +248,16 @@ def _names(chunk: PointChunk, column: str | None, points: Path) -> list[str]:
         number = chunk.first_row + names.index("") + 1
         raise DataError(f"{points}: point {number}: {column} is empty")
     return names
+
+
+def _check_order(store: str, points: Path) -> None:
+    """Refuse a store and points that have changed places, and points that are a store."""
+    if (points / ROOT_KEY).is_file():
+        swapped = not objects.is_remote(store) and objects.local_path(store).is_file()
+        what = (
+            f"the store comes before the points: mdpext sample {points} {store}" if swapped else "give a file"
+        )
+        raise SpecError(f"{points}: is a store, where points are expected; {what}")
 
 
 def _check_target(output: Path, store: str, inputs: tuple[Path | None, ...]) -> None:

@@ -17,7 +17,7 @@ from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.blocks import FLOAT32
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, ROOT_KEY, MechanismStore
-from mdpext_dask.store.remap import content_of, merge_columns, read_remap
+from mdpext_dask.store.remap import content_of, merge_columns, remap_of
 from mdpext_dask.store.rows import rows_at, rows_of
 from mdpext_dask.store.signature import require_signed
 
@@ -33,7 +33,7 @@ _PROBABILITY = {"long_name": "probability of reporting the output", "units": "1"
 
 
 def open_mechanism(
-    url: str | Path, *, verify: bool = False, remap: bool = False, trusted_key: Trusted | None = None
+    url: str | Path, *, verify: bool = False, remap: bool | None = None, trusted_key: Trusted | None = None
 ) -> "Mechanism":
     """Open a finished mechanism store.
 
@@ -44,7 +44,7 @@ def open_mechanism(
     verify
         Also look for any change since it was certified: :func:`mdpext_dask.store.integrity.verify`.
     remap
-        Report what the store's remap says instead of each output; see
+        Whether to report what the store's remap says instead of each output; default: where it has one. See
         :mod:`mdpext_dask.sampling.remap_store`.
     trusted_key
         Public key that must have signed the store: 64 hexadecimal digits, or a file; see
@@ -67,7 +67,8 @@ def open_mechanism(
     check_finished(store, verify=verify or trusted_key is not None)
     if trusted_key is not None:
         require_signed(store, trusted_key)
-    return Mechanism(store, read_remap(store).table if remap else None)
+    found = remap_of(store, remap)
+    return Mechanism(store, None if found is None else found.table)
 
 
 def check_finished(store: MechanismStore, *, verify: bool = False) -> None:
@@ -253,7 +254,7 @@ class Mechanism(Reporter):
             ("promised", f"ε = {self.epsilon_per_km:g} per km {where}, metric p = {self.metric_p:g}"),
             ("certified", f"ε = {self.epsilon_certified:.6g} per km in the plane, over all pairs of records"),
             ("records", f"{' x '.join(map(str, grid.shape))}, {inside:,} in the region"),
-            ("outputs", f"{store.outputs:,}"),
+            ("outputs", f"{store.outputs:,}{', remapped' if self.remapped else ''}"),
             ("to the nearest record", f"at most {1000 * self.max_quantisation_km:.3g} m"),
             *([] if loss is None else [("expected loss", f"{loss:.4g} km")]),
         ]

@@ -12,7 +12,7 @@ from mdpext_dask.evaluation.loss import remap_costs_block
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.sampling.mechanism import check_finished
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.remap import Remap, best_remap, content_of, write_remap
+from mdpext_dask.store.remap import Remap, best_remap, content_of, has_remap, remove_remap, write_remap
 
 
 def remap_store(
@@ -20,8 +20,9 @@ def remap_store(
 ) -> dict[str, Any]:
     """Compute the optimal remap of a finished store's outputs and leave it in the store.
 
-    Nothing that is certified changes. Sampling applies it only when asked to; see
-    :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
+    Nothing that is certified changes. From then on the store is used with it: reports drawn from the store
+    and from cities exported from it, plots of rows and the report page are of what the remap reports, unless
+    they are asked to leave it out.
 
     Parameters
     ----------
@@ -84,3 +85,27 @@ def remap_store(
         "outputs_reported": len(reported),
         "seconds": stages.total(),
     }
+
+
+def unmap_store(url: str) -> dict[str, Any]:
+    """Use a store without a remap again: delete its table; nothing else changes.
+
+    Parameters
+    ----------
+    url
+        Local path or URL of the store.
+
+    Returns
+    -------
+    Whether there was a remap.
+
+    Raises
+    ------
+    StoreError
+        If there is no such store, or it cannot be written.
+    """
+    store = MechanismStore.open(url, mode="r+")
+    removed = has_remap(store)
+    if removed:
+        remove_remap(store)
+    return {"store": store.url, "removed": removed}

@@ -63,9 +63,12 @@ def check_report_file(path: Path, *, planar: bool) -> None:
         If it is GeoJSON, which is in degrees, and the mechanism is planar; if it is an archive; or if the
         library that writes the format is missing.
     """
-    kind = format_of(path)
+    try:
+        kind = format_of(path)
+    except SpecError:
+        kind = "geopackage"
     if kind == "geopackage":
-        raise SpecError(f"{path}: reports are CSV, Parquet or GeoJSON, not .gpkg")
+        raise SpecError(f"{path}: reports are CSV, Parquet or GeoJSON, not {path.suffix.lower()}")
     if kind.startswith("geojson") and planar:
         raise SpecError(f"{path}: GeoJSON is in degrees, and this mechanism is planar; write CSV or Parquet")
     if path.suffix.lower() == ".zip":

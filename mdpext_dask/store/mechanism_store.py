@@ -7,7 +7,7 @@
     problem/                       tables of the loss, so that a finished store can be evaluated
     receipts/                      one small object per finished block
     audit/                         certificates and audits
-    remap/                         the output to report in place of each, if it was asked for
+    remap/                         the output to report in place of each, if the store is used with a remap
     lock.json                      the run that holds the store, while there is one
 
 The client creates the whole hierarchy before any task runs; a task opens it, writes the shards it owns
@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -94,7 +95,7 @@ class MechanismStore:
             )
             schema.write_arrays(root, domain, plan)
         except (OSError, zarr.errors.ContainsGroupError) as error:
-            raise StoreError(f"{url}: cannot be created: {error}") from None
+            raise StoreError(f"{url}: cannot be created: {first_line(error)}") from None
         created = cls(url, store, root)
         created.update(state=PLANNED)
         return created
@@ -108,8 +109,8 @@ class MechanismStore:
         StoreError
             If there is no mechanism store, or one of a newer format.
         """
-        if not objects.is_remote(url) and not objects.local_path(url).exists():
-            raise StoreError(f"{url}: no such store")
+        if not objects.is_remote(url):
+            _require_folder(url, objects.local_path(url))
         store = objects.open_objects(url, read_only=mode == "r")
         root = _open_root(store, mode, f"{url}: not a mechanism store")
         schema.check_attributes(root.attrs, url)
@@ -561,10 +562,31 @@ class MechanismStore:
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
 
 
+def _require_folder(url: str, path: Path) -> None:
+    """Refuse a path where there is no folder, and say what a file there seems to be.
+
+    Raises
+    ------
+    StoreError
+        If so.
+    """
+    if not path.exists():
+        raise StoreError(f"{url}: no such store")
+    if not path.is_dir():
+        kinds = {
+            ".toml": "a job file; make its store with mdpext run",
+            ".mdp": "an exported city, which audit and open_city take",
+        }
+        what = kinds.get(path.suffix.lower(), "a file")
+        raise StoreError(f"{url}: not a mechanism store, which is a folder such as NAME.zarr, but {what}")
+
+
 def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
     try:
         # Consolidated metadata is for other readers; this package reads the documents themselves.
         return zarr.open_group(store, mode=cast(Any, mode), zarr_format=3, use_consolidated=False)
+    except zarr.errors.GroupNotFoundError:
+        raise StoreError(f"{complaint}: there is no Zarr group") from None
     except DAMAGE as error:
         raise StoreError(f"{complaint}: {first_line(error)}") from None
 

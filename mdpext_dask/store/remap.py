@@ -2,8 +2,8 @@
 
 An output y gives a posterior over records, ∝ π(x) M(y|x); the best report in place of y is the output y' of
 least expected loss under it. Reporting r(y) in place of y is post-processing, so ε holds for any table r.
-Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for location privacy" (PoPETs
-2017).
+A store that has a table is used with it, everywhere; see :func:`remap_of`. Chatzikokolakis, ElSalamouny &
+Palamidessi, "Efficient utility improvement for location privacy" (PoPETs 2017).
 """
 
 from collections.abc import Mapping
@@ -102,6 +102,40 @@ def write_remap(store: MechanismStore, remap: Remap) -> None:
     objects.put_json(store.objects, TABLE, asdict(remap))
 
 
+def remove_remap(store: MechanismStore) -> None:
+    """Delete the remap of a store, which is then used without one.
+
+    Raises
+    ------
+    StoreError
+        If the store refuses.
+    """
+    objects.delete_keys(store.objects, [TABLE])
+
+
+def has_remap(store: MechanismStore) -> bool:
+    """Whether a store is used with a remap."""
+    return objects.exists(store.objects, TABLE)
+
+
+def remap_of(store: MechanismStore, wanted: bool | None = None) -> Remap | None:
+    """Return the remap to use a store with; None to use it without.
+
+    Parameters
+    ----------
+    store
+        The store.
+    wanted
+        True: it must have one; False: without; None: as the store says, with a remap if it has one.
+
+    Raises
+    ------
+    StoreError
+        If it is wanted and there is none, it is damaged, or was made for other bytes.
+    """
+    return read_remap(store) if (has_remap(store) if wanted is None else wanted) else None
+
+
 def read_remap(store: MechanismStore) -> Remap:
     """Return the remap of a store.
 
@@ -112,7 +146,7 @@ def read_remap(store: MechanismStore) -> Remap:
     """
     remap: Remap | None = objects.get_json(store.objects, TABLE, Remap)
     again = f"run mdpext remap {store.url}"
-    if remap is None and not objects.exists(store.objects, TABLE):
+    if remap is None and not has_remap(store):
         raise StoreError(f"{store.url}: has no remap; {again}")
     if remap is not None and remap.content_sha256 != content_of(store):
         raise StoreError(f"{store.url}: {TABLE} was made for other bytes than the store has; {again}")

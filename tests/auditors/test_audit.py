@@ -561,7 +561,8 @@ def test_coordinates_of_outputs_that_are_lost_are_changes_not_crashes(finished: 
         ("s.zarr --method sampled --design clever", "--design"),
         ("s.zarr --method sampled --confidence 95", "--confidence"),
         ("s.zarr --method boundary --blocks 3", "A:B"),
-        ("s.zarr --method boundary --blocks 1:300", "not in the plan"), ("s.zarr --blocks 0:1", "--blocks"),
+        ("s.zarr --method boundary --blocks 1:300", "there are no blocks"),
+        ("s.zarr --blocks 0:1", "--blocks"),
         ("p.csv --epsilon-per-km 1", "p.csv"),
     ],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Draw:
     monkeypatch.setattr(audit_module, "_PICTURE_PAIRS", FEW)
 
     def run(*arguments: Any, name: str = "a.png", **options: Any) -> Picture:
-        audit(*arguments, picture=tmp_path / name, **options)
+        audit(*arguments, picture=tmp_path / name, overwrite=True, **options)
         return Picture(*kept, tmp_path / name)
 
     return run
@@ -343,7 +343,7 @@ def test_the_same_reports_make_the_same_bytes(draw: Draw) -> None:
 
 
 def check_refusal(path: Path, complaint: str) -> None:
-    refused(SpecError, rf"^--picture: .*{complaint}", check_picture, path)
+    refused(SpecError, rf"^--picture: .*{complaint}", check_picture, path, overwrite=False)
 
 
 @pytest.mark.parametrize(

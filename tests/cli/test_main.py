@@ -244,7 +244,7 @@ def test_another_job_s_store_is_left_alone(done: Path, inside: Inside) -> None:
         (["sample", "tiny.zarr", "degrees.csv", "-o", "tiny.zarr/zarr.json"], "inside the store"),
         (["partition", "tiny.zarr"], "either a block or --range"),
         (["partition", "tiny.zarr", "--range", "x"], "A:B"),
-        (["partition", "tiny.zarr", "999"], "not in the plan"),
+        (["partition", "tiny.zarr", "999"], "there are no blocks"),
         (["run", "missing.toml"], "no such job file"),
         (["run", "job.toml", "--progress", "loud"], "--progress"),
         (["run", "job.toml", "--store", "memory://a.zarr"], "would be gone with this command"),
@@ -327,7 +327,9 @@ def test_reports_go_through_devices_and_links(done: Path, inside: Inside) -> Non
     assert Path("/dev/null").is_char_device()
     (done / "real.csv").touch()
     (done / "link.csv").symlink_to("real.csv")
-    assert inside("sample", "tiny.zarr", "p.csv", "-o", "link.csv", folder=done).returncode == 0
+    again = "sample", "tiny.zarr", "p.csv", "-o", "link.csv"
+    assert_refused(inside(*again, folder=done), "link.csv: exists already")
+    assert inside(*again, "--overwrite", folder=done).returncode == 0
     assert (done / "link.csv").is_symlink()
     assert len((done / "real.csv").read_text().splitlines()) == 2
 
@@ -350,7 +352,7 @@ def test_what_cannot_be_printed_does_not_look_like_a_broken_guarantee(folder: Pa
 def test_an_answer_that_cannot_be_written_is_told_and_a_full_log_stops_nothing(folder: Path) -> None:
     full = shell("plan job.toml --json >/dev/full", folder)
     assert full.returncode == 2
-    assert full.stderr == "error: the answer cannot be written: [Errno 28] No space left on device\n"
+    assert full.stderr == "error: the answer cannot be written: No space left on device\n"
     ended = shell("run job.toml --progress plain --json 2>/dev/full", folder)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["state"] == "complete"
@@ -390,3 +392,36 @@ def test_without_what_commands_need_there_is_a_line_and_no_traceback() -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert "pip install mdpext-dask" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_standard_input_and_output(done: Path) -> None:
+    """CSV in, CSV out, and what is told goes to standard error."""
+    (done / "points.csv").write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
+    outcome = shell("sample tiny.zarr - -o - < points.csv", done)
+    assert [line.split(",")[0] for line in outcome.stdout.splitlines()] == ["row", "0", "1"], outcome.stderr
+    assert "points" in outcome.stderr
+    assert not (done / "-").exists()
+
+
+def test_an_older_python_is_told_in_one_line() -> None:
+    code = (
+        "import sys, runpy; sys.version_info = (3, 10, 4, 'final', 0); "
+        "runpy._run_module_as_main('mdpext_dask.cli')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "mdpext_dask needs Python 3.11 or newer; this is 3.10.4" in done.stderr
+    # Nothing stands before the check that an older Python could not read or import.
+    first = (Path(__file__).parents[2] / "mdpext_dask" / "__init__.py").read_text().partition("if sys.v")[0]
+    imports = [line for line in first.splitlines() if line.startswith(("import", "from"))]
+    assert imports == [
+        "import sys", "from importlib import import_module", "from typing import TYPE_CHECKING, Any"
+    ]  # fmt: skip
+
+
+def test_a_script_on_standard_input_may_use_several_processes(done: Path) -> None:
+    """Processes that start import the script of their parent, which cannot be read again."""
+    script = "from mdpext_dask import audit; print(audit('tiny.zarr', workers=2).verdict)"
+    command = ["sh", "-c", f'echo "{script}" | {sys.executable} -']
+    outcome = subprocess.run(command, cwd=done, capture_output=True, text=True, check=False, timeout=120)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "holds\n", "")

@@ -116,7 +116,9 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
 READERS: dict[str, Callable[..., object]] = {
     "audit": audit, "evaluate": evaluate, "remap": lambda path, **how: remap_store(str(path), **how),
     "finalise": lambda path, **how: finalise(str(path), **how),
-    "report": lambda path, **how: report(path, path.parent / "r.html", bound_seconds=0, **how),
+    "report": lambda path, **how: report(
+        path, path.parent / "r.html", bound_seconds=0, overwrite=True, **how
+    ),
     "plot": lambda path, **how: plot_loss(MechanismStore.open(str(path)), **how),
 }  # fmt: skip
 SECTIONS = {

@@ -125,7 +125,7 @@ def test_too_many_records_to_sort(finished: Path, monkeypatch: pytest.MonkeyPatc
     for share, value in exact["loss_quantiles_km"].items():
         assert 0 <= found["loss_quantiles_km"][share] - value <= resolution
     # A file of all losses does not change what is said.
-    assert evaluate(str(finished), records=tmp_path / "r.npz") == found
+    assert evaluate(str(finished), records=tmp_path / "r.npz", overwrite=True) == found
 
 
 # --- quantiles ------------------------------------------------------------------------------------

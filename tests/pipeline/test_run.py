@@ -144,7 +144,7 @@ def test_in_pieces_without_dask_it_is_the_same(path: Path, small_job: Job, built
     partition(str(path), 0, blocks)
     assert finalise(str(path)) == summarise(MechanismStore.open(str(path)))
     assert np.array_equal(bytes_of(path), bytes_of(built))
-    refused(StoreError, "not in the plan", partition, str(path), 0, blocks + 1)
+    refused(StoreError, "there are no blocks", partition, str(path), 0, blocks + 1)
 
 
 # --- interruptions --------------------------------------------------------------------------------

@@ -102,6 +102,20 @@ def test_box_away_from_the_network_is_refused(small_job: JobMaker) -> None:
         refusal(partial(action, spec), *parts, kind=DataError)
 
 
+def test_a_box_with_latitudes_first_is_told_its_order(small_job: JobMaker) -> None:
+    west, south, east, north = _BBOX
+    spec = parse_job(small_job(domain={"bbox": [south, west, north, east]}))
+    parts = "the order is west, south, east, north", str([west, south, east, north])
+    refusal(lambda: build_geometry(spec), *parts, kind=DataError)
+
+
+def test_more_outputs_than_records_are_told(small_job: JobMaker) -> None:
+    job = small_job(domain={"cell_km": 6.0, "refine": [2]}, outputs={"count": 60}, loss={"kind": "euclidean"})
+    domain = build_domain(parse_job(job))
+    assert domain.grid.records < 60
+    assert any(f"60 for {domain.grid.records} records" in note for note in domain.notes)
+
+
 # --- the network -----------------------------------------------------------------------------------
 
 

@@ -250,7 +250,7 @@ def test_a_file_of_planar_points(planar: Path, mechanism: Mechanism, tmp_path: P
     assert not (tmp_path / "none.csv").exists()
     # All of them outside, but nobody can say that they look like degrees here.
     points.write_text("x_km,y_km\n12.5,41.9\n")
-    assert sample_file(str(planar), points, out)["outside"] == 1
+    assert sample_file(str(planar), points, out, overwrite=True)["outside"] == 1
 
 
 # --- the command line ------------------------------------------------------------------------------

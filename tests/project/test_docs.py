@@ -12,6 +12,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.run import build
 from tests.support.scripts import module_at
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -48,6 +50,64 @@ def test_the_tutorial_runs_as_a_script_and_the_guide_goes_on_from_it(
     for block in blocks:
         exec(block, known)
     assert capsys.readouterr().out.count("\n") == 2
+
+
+# What a core installation brings, all that it requires included; everything else cannot be imported.
+CORE_ALONE = """
+import importlib.abc, re, sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+
+def named(requirement):
+    return re.match(r"[\\w.-]+", requirement)[0].lower().replace("_", "-")
+
+known, ahead = set(), ["mdpext-dask"]
+while ahead:
+    name = ahead.pop()
+    if name not in known:
+        known.add(name)
+        try:
+            ahead += [named(each) for each in requires(name) or () if "extra ==" not in each]
+        except PackageNotFoundError:  # for another system or Python
+            pass
+more = {
+    package for package, names in packages_distributions().items()
+    if not known & {name.lower().replace("_", "-") for name in names}
+}
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in more:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_what_the_readme_shows_runs_after_what_it_installs(tmp_path: Path) -> None:
+    """Its Python and the commands beside it, without the libraries of extras."""
+    job = {
+        "domain": {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2]},
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+        "outputs": {"count": 6},
+        "loss": {"tasks": 4},
+        "cluster": {"kind": "inline"},
+    }
+    build(parse_job(job), str(tmp_path / "manhattan.zarr"))
+    (tmp_path / "points.csv").write_text("lon,lat\n-73.98,40.75\n")
+    blocks = snippets(PROJECT / "README.md")
+    commands = re.findall(
+        r"^mdpext (?:sample|export|audit) [^#`\n]*", (PROJECT / "README.md").read_text(), re.MULTILINE
+    )
+    assert (len(blocks), len(commands)) == (1, 2)
+    program = [CORE_ALONE, *blocks, "from mdpext_dask.cli.main import app"]
+    program += [f"app({command.split()[1:]!r}, standalone_mode=False)" for command in commands]
+    program.append("import pytest")  # which is no part of it
+    (tmp_path / "program.py").write_text("\n".join(program))
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1:] == ["ModuleNotFoundError: No module named 'pytest'"], done.stderr
+    assert (tmp_path / "blurred.csv").exists()
+    assert (tmp_path / "manhattan.mdp").exists()
 
 
 def test_every_link_of_every_page_leads_somewhere(pages: ModuleType) -> None:

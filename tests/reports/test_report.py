@@ -69,7 +69,7 @@ def whole(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def made(url: Path, file: Path, bound_seconds: float = 0, **options: Any) -> Made:
-    said = report(str(url), file, bound_seconds=bound_seconds, **options)
+    said = report(str(url), file, bound_seconds=bound_seconds, overwrite=True, **options)
     return said, Page(file.read_text(encoding="utf-8"))
 
 

@@ -246,7 +246,10 @@ def test_a_remap_comes_along(stores: Stores, cities: Cities) -> None:
     city, mechanism = open_city(cities["plain"], remap=True), open_mechanism(stores["plain"], remap=True)
     place = {"lon": -73.98, "lat": 40.75}
     assert np.array_equal(city.row(**place), mechanism.row(**place).values)
-    assert not np.array_equal(city.row(**place), open_city(cities["plain"]).row(**place))
+    assert np.array_equal(open_city(cities["plain"]).row(**place), city.row(**place))
+    without = open_city(cities["plain"], remap=False)
+    assert not np.array_equal(city.row(**place), without.row(**place))
+    assert (city.remapped, without.remapped) == (True, False)
     message = refusal(lambda: open_city(cities["region"], remap=True), kind=StoreError)
     assert "without a remap; run mdpext remap and export it again" in message
 

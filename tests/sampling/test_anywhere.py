@@ -113,7 +113,9 @@ def test_every_way_in_is_one_map_that_keeps_the_promise(
                 ways[f"{name} many {names} {coarse}"] = taken(seen)
             if isinstance(reporter, Mechanism):
                 for file in files_of(tmp_path, places, names):
-                    sample_file(reporter.url, file, tmp_path / f"out{file.suffix}", chunk_points=50)
+                    sample_file(
+                        reporter.url, file, tmp_path / f"out{file.suffix}", chunk_points=50, overwrite=True
+                    )
                     ways[f"{file.suffix} {names}"] = taken(seen)
     expected = np.array(ways["Mechanism one ('lon', 'lat')"])
     logs = np.log(all_rows(mechanism._store).reshape(-1, mechanism._store.outputs).astype(float))

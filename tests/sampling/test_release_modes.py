@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -342,6 +343,18 @@ BATCHES: list[Any] = [
 @pytest.mark.parametrize("coordinates", BATCHES)
 def test_batches_of_something_else_are_refused(mechanism: Mechanism, coordinates: Any) -> None:
     refused(DataError, "points: coordinates must be", mechanism.sample_points, np.array(coordinates))
+
+
+def test_tables_and_columns_are_told_how_to_be_given(mechanism: Mechanism) -> None:
+    table = pd.DataFrame({"user": ["a", "b"], "lon": [LON, LON], "lat": [LAT, LAT]})
+    many = "many places at once, for which there is sample_points"
+    for place in ((table.lon, table.lat), (table,), (LON, [LAT])):
+        refused(SpecError, many, mechanism.sample, *place)
+    refused(SpecError, many, mechanism.row, lon=table.lon, lat=table.lat)
+    which = "table with columns user, lon, lat; give the two of the place, lon, lat"
+    refused(DataError, which, mechanism.sample_points, table)
+    refused(DataError, r"an array of shape \(n, 2\)", mechanism.sample_points, table.lon)
+    assert len(mechanism.sample_points(table[["lon", "lat"]])[0]) == 2
 
 
 def test_coordinates_that_are_no_degrees_are_refused(mechanism: Mechanism) -> None:

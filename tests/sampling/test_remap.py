@@ -19,11 +19,13 @@ from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
+from mdpext_dask.reports.page.thinned import Thinned, quantised
+from mdpext_dask.runtime import open_city
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import extra_shards, verify
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.remap import TABLE, best_remap, merge_columns, read_remap
+from mdpext_dask.store.remap import TABLE, best_remap, has_remap, merge_columns, read_remap
 from tests.support.baseline_checks import expected_loss, holds, problem_of, rows_of
 from tests.support.forged import edit
 from tests.support.inside import call
@@ -185,7 +187,7 @@ def test_the_same_table_from_two_processes(remapped_once: tuple[Path, dict[str, 
 
 def test_what_is_drawn_is_reported_through_the_table(remapped_once: tuple[Path, dict[str, Any]]) -> None:
     path = remapped_once[0]
-    plain, mechanism = open_mechanism(path), open_mechanism(path, remap=True)
+    plain, mechanism = open_mechanism(path, remap=False), open_mechanism(path)
     table = read_remap(MechanismStore.open(str(path))).table
     place = {"lon": -73.98, "lat": 40.75}
     row = mechanism.row(**place).values
@@ -226,8 +228,9 @@ def damage_entries(entries: list[Any]) -> Callable[[dict[str, Any]], object]:
 )
 def test_bad_table(copy: Path, change: Callable[[dict[str, Any]], object], complaint: str) -> None:
     edit(copy / TABLE, change)
-    refused(StoreError, complaint, open_mechanism, copy, remap=True)
-    open_mechanism(copy)  # without it, nothing is amiss
+    for remap in (True, None):
+        refused(StoreError, complaint, open_mechanism, copy, remap=remap)
+    open_mechanism(copy, remap=False)  # without it, nothing is amiss
 
 
 @pytest.mark.parametrize("content", ["", "not JSON", "[1, 2]", "null", "3", '{"output": ', "[" * 200_000])
@@ -282,3 +285,81 @@ def test_the_commands(built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
     assert set(pd.read_csv(reports)["output"]) <= reported
     assert call(capfd, "status", path)["state"] == "complete"
     call(capfd, "remap", tmp_path / "nothing.zarr", code=2)
+
+
+USES = ("sample", "export", "open_mechanism", "report", "status", "evaluate")
+
+
+def remap_in(use: str, path: Path, folder: Path, capture: pytest.CaptureFixture[str], *asked: str) -> bool:
+    """Return whether a use of a store reports through its remap, as its answer says and as it does."""
+    target = folder / f"{use}{''.join(asked)}.{ {'export': 'mdp', 'report': 'html'}.get(use, 'csv') }"
+    wanted = {(): None, ("--remap",): True, ("--no-remap",): False}[asked]
+    if use == "open_mechanism":
+        mechanism = open_mechanism(path, remap=wanted)
+        row = mechanism.row(lon=-73.98, lat=40.75).values
+        assert (row == 0).any() == mechanism.remapped == ("remapped" in repr(mechanism))
+        return mechanism.remapped
+    if use == "evaluate":
+        answer = call(capture, use, path, "--bound-seconds", 0, "--no-attacks")
+        return answer["remapped_loss_km"] is not None
+    if use == "status":
+        return bool(call(capture, use, path)["remap"])
+    if use == "report":
+        said = bool(call(capture, use, path, "-o", target, "--bound-seconds", 0)["remap"])
+        assert ('id="remap"' in target.read_text()) == said
+        return said
+    if use == "export":
+        said = bool(call(capture, use, path, "-o", target, *asked)["remap"])
+        assert open_city(target).remapped == said
+        assert not open_city(target, remap=False).remapped
+        return said
+    points = folder / "points.csv"
+    points.write_text("lon,lat\n" + "-73.98,40.75\n" * 300)
+    said = bool(call(capture, use, path, points, "-o", target, *asked)["remap"])
+    reported = set(pd.read_csv(target)["output"])
+    dropped = set(range(8)) - set(best_of(path))
+    assert not said or not reported & dropped
+    return said
+
+
+def best_of(path: Path) -> list[int]:
+    """Return the table of a store; the identity if it has none."""
+    store = MechanismStore.open(str(path))
+    return read_remap(store).output if has_remap(store) else list(range(8))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_store_is_used_everywhere_as_it_says(
+    use: str, built: Path, remapped_once: tuple[Path, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = remapped_once[0]
+    assert not remap_in(use, built, tmp_path, capfd)
+    (tmp_path / "with").mkdir()
+    assert remap_in(use, path, tmp_path / "with", capfd)
+    if use in ("sample", "export", "open_mechanism"):
+        assert remap_in(use, path, tmp_path, capfd, "--remap")
+        assert not remap_in(use, path, tmp_path, capfd, "--no-remap")
+
+
+def test_a_remap_can_be_taken_out_and_identity_is_the_same(
+    built: Path, copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, with_it = open_mechanism(built), open_mechanism(copy)
+    assert (before.remapped, with_it.remapped) == (False, True)
+    assert before.mechanism_sha256 == with_it.mechanism_sha256
+    assert call(capfd, "remap", copy, "--remove")["removed"] is True
+    assert not open_mechanism(copy).remapped
+    assert call(capfd, "remap", copy, "--remove")["removed"] is False
+    files = [{file.relative_to(path) for file in path.rglob("*") if file.is_file()} for path in (built, copy)]
+    assert files[0] == files[1]
+
+
+def test_the_page_shows_what_is_reported(remapped_once: tuple[Path, dict[str, Any]]) -> None:
+    """Zero where an output is never reported; rows that cannot be used stay unknown."""
+    store = MechanismStore.open(str(remapped_once[0]))
+    table = read_remap(store).table
+    plain, merged = Thinned.of(store), Thinned.of(store, table)
+    assert np.allclose(merged.rows, merge_columns(plain.rows, table), rtol=1e-15, atol=0)
+    codes, _, _ = quantised(merged.rows)
+    assert ((codes == 0) == (merged.rows == 0)).all()
+    assert (codes == 0).any()

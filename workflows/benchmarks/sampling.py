@@ -74,7 +74,7 @@ def measure(store: str, n: int, repeats: int, folder: Path) -> list[tuple[str, s
     mechanism = open_mechanism(store)
     places = places_of(mechanism, n)
     files = {packing: folder / f"{packing}.mdp" for packing in ("auto", "rows")}
-    sizes = {packing: export_city(store, path, packing) for packing, path in files.items()}
+    sizes = {packing: export_city(store, path, packing, overwrite=True) for packing, path in files.items()}
     city = open_city(files["auto"])
     lines = []
     lon, lat = places[0].tolist()

@@ -6,6 +6,7 @@ A mechanism is an array of probabilities, records × outputs, with coordinates o
 look like. Its numbers are kept as they are, also those that no probability can be.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,23 +81,40 @@ def read_foreign(path: str, points: Path | None, folder: Path) -> ForeignMechani
     """
     place, remote = objects.absolute(path), objects.is_remote(path)
     check_exists(path)
+    check_known(path)
     places = None
     if points is not None:
         points = points.expanduser()
         there = read_points(points, weights=False)
         places = Places(there.coordinates, there.planar, str(points))
-    reader = next((reader for suffix, reader in _READERS.items() if place.lower().endswith(suffix)), None)
+    reader = _reader_of(place)
     if remote and reader is not None:
         raise DataError(f"{path}: only Zarr is read from a URL; download the file")
     if remote or Path(place).is_dir():
         rows, found = read_zarr(place, path, folder, places)
-    elif reader is not None:
-        rows, found = reader(Path(place), path, folder, places)
     else:
-        known = ", ".join(_READERS)
-        raise DataError(f"{path}: unknown format; mechanisms are read from {known} and Zarr folders")
+        assert reader is not None  # checked above
+        rows, found = reader(Path(place), path, folder, places)
     lattice = lattice_of(found.coordinates) if found.planar else None
     return ForeignMechanism(rows, found.coordinates, found.planar, lattice, path)
+
+
+def _reader_of(place: str) -> Callable[..., tuple[Path, Places]] | None:
+    return next((reader for suffix, reader in _READERS.items() if place.lower().endswith(suffix)), None)
+
+
+def check_known(path: str) -> None:
+    """Refuse a local file of a format that holds no mechanism.
+
+    Raises
+    ------
+    DataError
+        If so.
+    """
+    place = objects.absolute(path)
+    if not objects.is_remote(path) and not Path(place).is_dir() and _reader_of(place) is None:
+        known = ", ".join(_READERS)
+        raise DataError(f"{path}: unknown format; mechanisms are read from {known} and Zarr folders")
 
 
 def check_exists(path: str) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mdpext_dask.errors import SpecError
+from mdpext_dask.errors import SpecError, alternatives
 from mdpext_dask.events import Observer
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import ClusterSection
@@ -58,7 +58,7 @@ def submit(
         If there is no such kind of cluster, or if the job is not accepted, or fails.
     """
     if to not in CLUSTERS:
-        raise SpecError(f"--to: must be one of {', '.join(CLUSTERS)}, got {to!r}")
+        raise SpecError(f"--to: must be {alternatives(tuple(CLUSTERS))}, got {to!r}")
     # Before the job is looked at; where it goes is told when it goes there.
     tell_beyond(observer, spec.model_copy(update={"cluster": ClusterSection()}))
     place = (folder or Path(f"{spec.job.name}-{to}")).expanduser().absolute()

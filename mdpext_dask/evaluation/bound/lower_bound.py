@@ -109,12 +109,21 @@ class BoundRequest:
         How many offsets to draw, without replacement; default: all of them, if that fits.
     random_seed
         For the draw.
+
+    Raises
+    ------
+    SpecError
+        If the time is negative.
     """
 
     seconds: float = SECONDS
     stride: int | None = None
     offsets: int | None = None
     random_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:
+            raise SpecError(f"--bound-seconds: must be at least 0, got {self.seconds:g}")
 
 
 def bound_facts(
@@ -129,8 +138,6 @@ def bound_facts(
     GuaranteeViolation
         If the loss is less than any mechanism's that keeps the promise.
     """
-    if not request.seconds >= 0:
-        raise SpecError(f"--bound-seconds: must be at least 0, got {request.seconds:g}")
     if request.seconds == 0 and request.stride is None:
         return dict.fromkeys(_FACTS)
     found = lower_bound(store, executor, stages, request)

@@ -30,7 +30,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, east_of
+from mdpext_dask.readers.longitudes import FULL_TURN, HALF_TURN, Degrees, as_swapped, east_of
 from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.roads.network import Arcs, RoadNetwork, assemble, ground_km
 from mdpext_dask.readers.tables import reading
@@ -113,7 +113,8 @@ def read_osm(path: Path, box: Degrees | None = None) -> RoadNetwork:
         ways = ways.only(_touching(ways, lonlat, box))
         clipped = roads - len(ways.ids)
         if clipped == roads:
-            raise DataError(f"domain.bbox: no road within reach: no road of {path} touches {list(box)}")
+            hint = as_swapped(box, lonlat[there])
+            raise DataError(f"domain.bbox: no road within reach: no road of {path} touches {list(box)}{hint}")
     missing = int(np.sum(~there[np.unique(ways.refs)]))
     kept, arcs, rings = join_at_junctions(_arcs(ways, lonlat, there), len(ids))
     notes = {

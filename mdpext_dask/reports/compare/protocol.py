@@ -81,6 +81,7 @@ def compare(
     repeats: int | None = None,
     limit_seconds: float | None = None,
     bound_seconds: float | None = None,
+    overwrite: bool = False,
     workers: int | None = None,
     observer: Observer = silent,
 ) -> list[CaseSummary]:
@@ -96,6 +97,9 @@ def compare(
         See :func:`cases_of`.
     repeats, limit_seconds, bound_seconds
         Instead of those of ``[compare]``.
+    overwrite
+        Whether the folder may hold something else than an earlier comparison, of which files with the names
+        of the results are replaced.
     workers
         Number of local processes; default: the job's.
     observer
@@ -106,7 +110,7 @@ def compare(
     SpecError, DataError
         If the job, or one of its cases, cannot be done; before any long work.
     StoreError
-        If the folder cannot be written.
+        If the folder holds something else, or cannot be written.
     ClusterError
         If the workers are lost.
     """
@@ -115,7 +119,10 @@ def compare(
     try:
         settings = CompareSection.model_validate({**spec.compare.model_dump(), **changes})
     except ValidationError as error:
-        raise SpecError(f"compare: {first_complaint(error, CompareSection)}") from None
+        key, _, said = first_complaint(error, CompareSection).partition(":")
+        raise SpecError(
+            f"--{key.removesuffix('_seconds') if key == 'limit_seconds' else key}:{said}"
+        ) from None
     found, stages = cases_of(spec, cases, methods), Stages(observer)
     tell_beyond(observer, spec, *(case.spec for case in found))
     facts = []
@@ -124,7 +131,7 @@ def compare(
             facts.append(_facts(case))
             if settings.repeats > 1 and not case.draws:
                 observer(Note(f"{case.name}: outputs and loss are given, so there is one problem only"))
-    answers = _prepared(folder) / _ANSWERS
+    answers = _prepared(folder, overwrite) / _ANSWERS
     if unanswered := _unanswered(found, answers, settings):
         with scratch_in(folder.absolute()) as scratch, open_executor(spec.cluster, workers) as executor:
             memory = int(_MEMORY_SHARE * psutil.virtual_memory().available) // max(executor.workers, 1)
@@ -178,12 +185,20 @@ def _facts(case: Case) -> dict[str, object]:
     }
 
 
-def _prepared(folder: Path) -> Path:
+def _prepared(folder: Path, overwrite: bool) -> Path:
     """Make the folder, and check that it can be written."""
     folder = folder.absolute()
     try:
+        if folder.is_file():
+            raise StoreError(f"{folder}: is a file; name a folder with --output")
         if (folder / "zarr.json").exists():
             raise StoreError(f"{folder}: is a Zarr store; choose another folder with --output")
+        ours = overwrite or (folder / _ANSWERS).is_dir()
+        if folder.is_dir() and not ours and any(folder.iterdir()):
+            raise StoreError(
+                f"{folder}: exists already, and is no folder of an earlier comparison; choose another with "
+                "--output, or write into it with --overwrite"
+            )
         (folder / _ANSWERS).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except StoreError:

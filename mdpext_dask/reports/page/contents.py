@@ -97,7 +97,7 @@ def store_name(store: MechanismStore) -> str:
 
 
 def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
-    thinned = Thinned.of(store)
+    thinned = Thinned.of(store, None if found.remap is None else found.remap.table)
     frame = maps.Frame.of(store)
     a, b = thinned.typical()
     row = thinned.rows[a, b]

@@ -15,9 +15,8 @@ from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, noisy_
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
-from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.remap import TABLE
+from mdpext_dask.store.remap import Remap
 
 # Ratios are counted in tenths of the promise; shades stand for tenths of a share.
 _SHADES = 10
@@ -50,6 +49,8 @@ class Findings:
         ℓ(x) of all records, in km; None without an evaluation, or of too many.
     others
         Losses of other mechanisms, as bars.
+    remap
+        The remap that the store is used with; None without one.
     """
 
     certificate: AuditReport
@@ -58,6 +59,7 @@ class Findings:
     unevaluated: str
     expected_km: NDArray[np.float64] | None
     others: Sequence[dict[str, Any]]
+    remap: Remap | None = None
 
 
 def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
@@ -74,7 +76,8 @@ def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
     return {
         "unevaluated": found.unevaluated,
         "evaluation": result,
-        "bars": [] if result is None else _bars(result, found.others, store),
+        "bars": [] if result is None else _bars(result, found.others, found.remap),
+        "remap": None if found.remap is None else _remap_facts(found.remap),
         "bound": "" if result is None else words.bound_in_words(result),
         "quantiles": [] if result is None else _quantiles(result),
         "bands": [] if result is None else _bands(result["by_distance"]),
@@ -84,16 +87,20 @@ def costs_of(store: MechanismStore, found: Findings) -> dict[str, Any]:
     }
 
 
+def _remap_facts(remap: Remap) -> dict[str, Any]:
+    moved = int((remap.table != np.arange(len(remap.output))).sum())
+    return {"loss_km": remap.remapped_loss_km, "moved": moved}
+
+
 def _bars(
-    result: Mapping[str, Any], others: Sequence[dict[str, Any]], store: MechanismStore
+    result: Mapping[str, Any], others: Sequence[dict[str, Any]], remap: Remap | None
 ) -> list[dict[str, Any]]:
     """Return losses to compare, in km, the least first."""
-    bars = [_bar("this mechanism", result["loss_km"], "own")]
+    without = "" if remap is None else ", without its remap"
+    bars = [_bar(f"this mechanism{without}", result["loss_km"], "own")]
     bars += others
-    remapped = objects.get_json(store.objects, TABLE)
-    hashes = store.attributes.get("chunk_hashes") or {}
-    if isinstance(remapped, Mapping) and remapped.get("content_sha256") == hashes.get("digest"):
-        bars.append(_bar("this mechanism, remapped", float(remapped["remapped_loss_km"]), "own"))
+    if remap is not None:
+        bars.append(_bar("this mechanism", remap.remapped_loss_km, "own"))
     if result["lower_bound_km"] is not None:
         certified = result["lower_bound_certified_km"]
         bars.append(_bar("no mechanism can lose less (certified)", certified, "bound"))

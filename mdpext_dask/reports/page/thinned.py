@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.remap import merge_columns
 from mdpext_dask.store.rows import rows_at
 
 # Probabilities that a page holds, a byte each; and records along a side: more make no visible difference.
 MOST_NUMBERS, MOST_ALONG = 1_000_000, 160
-# Steps of the logarithm that codes stand for; code 0 is NaN.
+# Steps of the logarithm that codes stand for; code 0 is NaN, or a probability of 0.
 _LEVELS = 254
 # Numbers of rows, and records of the prior, that are read together.
 _ROW_NUMBERS, _STRIP_RECORDS = 4_000_000, 10_000_000
@@ -33,7 +34,8 @@ class Thinned:
     i, j
         Which fine columns and rows, shapes (n_x,) and (n_y,).
     rows
-        M, float64 of shape (n_x, n_y, K), normalised; NaN where a row cannot be used.
+        M, float64 of shape (n_x, n_y, K), normalised; NaN where a row cannot be used. With a remap, the
+        probabilities of the reports: 0 for outputs that are never reported.
     prior
         Prior of the records that are nearest to each, float64 of shape (n_x, n_y).
     kept
@@ -49,13 +51,15 @@ class Thinned:
     kept: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, store: MechanismStore) -> "Thinned":
+    def of(cls, store: MechanismStore, table: NDArray[np.intp] | None = None) -> "Thinned":
         """Read as many records of a store as a page can hold.
 
         Parameters
         ----------
         store
             The store; rows that cannot be read are NaN.
+        table
+            What is reported instead of each output, shape (K,); default: the output itself.
         """
         grid, outputs = store.grid, store.outputs
         step = step_for(grid.shape, outputs)
@@ -67,6 +71,9 @@ class Thinned:
             east, north = np.meshgrid(i[first : first + columns], j, indexing="ij")
             parts.append(_distributions(rows_at(store, east.ravel(), north.ravel(), damaged=math.nan)))
         rows = np.concatenate(parts).reshape(len(i), len(j), outputs)
+        if table is not None:
+            usable = np.isfinite(rows).all(axis=-1, keepdims=True)
+            rows = np.where(usable, merge_columns(rows, table), np.nan)
         return cls(grid, step, i, j, rows, _gathered_prior(store, i, j, step), kept.reshape(len(i), len(j)))
 
     @property
@@ -178,14 +185,15 @@ def quantised(rows: Array) -> tuple[NDArray[np.uint8], float, float]:
     Parameters
     ----------
     rows
-        Probabilities, all positive or NaN.
+        Probabilities, or NaN.
 
     Returns
     -------
-    Codes, uint8 of the rows' shape: 0 for NaN, else 1 + the number of the step; the log probability of code
-    1; and the step from one code to the next.
+    Codes, uint8 of the rows' shape: 0 for NaN and for 0, else 1 + the number of the step; the log probability
+    of code 1; and the step from one code to the next.
     """
-    logs = np.log(rows)
+    with np.errstate(divide="ignore"):
+        logs = np.log(rows)
     known = np.isfinite(logs)
     if not known.any():
         return np.zeros(rows.shape, dtype=np.uint8), 0.0, 1.0
