@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 from hypothesis import settings
 
 from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.run import build
+from tests.support.regions import u_job
 
 # How long an example takes says something of the machine, not of what is tested.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("ours", deadline=None, max_examples=40)
+settings.load_profile("ours")
 
 ROADS_VARIABLE = "MDPEXT_ROADS"
 PROBLEMS_VARIABLE = "MDPEXT_PROBLEMS"
@@ -47,9 +51,7 @@ def _imports_a_starter(module: ModuleType) -> bool:
         value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
         for value in vars(module).values()
     }
-    return any(
-        isinstance(home, str) and (home in _STARTERS or home.split(".")[0] in _STARTERS) for home in homes
-    )
+    return any(isinstance(home, str) and {home, home.split(".")[0]} & _STARTERS for home in homes)
 
 
 _SMALL_JOB: dict[str, dict[str, Any]] = {
@@ -81,6 +83,20 @@ def small_job() -> Callable[..., dict[str, dict[str, Any]]]:
 def path(tmp_path: Path) -> Path:
     """Return where a test's store may go."""
     return tmp_path / "s.zarr"
+
+
+@pytest.fixture(scope="session")
+def u_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store of 4 x 5 blocks of one cell and 2 x 2 fine cells, of which eight are skipped."""
+    folder = tmp_path_factory.mktemp("u")
+    build(parse_job(u_job(folder)), str(folder / "u.zarr"))
+    return folder / "u.zarr"
+
+
+@pytest.fixture
+def finished(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the store that a module calls built, to be spoilt."""
+    return shutil.copytree(built, tmp_path / "copy.zarr")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors import certificate
@@ -17,13 +17,10 @@ EXPONENTS = (1.0, 1.0001, 1.5, 2.0, 4.0, math.inf)
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
-@settings(max_examples=40, deadline=None)
 @given(
-    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)),
-    outputs=st.integers(1, 5),
-    roughness=st.floats(1e-3, 3),
-    seed=st.integers(0, 2**32 - 1),
-)
+    shape=st.tuples(st.integers(2, 6), st.integers(2, 6)), outputs=st.integers(1, 5),
+    roughness=st.floats(1e-3, 3), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
 def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: float, seed: int) -> None:
     """Brute force over all pairs never exceeds it, on any rectangular lattice, even an uneven one."""
     rng = np.random.default_rng(seed)
@@ -37,9 +34,7 @@ def test_every_pair(p: float, shape: tuple[int, int], outputs: int, roughness: f
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_it_is_tight_on_smooth_mechanisms(p: float) -> None:
-    rng = np.random.default_rng(4)
-    scores = np.log(softmax(rng.normal(size=(2, 2, 4))))
-    probability = extend_log_convex(scores, 16)
+    probability = extend_log_convex(np.log(softmax(np.random.default_rng(4).normal(size=(2, 2, 4)))), 16)
     x = y = np.arange(17) / 16
     epsilon, _, _, _ = certificate.certify_cells(probability, x, y, p)
     assert audited_epsilon(probability, x, y, p) <= epsilon
@@ -58,33 +53,6 @@ def test_a_plane_by_hand(p: float, expected: float) -> None:
     epsilon, place, _, _ = certificate.certify_cells(probability, x, y, p)
     assert epsilon == pytest.approx(expected, rel=2e-3)
     assert place.output == 0
-
-
-def test_a_single_step_between_far_rows_is_found() -> None:
-    """One wrong record anywhere is seen, at corners and sides as well."""
-    x = y = np.arange(5) * 0.1
-    for i in range(5):
-        for j in range(5):
-            probability = np.full((5, 5, 3), 1 / 3, dtype=np.float32)
-            probability[i, j, 1] *= 1.05
-            epsilon, place, violations, _ = certificate.certify_cells(probability, x, y, 2.0, limit=0.1)
-            step = math.log(1.05) / 0.1
-            assert 0.6 * step < epsilon < 1.01 * step * math.sqrt(2)
-            assert violations >= 1
-            assert place.output == 1
-            assert abs(place.i + 0.5 - i) <= 1
-            assert abs(place.j + 0.5 - j) <= 1
-
-
-def test_rows_need_not_sum_to_one() -> None:
-    """What counts is what the sampler does with a row: it divides by the exact total."""
-    rng = np.random.default_rng(0)
-    probability = random_mechanism(rng, (3, 3), 4, 0.5)
-    scaled = (probability * rng.uniform(0.5, 1, size=(3, 3, 1))).astype(np.float32)
-    x = y = np.arange(3.0)
-    first, _, _, _ = certificate.certify_cells(probability, x, y, 2.0)
-    second, _, _, _ = certificate.certify_cells(scaled, x, y, 2.0)
-    assert second == pytest.approx(first, rel=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf, 2.5, 2.0**-40])
@@ -114,17 +82,6 @@ def test_broken_coordinates_are_infinite(axis: list[float]) -> None:
     assert certificate.certify_cells(probability, good, np.array(axis), 2.0)[0] == math.inf
 
 
-@pytest.mark.parametrize("p", EXPONENTS)
-def test_the_limit_counts_what_exceeds_it(p: float) -> None:
-    rng = np.random.default_rng(9)
-    probability = random_mechanism(rng, (5, 6), 3, 0.3)
-    x, y = np.arange(5) * 0.5, np.arange(6) * 0.25
-    epsilon, _, all_of_them, _ = certificate.certify_cells(probability, x, y, p, limit=0.0)
-    assert all_of_them == 4 * 5 * 3
-    assert certificate.certify_cells(probability, x, y, p, limit=epsilon)[2] == 0
-    assert certificate.certify_cells(probability, x, y, p, limit=epsilon * (1 - 1e-9))[2] in (1, 2)
-
-
 def test_constant_mechanisms_reveal_nothing_but_rounding() -> None:
     probability = np.full((3, 3, 4), 0.25, dtype=np.float32)
     epsilon, _, _, _ = certificate.certify_cells(probability, np.arange(3.0), np.arange(3.0), 2.0)
@@ -136,8 +93,7 @@ def test_constant_mechanisms_reveal_nothing_but_rounding() -> None:
 def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
     """With signs and places."""
     side = 0.3
-    scores = np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6))))
-    fine = extend_log_convex(scores, factor)
+    fine = extend_log_convex(np.log(softmax(np.random.default_rng(1).normal(size=(4, 3, 6)))), factor)
     logs = np.log(fine.astype(float))
     logs -= np.log(fine.astype(float).sum(axis=-1, keepdims=True))
     slopes = certificate.steepest_slopes(fine, side, factor, p)
@@ -151,8 +107,7 @@ def test_vectors_are_those_of_the_certificate(p: float, factor: int) -> None:
             middle = i + east / 2, j + north / 2
             if all(c * factor < m < (c + 1) * factor for c, m in zip(cell, middle, strict=True)):
                 across = (logs[i + east, j, output] - logs[i, j, output]) * east / side
-                along = (logs[i, j + north, output] - logs[i, j, output]) * north / side
-                found.append((across, along))
+                found.append((across, (logs[i, j + north, output] - logs[i, j, output]) * north / side))
         return found
 
     for a, b, output in itertools.product(range(3), range(2), range(6)):

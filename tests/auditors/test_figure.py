@@ -18,16 +18,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mdpext_dask import AuditReport, Sampling, audit, build
 from mdpext_dask.auditors import audit as audit_module
 from mdpext_dask.auditors import figure as figure_module
-from mdpext_dask.auditors.audit import audit
 from mdpext_dask.auditors.figure import DOTS_PER_INCH, SIZE_INCHES, band_shares
-from mdpext_dask.auditors.methods import Sampling
-from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.files import SUFFIXES, check_picture
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.refusals import refused
 
@@ -56,6 +53,9 @@ class Picture(NamedTuple):
         return self.figure._suptitle.get_text()
 
 
+Draw = Callable[..., Picture]
+
+
 @pytest.fixture(autouse=True)
 def no_figures() -> None:
     """Let go of what other tests have drawn."""
@@ -72,7 +72,7 @@ def store(small_job: Job, tmp_path_factory: pytest.TempPathFactory, tmp_path: Pa
 
 
 @pytest.fixture
-def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Picture]:
+def draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Draw:
     """Return :func:`audit` with a picture, which returns what was drawn as well."""
     kept: list[Any] = []
     figure_of = figure_module.figure_of
@@ -99,9 +99,7 @@ def cloud(n: int, side: tuple[float, float] = (8, 5)) -> tuple[NDArray[np.float6
     return weights / weights.sum(axis=1, keepdims=True), points
 
 
-def of_cloud(
-    draw: Callable[..., Picture], n: int, side: tuple[float, float] = (8, 5), **options: Any
-) -> Picture:
+def of_cloud(draw: Draw, n: int, side: tuple[float, float] = (8, 5), **options: Any) -> Picture:
     rows, points = cloud(n, side)
     return draw(rows, points=points, **{"epsilon_per_km": 1.0, **options})
 
@@ -160,14 +158,13 @@ def check_that_nothing_overlaps(figure: Figure) -> None:
         assert min(box.x0, box.y0, figure.bbox.width - box.x1, figure.bbox.height - box.y1) >= -0.5
         for other in boxes[:number]:
             apart_x = max(box.x0, other.x0) - min(box.x1, other.x1)
-            apart_y = max(box.y0, other.y0) - min(box.y1, other.y1)
-            assert max(apart_x, apart_y) >= -0.5
+            assert max(apart_x, max(box.y0, other.y0) - min(box.y1, other.y1)) >= -0.5
 
 
 # --- stores ---------------------------------------------------------------------------------------
 
 
-def test_a_store_that_holds(store: str, draw: Callable[..., Picture]) -> None:
+def test_a_store_that_holds(store: str, draw: Draw) -> None:
     picture = draw(store)
     check(picture, axes=4)
     assert picture.text().startswith("holds for all pairs")
@@ -188,7 +185,7 @@ def test_a_store_that_holds(store: str, draw: Callable[..., Picture]) -> None:
     assert marked(picture.ratios, "largest")[:, 1].max() <= 1
 
 
-def test_a_store_that_is_violated(store: str, draw: Callable[..., Picture]) -> None:
+def test_a_store_that_is_violated(store: str, draw: Draw) -> None:
     picture = draw(store, epsilon_per_km=0.5)
     check(picture, axes=4)
     assert picture.text().startswith("does not hold")
@@ -198,7 +195,7 @@ def test_a_store_that_is_violated(store: str, draw: Callable[..., Picture]) -> N
     assert artist(picture.ratios, "beyond").get_array().filled(0).any()
 
 
-def test_an_infinite_ratio(store: str, draw: Callable[..., Picture]) -> None:
+def test_an_infinite_ratio(store: str, draw: Draw) -> None:
     picture = draw(damaged(store))
     assert picture.report.worst["log_ratio"] == "inf"
     check(picture, axes=4)
@@ -211,7 +208,7 @@ def test_an_infinite_ratio(store: str, draw: Callable[..., Picture]) -> None:
     assert sum(stratum["triples_by_ratio"]) < stratum["pairs_drawn"] * picture.drawn.outputs
 
 
-def test_every_triple_of_a_store(store: str, draw: Callable[..., Picture]) -> None:
+def test_every_triple_of_a_store(store: str, draw: Draw) -> None:
     picture = draw(store, "exhaustive")
     check(picture, axes=3)
     assert artist(picture.map, "outline")
@@ -222,7 +219,7 @@ def test_every_triple_of_a_store(store: str, draw: Callable[..., Picture]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, math.inf])
 @pytest.mark.parametrize("design", ["uniform", "stratified"])
-def test_pairs_of_a_store(store: str, draw: Callable[..., Picture], design: str, p: float) -> None:
+def test_pairs_of_a_store(store: str, draw: Draw, design: str, p: float) -> None:
     sampling = Sampling(pairs=FEW, random_seed=1, design=design)
     picture = draw(store, "sampled", metric_p=p, sampling=sampling)
     assert picture.drawn is picture.report
@@ -233,7 +230,7 @@ def test_pairs_of_a_store(store: str, draw: Callable[..., Picture], design: str,
     assert f"{FEW:,} pairs" in picture.ratios.get_title()
 
 
-def test_shared_rows_that_agree_and_that_differ(store: str, draw: Callable[..., Picture]) -> None:
+def test_shared_rows_that_agree_and_that_differ(store: str, draw: Draw) -> None:
     check(draw(store, "boundary"), axes=3)
     picture = draw(damaged(store), "boundary")
     check(picture, axes=3)
@@ -247,20 +244,20 @@ def test_shared_rows_that_agree_and_that_differ(store: str, draw: Callable[..., 
 
 
 @pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "holds"), (0.1, "violated")])
-def test_points(draw: Callable[..., Picture], epsilon: float, verdict: str) -> None:
+def test_points(draw: Draw, epsilon: float, verdict: str) -> None:
     picture = of_cloud(draw, 100, epsilon_per_km=epsilon)
     assert picture.report.verdict == verdict
     check(picture, axes=3)
     np.testing.assert_allclose(artist(picture.map, "records").get_offsets(), cloud(100)[1])
 
 
-def test_rows_that_cannot_be_used(draw: Callable[..., Picture]) -> None:
+def test_rows_that_cannot_be_used(draw: Draw) -> None:
     rows, points = cloud(60)
     rows[5, 1], rows[7] = 0, np.nan
     check(draw(rows, points=points, epsilon_per_km=1.0, metric_p=math.inf), axes=3)
 
 
-def test_many_points_are_thinned_out(draw: Callable[..., Picture], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_points_are_thinned_out(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure_module, "_MOST_POINTS", 50)
     picture = of_cloud(draw, 200)
     check(picture, axes=3)
@@ -271,7 +268,7 @@ def test_many_points_are_thinned_out(draw: Callable[..., Picture], monkeypatch: 
 
 
 @pytest.mark.parametrize("method", ["certificate", "exhaustive"])
-def test_a_lattice(draw: Callable[..., Picture], method: str) -> None:
+def test_a_lattice(draw: Draw, method: str) -> None:
     x, y = (side.ravel() for side in np.meshgrid(np.arange(6) * 0.5, np.arange(5) * 0.5, indexing="ij"))
     weights = np.stack([np.exp(-0.3 * x), np.exp(-0.3 * y)], axis=-1)
     rows = weights / weights.sum(axis=1, keepdims=True)
@@ -280,7 +277,7 @@ def test_a_lattice(draw: Callable[..., Picture], method: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [(8, 0), (0, 1e-3), (100.0, 1.0)])
-def test_two_records_make_one_band(draw: Callable[..., Picture], side: tuple[float, float]) -> None:
+def test_two_records_make_one_band(draw: Draw, side: tuple[float, float]) -> None:
     picture = of_cloud(draw, 2, side)
     check(picture, axes=3)
     assert artist(picture.ratios, "kept").get_array().shape == (20, 1)
@@ -288,15 +285,14 @@ def test_two_records_make_one_band(draw: Callable[..., Picture], side: tuple[flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("other", "verdict"), [(0.5, "holds"), (0.25, "violated")])
-def test_all_records_in_one_place(draw: Callable[..., Picture], other: float, verdict: str) -> None:
-    rows = np.array([[0.5, 0.5], [other, 1 - other]])
-    picture = draw(rows, points=np.ones((2, 2)), epsilon_per_km=1.0)
+def test_all_records_in_one_place(draw: Draw, other: float, verdict: str) -> None:
+    picture = draw(np.array([[0.5, 0.5], [other, 1 - other]]), points=np.ones((2, 2)), epsilon_per_km=1.0)
     assert picture.report.verdict == verdict
     check(picture, axes=3)
     assert [text.get_text() for text in picture.ratios.get_xticklabels()] == ["0"]
 
 
-def test_what_exceeds_1_by_rounding_only(draw: Callable[..., Picture]) -> None:
+def test_what_exceeds_1_by_rounding_only(draw: Draw) -> None:
     """Slopes of exactly ε, which logarithms in float64 exceed as often as not."""
     x = np.arange(12) * 0.1
     rows = np.stack([0.4 * np.exp(-x), 1 - 0.4 * np.exp(-x)], axis=-1)
@@ -315,7 +311,7 @@ def test_what_exceeds_1_by_rounding_only(draw: Callable[..., Picture]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["$x$_{城}_\\frac.npy", "W" * 200 + ".npy"])
-def test_names_of_files_may_be_anything(draw: Callable[..., Picture], tmp_path: Path, name: str) -> None:
+def test_names_of_files_may_be_anything(draw: Draw, tmp_path: Path, name: str) -> None:
     """Of folders, the picture says nothing; of long names, the end."""
     rows, points = cloud(20)
     folder = tmp_path / "private"
@@ -331,17 +327,16 @@ def test_names_of_files_may_be_anything(draw: Callable[..., Picture], tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
-def test_formats(draw: Callable[..., Picture], tmp_path: Path, name: str, start: bytes) -> None:
+def test_formats(draw: Draw, tmp_path: Path, name: str, start: bytes) -> None:
     """Where a link is, what it points to is replaced."""
     (tmp_path / "b").mkdir()
     (tmp_path / name).symlink_to(tmp_path / "b" / "real")
-    path = of_cloud(draw, 30, name=name).path
-    assert path.is_symlink()
+    assert of_cloud(draw, 30, name=name).path.is_symlink()
     assert (tmp_path / "b" / "real").read_bytes().startswith(start)
 
 
 @pytest.mark.slow
-def test_the_same_reports_make_the_same_bytes(draw: Callable[..., Picture]) -> None:
+def test_the_same_reports_make_the_same_bytes(draw: Draw) -> None:
     for suffix in SUFFIXES:
         first, second = (of_cloud(draw, 30, name=f"a{suffix}").path.read_bytes() for _ in "12")
         assert first == second
@@ -354,16 +349,11 @@ def check_refusal(path: Path, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("a", "must end in"),
-        ("a.jpg", "must end in"),
-        (".png", "must end in"),
-        ("a.png.txt", "must end in"),
-        ("folder.png", "is a folder"),
-        ("no/where/a.png", "no folder"),
-        ("file/a.png", "no folder"),
+        ("a", "must end in"), ("a.jpg", "must end in"), (".png", "must end in"), ("a.png.txt", "must end in"),
+        ("folder.png", "is a folder"), ("no/where/a.png", "no folder"), ("file/a.png", "no folder"),
         ("a" * 300 + ".png", "cannot be written"),
     ],
-)
+)  # fmt: skip
 def test_refusals(tmp_path: Path, name: str, complaint: str) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").write_text("")
@@ -389,9 +379,7 @@ def test_refusals_come_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_what_cannot_be_finished_leaves_the_old_picture(
-    draw: Callable[..., Picture], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
-) -> None:
+def test_the_old_picture_stays(draw: Draw, monkeypatch: Any, tmp_path: Path, error: BaseException) -> None:
     (tmp_path / "a.png").write_text("old")
     before = set(tmp_path.iterdir())
 
@@ -410,7 +398,7 @@ def test_what_cannot_be_finished_leaves_the_old_picture(
     assert (tmp_path / "a.png").read_text() == "old"
 
 
-def test_styles_of_the_user_are_left_alone(draw: Callable[..., Picture]) -> None:
+def test_styles_of_the_user_are_left_alone(draw: Draw) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context({"text.usetex": True, "font.size": 33}):

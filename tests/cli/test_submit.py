@@ -35,6 +35,7 @@ from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
 from tests.support.problems import write_toml
+from tests.support.refusals import refused
 from tests.support.submissions import notes_of, program
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,9 +45,7 @@ Submit = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def submit(
-    tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Submit:
+def submit(tmp_path: Path, small_job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> Submit:
     """Return a function that submits a small job to Slurm where there is none: code, output, errors."""
     write_toml(tmp_path / "job.toml", small_job())
     monkeypatch.chdir(tmp_path)
@@ -92,8 +91,7 @@ def test_the_job_that_is_written_is_the_same_job(small_job: Job, tmp_path: Path)
     path = tmp_path / "written.toml"
     path.write_text(job_text(spec, ONE_JOB), encoding="utf-8")
     again = load_job(path)
-    assert again.fingerprint() == spec.fingerprint()
-    assert again == spec.model_copy(update={"cluster": ONE_JOB})
+    assert (again.fingerprint(), again) == (spec.fingerprint(), spec.model_copy(update={"cluster": ONE_JOB}))
     assert tomllib.loads(path.read_text())["cluster"] == {"kind": "address", "address": "scheduler.json"}
 
 
@@ -146,8 +144,7 @@ def test_tasks_of_an_array_share_all_blocks(small_job: Job, blocks: int, workers
     said = subprocess.run(["bash", "-c", loop, "-", script], capture_output=True, text=True, check=True)
     ranges = [line.split("--range ")[1].split()[0].split(":") for line in said.stdout.splitlines()]
     edges = [(int(first), int(end)) for first, end in ranges]
-    assert edges[0][0] == 0
-    assert edges[-1][1] == blocks
+    assert (edges[0][0], edges[-1][1]) == (0, blocks)
     assert all(first < end for first, end in edges)
     assert all(one[1] == next_[0] for one, next_ in itertools.pairwise(edges))
 
@@ -181,8 +178,7 @@ def test_a_dry_run_of_an_array_prints_lines_for_a_shell(submit: Submit, tmp_path
     assert names == ["init.sbatch", "partition.sbatch", "finalise.sbatch"]
     assert ["afterok" in call for call in calls] == [False, True, True]
     assert "--dependency=afterok:43 " in calls[1]
-    cluster = tomllib.loads((place / "job.toml").read_text())["cluster"]
-    assert cluster == {"kind": "local", "workers": 2}
+    assert tomllib.loads((place / "job.toml").read_text())["cluster"] == {"kind": "local", "workers": 2}
 
 
 def test_without_slurm_there_is_one_line_and_the_files(submit: Submit, tmp_path: Path) -> None:
@@ -263,15 +259,12 @@ def part(job: str, state: str, reason: str = "None", code: str = "0:0", array: s
         ({"1": part("1", "COMPLETED")}, "gone", "Slurm does not know it any more"),
     ],
 )  # fmt: skip
-def test_states_of_jobs(
-    answers: dict[str, str], state: str, message: str, says: Callable[[str, str], None], tmp_path: Path
-) -> None:
+def test_states(answers: dict[str, str], state: str, message: str, says: Any, tmp_path: Path) -> None:
     for job, text in answers.items():
         says(job, text)
     (tmp_path / "partition-2_1.out").write_text("error: first\nerror: what its output says\nmore\n")
     chain = len(answers) > 1 or "3" in answers or (state == "gone" and bool(answers))
-    jobs = SlurmJobs(("1", "2", "3") if chain else ("1",), tmp_path)
-    found = jobs.state()
+    found = SlurmJobs(("1", "2", "3") if chain else ("1",), tmp_path).state()
     assert (found.state, found.message) == (state, message)
     codes = {"exit code 3": 3, "exit code 2 (and 1 more): what its output says": 2}
     assert found.exit_code == codes.get(message)
@@ -280,8 +273,7 @@ def test_states_of_jobs(
 def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "scontrol", "echo 'scontrol: error: Unable to contact' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ClusterError, match=r"^Slurm does not answer: Unable to contact$"):
-        SlurmJobs(("1",), tmp_path).state()
+    refused(ClusterError, r"^Slurm does not answer: Unable to contact$", SlurmJobs(("1",), tmp_path).state)
 
 
 # --- following --------------------------------------------------------------------------------------
@@ -356,19 +348,16 @@ def test_a_complete_store_is_the_end_unless_it_is_of_another_job(complete: str) 
     for said in (DONE, JobState("gone"), JobState("failed", "cancelled")):
         followed(complete, said)
     final = JobState("failed", "a.zarr: belongs to another job", EXIT_BAD_INPUT)
-    with pytest.raises(SpecError, match="belongs to another job"):
-        followed(complete, RUNNING, final)
+    refused(SpecError, "belongs to another job", followed, complete, RUNNING, final)
 
 
 def test_a_store_that_is_refused(tmp_path: Path, small_job: Job) -> None:
     url = str(tmp_path / "small.zarr")
     init(parse_job(small_job()), url)
     MechanismStore.open(url, mode="r+").update(state="refused")
-    with pytest.raises(GuaranteeViolation, match="does not hold"):
-        followed(url, JobState("gone"))
+    refused(GuaranteeViolation, "does not hold", lambda: followed(url, JobState("gone")))
     # A cancelled job says nothing about its guarantee.
-    with pytest.raises(IncompleteStoreError):
-        followed(url, JobState("failed", "cancelled"))
+    refused(IncompleteStoreError, "", lambda: followed(url, JobState("failed", "cancelled")))
 
 
 def test_a_store_that_cannot_be_read_from_here(tmp_path: Path) -> None:

@@ -76,9 +76,7 @@ def test_a_dry_run_needs_no_kubectl(tmp_path: Path, spec: JobSpec, monkeypatch: 
     json.dumps(document)
 
 
-def test_the_command_prints_what_would_be_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = Path(__file__).resolve().parents[2] / "workflows" / "manhattan.toml"
     arguments = ["submit", str(job), "--to", "kubernetes", "--dry-run", "--store", STORE]
@@ -92,9 +90,7 @@ def test_the_command_prints_what_would_be_done(
     assert not file.exists()
 
 
-def test_without_kubectl_the_file_stays_and_the_error_is_one_line(
-    tmp_path: Path, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kubectl_the_file_stays(tmp_path: Path, spec: JobSpec, monkeypatch: Any) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     file = tmp_path / "job" / "job.yaml"
     refusal(lambda: to_kubernetes(spec, file.parent, STORE), "no kubectl", str(file), kind=SpecError)
@@ -148,17 +144,13 @@ def test_what_keeps_pods_from_starting_is_said_once(tmp_path: Path, spec: JobSpe
     ("code", "error"),
     [(1, GuaranteeViolation), (2, SpecError), (3, IncompleteStoreError), (137, IncompleteStoreError)],
 )
-def test_a_job_that_fails(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, code: int, error: type[Exception]
-) -> None:
+def test_it_fails(tmp_path: Path, spec: JobSpec, cluster: Cluster, code: int, error: type[Exception]) -> None:
     log = ["seed: 1.00 s", "error: what was wrong"]
     cluster.set(status=["Running", "Failed"], log=log, exit_code=code)
     refusal(lambda: to_kubernetes(spec, tmp_path / "job", STORE), "what was wrong", kind=error)
 
 
-def test_a_job_whose_pod_is_gone_with_its_machine(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_gone(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running", "Failed"])
     with pytest.raises(IncompleteStoreError, match="submit again"):
         to_kubernetes(spec, tmp_path / "job", STORE)
@@ -168,9 +160,7 @@ def test_a_job_whose_pod_is_gone_with_its_machine(
     assert to_kubernetes(spec, tmp_path / "job", STORE)[0]["state"] == "done"
 
 
-def test_a_job_that_somebody_takes_away(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_taken_away(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: Any) -> None:
     cluster.set(status=["Running"])
 
     def take_away(_: str) -> tuple[str, int, int]:
@@ -182,9 +172,7 @@ def test_a_job_that_somebody_takes_away(
         to_kubernetes(spec, tmp_path / "job", STORE)
 
 
-def test_an_interrupt_leaves_the_job_alone(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt(tmp_path: Path, spec: JobSpec, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running"])
 
     def interrupt(_: str) -> tuple[str, int, int]:
@@ -230,9 +218,7 @@ def test_after_end_job_is_submitted_anew(tmp_path: Path, spec: JobSpec, cluster:
     assert {"--cascade=foreground", "--wait"} <= set(deleted)
 
 
-def test_no_answer_while_following_is_waited_out(
-    tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running", "Running", "Successful"], exit_code=0)
     looks = iter(["connection refused", "connection refused", None])
 

@@ -1,11 +1,9 @@
 """A job on a toy Kubernetes, with the Dask operator's real controller and real Dask processes.
 
-The API server and the node are toys (see ``toy_kubernetes.py``). ``kubectl`` is the real one where it is on
-the PATH, and else one of a few lines.
+The API server and the node are toys (see ``toy_kubernetes.py``); the operator and ``kubectl`` are real.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,21 +19,19 @@ from mdpext_dask.cli.submit.files import job_text
 from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.job.spec import JobSpec, parse_job
 from tests.support.processes import wait_until
-from tests.support.submissions import program, to_kubernetes
+from tests.support.refusals import refused
+from tests.support.submissions import to_kubernetes
 from tests.support.toy_kubernetes import KINDS, ToyKubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STORE = "/data/small.zarr"
-HERE = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyKubernetes]:
     """Return a toy cluster that the operator watches."""
     if shutil.which("kubectl") is None:
-        text = f'exec {sys.executable} {HERE / "toy_kubectl.py"} "$@"'
-        programs = program(tmp_path / "bin", "kubectl", text)
-        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        pytest.skip("no kubectl")
     monkeypatch.setattr(following, "_LONGEST_WAIT", 1.0)
     monkeypatch.setattr(following, "_REST", 1.0)
     with ToyKubernetes(tmp_path) as toy, (tmp_path / "operator.txt").open("wb") as log:
@@ -69,9 +65,7 @@ def rows_of(store: Path) -> dict[str, bytes]:
 
 
 def names(toy: ToyKubernetes, *plurals: str) -> list[str]:
-    return [
-        thing["metadata"]["name"] for kind in KINDS if kind[1] in plurals for thing in toy.objects.all(*kind)
-    ]
+    return [one["metadata"]["name"] for kind in KINDS if kind[1] in plurals for one in toy.objects.all(*kind)]
 
 
 def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:
@@ -80,9 +74,7 @@ def expected(spec: JobSpec, folder: Path) -> dict[str, bytes]:
     return rows_of(folder / "inline.zarr")
 
 
-def test_a_job_runs_ends_and_may_be_submitted_again(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
-) -> None:
+def test_a_job_runs_and_is_submitted_again(tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec) -> None:
     document, notes = hand_over(spec, tmp_path)
     assert document["state"] == "done"
     assert any(note.startswith("extend: ") for note in notes)
@@ -112,9 +104,7 @@ def _when_running(toy: ToyKubernetes) -> None:
 
 
 @pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
-def test_killed_pods_come_back_and_the_job_goes_on(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec, killed: Sequence[str]
-) -> None:
+def test_killed_pods_come_back(tmp_path: Path, cluster: Any, spec: JobSpec, killed: Sequence[str]) -> None:
     hand_over(spec, tmp_path, detach=True)
     _when_running(cluster)
     for component in killed:
@@ -123,25 +113,19 @@ def test_killed_pods_come_back_and_the_job_goes_on(
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
 
-def test_after_a_killed_runner_the_job_is_submitted_again(
-    tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec
-) -> None:
+def test_after_a_killed_runner(tmp_path: Path, cluster: ToyKubernetes, spec: JobSpec) -> None:
     hand_over(spec, tmp_path, detach=True)
     _when_running(cluster)
     cluster.node.kill("job-runner")
-    with pytest.raises(IncompleteStoreError, match="submit again"):
-        hand_over(spec, tmp_path)
+    refused(IncompleteStoreError, "submit again", hand_over, spec, tmp_path)
     assert hand_over(spec, tmp_path)[0]["state"] == "done"
     assert rows_of(tmp_path / "data" / "small.zarr") == expected(spec, tmp_path)
 
 
-def test_what_is_wrong_with_a_job_is_said_as_here(
-    tmp_path: Path, cluster: ToyKubernetes, small_job: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
+def test_a_wrong_job(tmp_path: Path, cluster: ToyKubernetes, small_job: Any) -> None:
     section = {"kind": "kubernetes", "image": "image", "volume_claim": "disk"}
     wrong = parse_job(small_job(cluster=section, domain={"roads": "/data/nowhere"}))
-    with pytest.raises(SpecError, match=r"nowhere.*does not exist"):
-        hand_over(wrong, tmp_path)
+    refused(SpecError, r"nowhere.*does not exist", hand_over, wrong, tmp_path)
     assert "nowhere" in (cluster.node.log_of("mdpext-small-runner") or "")
 
 

@@ -101,9 +101,7 @@ def test_closing_in_the_middle_lets_go_of_everything(client: Any, executor: Dask
     assert _settles(lambda: not client.futures)
 
 
-def test_a_worker_with_other_software_is_refused_and_both_are_named(
-    client: Any, executor: DaskExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_with_other_software(client: Any, executor: DaskExecutor, monkeypatch: Any) -> None:
     executor.check_versions()
     theirs = cluster_module.versions()
     assert theirs["python"].count(".") == 1  # its last number decides nothing
@@ -133,9 +131,7 @@ def test_a_scheduler_file_that_is_none_is_one_error(tmp_path: Path, content: str
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-def test_an_address_where_nobody_says_anything_is_one_error(
-    monkeypatch: pytest.MonkeyPatch, hangs_up: bool
-) -> None:
+def test_an_address_where_nobody_answers(monkeypatch: pytest.MonkeyPatch, hangs_up: bool) -> None:
     """As of a scheduler that is frozen, or of a server of another kind, which waits for others to speak."""
     monkeypatch.setattr(workers_module, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -179,9 +175,7 @@ def test_local_workers_have_the_memory_they_are_given_or_their_share() -> None:
         (ClusterSection(kind="slurm", memory_gib=1.0), "Slurm: "),
     ],
 )
-def test_where_there_is_no_such_cluster_it_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: ClusterSection, said: str
-) -> None:
+def test_no_such_cluster(tmp_path: Path, monkeypatch: Any, section: ClusterSection, said: str) -> None:
     # Neither a Slurm nor a Kubernetes that this machine may have.
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))

@@ -10,7 +10,6 @@ import pytest
 from mdpext_dask.compute import lp_placement
 from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.lp_placement import SharedSums
-from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.seed import interior_point
@@ -60,17 +59,14 @@ def test_shares_decide_no_bit(problem: SeedProblem, alone: SeedMechanism, shares
     assert shared.dual == alone.dual
 
 
-def test_workers_decide_no_bit(
-    problem: SeedProblem, alone: SeedMechanism, any_cluster: ClusterSection
-) -> None:
+def test_workers_decide_nothing(problem: SeedProblem, alone: SeedMechanism, any_cluster: Any) -> None:
     with open_executor(any_cluster) as executor, one_blas_thread():
         shared = solve_interior_point(problem, gap=1e-4, inverse_sums=SharedSums(executor, 2))
     assert np.array_equal(shared.rows, alone.rows)
 
 
 def test_sums_in_pairs_are_sums() -> None:
-    arrays = [np.array([10.0**n]) for n in range(7)]
-    assert sum_pairwise(iter(arrays)) == 1111111.0
+    assert sum_pairwise(iter([np.array([10.0**n]) for n in range(7)])) == 1111111.0
     assert sum_pairwise([np.array([3.0])]) == 3.0
 
 
@@ -105,12 +101,9 @@ def test_a_job_shares_where_it_pays(
     # Workers cut as they always do.
     monkeypatch.setattr(interior_point, "_PART_ENTRIES", _PART_ENTRIES)
     job = small_job(
-        domain={"cell_km": 5.0, "refine": [2]},
-        privacy={"budget": "certified"},
-        outputs={"count": 16},
-        seed={"refine_rounds": 1},
-        cluster={"kind": "address", "address": scheduler_address},
-    )
+        domain={"cell_km": 5.0, "refine": [2]}, privacy={"budget": "certified"}, outputs={"count": 16},
+        seed={"refine_rounds": 1}, cluster={"kind": "address", "address": scheduler_address},
+    )  # fmt: skip
     alone = build(parse_job(job), str(tmp_path / "alone.zarr"))
     assert not calls
     monkeypatch.setattr(lp_placement, "_WORTH_SENDING", 1)

@@ -1,6 +1,5 @@
 """Whom processes of this machine obey: their own run and its caller; no store, and no other user."""
 
-import json
 import os
 import shutil
 import socket
@@ -30,7 +29,8 @@ from mdpext_dask.reports.plots import plot_loss
 from mdpext_dask.sampling.remap_store import remap_store
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import operator_of_store
-from tests.support.refusals import refusal
+from tests.support.forged import attribute
+from tests.support.refusals import refusal, refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 NOBODY = 65534
@@ -112,23 +112,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     return path
 
 
-def _edited(path: Path, **attributes: Any) -> None:
-    document = json.loads((path / "zarr.json").read_text())
-    document["attributes"].update(attributes)
-    document.pop("consolidated_metadata", None)
-    (path / "zarr.json").write_text(json.dumps(document))
-
-
 READERS: dict[str, Callable[..., object]] = {
-    "audit": audit,
-    "evaluate": evaluate,
-    "remap": lambda path, **how: remap_store(str(path), **how),
+    "audit": audit, "evaluate": evaluate, "remap": lambda path, **how: remap_store(str(path), **how),
     "finalise": lambda path, **how: finalise(str(path), **how),
     "report": lambda path, **how: report(
         path, path.parent / "r.html", bound_seconds=0, overwrite=True, **how
     ),
     "plot": lambda path, **how: plot_loss(MechanismStore.open(str(path)), **how),
-}
+}  # fmt: skip
 SECTIONS = {
     "address": {"address": "tcp://127.0.0.1:1"},
     "slurm": {"options": ["--reservation=theirs"], "memory_gib": 1.0},
@@ -143,14 +134,14 @@ class Asked(Exception):
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", SECTIONS)
-def test_a_store_s_cluster_is_a_record_and_never_used(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, kind: str
+def test_a_store_s_cluster_is_never_used(
+    built: Path, tmp_path: Path, monkeypatch: Any, reader: str, kind: str
 ) -> None:
     path = tmp_path / "s.zarr"
     shutil.copytree(built, path)
     job = MechanismStore.open(str(path)).attributes["job"]
     state = "extending" if reader == "finalise" else "complete"
-    _edited(path, state=state, job={**job, "cluster": {"kind": kind, **SECTIONS[kind]}})
+    attribute(path, state=state, job={**job, "cluster": {"kind": kind, **SECTIONS[kind]}})
     asked: list[tuple[ClusterSection, int]] = []
 
     def start(_: ExitStack, cluster: ClusterSection, workers: int) -> Any:
@@ -160,12 +151,10 @@ def test_a_store_s_cluster_is_a_record_and_never_used(
     for each in executor_module.START:
         monkeypatch.setitem(executor_module.START, each, start)
     monkeypatch.setattr(executor_module, "processors", lambda: 3)
-    with pytest.raises(Asked):
-        READERS[reader](path, workers=2)
+    refused(Asked, "", READERS[reader], path, workers=2)
     assert asked.pop() == (ClusterSection(), 2)
     if reader != "plot":
-        with pytest.raises(Asked):
-            READERS[reader](path, scheduler="tcp://mine:1")
+        refused(Asked, "", READERS[reader], path, scheduler="tcp://mine:1")
         assert asked.pop()[0] == ClusterSection(kind="address", address="tcp://mine:1")
     if (reader, kind) in {("remap", "address"), ("finalise", "slurm"), ("plot", "local"), ("audit", "local")}:
         READERS[reader](path)  # small stores are read in this process
@@ -190,9 +179,7 @@ def test_the_caller_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         refusal(lambda given=given: open_for_reader(**given, small=True), "--", kind=SpecError)
 
 
-def test_a_store_s_operator_runs_only_if_its_reader_names_it(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operators_run_if_named(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("mdpext_dask.extend.choose._TRUSTED", set())
@@ -201,13 +188,10 @@ def test_a_store_s_operator_runs_only_if_its_reader_names_it(
     store = MechanismStore.open(str(path)).attributes
     named = {"extension": {**store["job"]["extension"], "method": "theirs:Operator"}}
     identity = {**store["identity"], **named}
-    _edited(
-        path,
-        state="extending",
-        job={**store["job"], **named},
-        identity=identity,
+    attribute(
+        path, state="extending", job={**store["job"], **named}, identity=identity,
         fingerprint=fingerprint_of(identity),
-    )
+    )  # fmt: skip
     refusal(lambda: operator_of_store(MechanismStore.open(str(path))), "--operator theirs:", kind=SpecError)
     shutil.rmtree(path / "receipts")
     refusal(lambda: partition(str(path), 0, 1), "theirs:Operator", kind=SpecError)
@@ -233,7 +217,7 @@ def test_a_store_s_operator_runs_only_if_its_reader_names_it(
         ({"domain": {"region": "place:Oz"}}, None, ("OpenStreetMap", "'Oz'")),
     ],
 )
-def test_what_a_job_reaches_is_told_in_one_line(
+def test_what_a_job_reaches_is_told(
     small_job: Job, sections: dict[str, Any], to: str | None, told: tuple[str, ...]
 ) -> None:
     events: list[Event] = []
@@ -250,8 +234,7 @@ def test_it_is_told_before_anything_is_reached(small_job: Job, path: Path) -> No
 
         def observe(event: Event) -> None:
             if isinstance(event, Note) and address in event.text:
-                with pytest.raises(BlockingIOError):
-                    server.accept()
+                refused(BlockingIOError, "", server.accept)
                 raise ClusterError("told")
 
         spec = parse_job(small_job(cluster={"kind": "address", "address": address}))

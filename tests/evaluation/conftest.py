@@ -16,9 +16,7 @@ from tests.support.regions import u_job
 
 
 @pytest.fixture(scope="session")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, small_job: Callable[..., dict[str, dict[str, Any]]]
-) -> Callable[[str], Path]:
+def stores(tmp_path_factory: pytest.TempPathFactory, small_job: Any) -> Callable[[str], Path]:
     """Return a function from a kind of problem to a finished store of several blocks, built once."""
     folder = tmp_path_factory.mktemp("evaluation")
 

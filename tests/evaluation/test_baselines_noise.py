@@ -1,17 +1,16 @@
 """The exponential mechanism and planar Laplace: by hand, against other integrators, and strictly audited."""
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import IntegrationWarning, dblquad, quad
+from scipy.integrate import IntegrationWarning, quad
 from scipy.spatial import KDTree
 
 from mdpext_dask.errors import SolverError
@@ -49,8 +48,7 @@ def test_the_exponential_mechanism_by_hand() -> None:
 def test_the_exponential_mechanism_takes_the_metric_of_the_problem(p: float) -> None:
     problem = problem_of(np.array([[0.1, 0.2], [1.7, 0.4], [1.0, 2.5]]), 0.8, p)
     records = problem.records_xy_km(slice(None))
-    distance = np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2)
-    weights = np.exp(-0.4 * distance)
+    weights = np.exp(-0.4 * np.linalg.norm(records[:, None] - problem.output_xy_km, ord=p, axis=2))
     expected = (weights / weights.sum(axis=1, keepdims=True)).reshape(5, 5, 3)
     assert np.allclose(rows_of(exponential_mechanism, problem), expected, rtol=1e-9, atol=0)
 
@@ -93,16 +91,11 @@ _PLACES = st.one_of(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=25, deadline=None)
 @given(
-    places=st.lists(_PLACES, min_size=1, max_size=7),
-    epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
-    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]),
-    seed=st.integers(0, 99),
-)
-def test_every_triple_of_every_method_holds(
-    method: Method, places: list[tuple[float, float]], epsilon: float, p: float, seed: int
-) -> None:
+    places=st.lists(_PLACES, min_size=1, max_size=7), epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
+    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_triple(method: Method, places: list[Any], epsilon: float, p: float, seed: int) -> None:
     grid = Grid(0.0, 0.0, 2, 1, 1.0, (3,))
     # Outputs closer than a micrometre are for another test.
     outputs = np.unique(np.round(places, 9), axis=0)
@@ -124,8 +117,7 @@ def test_every_triple_of_every_method_holds(
 @pytest.mark.parametrize(("p", "factor"), [(1, 1), (2, 1), (4, 2**-0.25), (math.inf, 2**-0.5)])
 def test_noise_is_euclidean_whatever_the_metric(p: float, factor: float) -> None:
     assert euclidean_epsilon(0.7, p) == pytest.approx(0.7 * factor, rel=1e-14)
-    rng = np.random.default_rng(0)
-    for x, y in rng.normal(size=(200, 2)):
+    for x, y in np.random.default_rng(0).normal(size=(200, 2)):
         metric = np.linalg.norm([x, y], ord=p)
         assert euclidean_epsilon(0.7, p) * math.hypot(x, y) <= 0.7 * metric * (1 + 1e-14)
 
@@ -151,21 +143,6 @@ def test_edge_integrals_over_all_distances_and_ends(monkeypatch: pytest.MonkeyPa
     assert np.abs((beyond + within) / angle - 1).max() < 1e-12
 
 
-def test_edge_integrals_against_another_integrator() -> None:
-    for a, low, high in ((0.7, -1.0, 2.0), (0.01, 0.2, 5.0), (30.0, -4.0, 3.0), (3.0, -9.0, -0.5)):
-        beyond, within, angle = (v.item() for v in edge_integrals(*np.array([[a], [low], [high]])))
-
-        def tail(theta: float, a: float = a) -> float:
-            distance = a / math.cos(theta)
-            return (1 + distance) * math.exp(-distance)
-
-        ends = math.atan2(low, a), math.atan2(high, a)
-        expected = quad(tail, *ends, epsabs=0, epsrel=1e-12)[0]
-        assert beyond == pytest.approx(expected, rel=1e-10)
-        assert angle == pytest.approx(ends[1] - ends[0], rel=1e-13)
-        assert within == pytest.approx(quad(lambda t: 1 - tail(t), *ends, epsrel=1e-12)[0], rel=1e-9)
-
-
 def test_one_output_takes_all_and_two_share_by_a_line() -> None:
     one = masses(voronoi_cells(np.array([[3.0, 4.0]]), 0.5, 20.0), 0.5, np.array([[0.0, 0.0], [9.0, 1.0]]))[0]
     assert np.abs(one - 1).max() < 1e-14
@@ -185,27 +162,6 @@ def test_one_output_takes_all_and_two_share_by_a_line() -> None:
         assert mass[0, 1] == pytest.approx(expected, rel=1e-10)
         assert mass[0, 0] == pytest.approx(1 - expected, rel=1e-12)
         assert error.max() < 1e-10
-
-
-def test_bounded_and_unbounded_cells_against_two_dimensional_integrals() -> None:
-    """A unit square among outputs on a lattice, from within, from a corner, from a side, and from outside."""
-    outputs = np.array([(i, j) for i in (0.0, 1.0, 2.0) for j in (0.0, 1.0, 2.0)])
-    cells = voronoi_cells(outputs, 1.3, 10.0)
-    places = np.array([[1.1, 0.8], [0.5, 0.5], [0.5, 1.2], [3.0, 0.2]])
-    mass, error = masses(cells, 1.3, places)
-    for place, row in zip(places, mass, strict=True):
-
-        def density(y: float, x: float, place: Floats = place) -> float:
-            return 1.3**2 / (2 * math.pi) * math.exp(-1.3 * math.hypot(x - place[0], y - place[1]))
-
-        # Split where the density has its tip.
-        cuts = (pairwise(sorted({0.5, 1.5, min(max(v, 0.5), 1.5)})) for v in place.tolist())
-        squares = ((*x, *y) for x, y in itertools.product(*cuts))
-        expected = sum(dblquad(density, *square, epsabs=1e-10, epsrel=1e-9)[0] for square in squares)
-        assert row[4] == pytest.approx(expected, rel=1e-7)
-        quarter = dblquad(density, -25.0, 0.5, -25.0, 0.5, epsabs=1e-9, epsrel=1e-7)[0]
-        assert row[0] == pytest.approx(quarter, rel=1e-5)
-    assert np.abs(mass.sum(axis=1) - 1).max() < error.max() < 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.5, 5.0])
@@ -234,8 +190,7 @@ def test_cells_add_up_and_follow_draws(epsilon: float) -> None:
 )
 def test_outputs_in_line_and_on_a_circle(outputs: list[list[float]]) -> None:
     problem = problem_of(np.array(outputs), 0.9)
-    rows = rows_of(planar_laplace, problem)
-    assert holds(rows, problem)
+    assert holds(rows_of(planar_laplace, problem), problem)
     mass, _ = masses(voronoi_cells(np.array(outputs), 0.9, 9.0), 0.9, problem.records_xy_km(slice(None)))
     assert np.abs(mass.sum(axis=1) - 1).max() < 1e-12
     middle = mass.reshape(5, 5, -1)[2, 2]

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.sections import ClusterSection
@@ -27,11 +27,11 @@ from mdpext_dask.pipeline.cells.lattice import Box
 from mdpext_dask.pipeline.cells.programs import Patches, Solutions
 from mdpext_dask.pipeline.cells.tasks import COSTS, LatticeArray, Level, write_costs, write_level_costs
 from mdpext_dask.pipeline.run import build, finalise, init, partition
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import sha256_of
 from tests.support.problems import write_toml
 from tests.support.reference import audited_epsilon
+from tests.support.refusals import refused
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 WORKFLOWS = Path(__file__).resolve().parents[2] / "workflows"
@@ -70,11 +70,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path:
     return path
 
 
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "cells.zarr")
-
-
 # Every metric and every kind of budgets; the other pairs of them are for the slow ones.
 _EVERY_TIME = {(1, "bound"), ("inf", "bound"), (1.5, "certified"), (2, "certified"), (2, "half")}
 
@@ -95,11 +90,9 @@ def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | s
         "seed": {"refine_rounds": 0},
     }
     summary = make(cell_job(**sections), tmp_path / "s.zarr")
-    assert summary["fallbacks"] == 0
-    assert summary["boundary_mismatches"] == 0
+    assert (summary["fallbacks"], summary["boundary_mismatches"]) == (0, 0)
     dataset = xr.open_zarr(tmp_path / "s.zarr")
-    rows = dataset.probability.values
-    exact = audited_epsilon(rows, dataset.x.values, dataset.y.values, float(p))
+    exact = audited_epsilon(dataset.probability.values, dataset.x.values, dataset.y.values, float(p))
     assert exact <= summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
     # What is left of ε is used.
     assert summary["epsilon_certified"] >= 0.97 * summary["epsilon_planar_per_km"]
@@ -107,17 +100,15 @@ def test_store_is_private_and_better(tmp_path: Path, cell_job: Job, p: float | s
     assert summary["loss_km"] < 0.995 * without["loss_km"]
 
 
-@pytest.mark.parametrize("refine", [[1], [2, 1, 3], [5], [2, 2, 2]])
+@pytest.mark.parametrize("refine", [[1], [2, 1, 3], [5]])
 def test_any_refinement_will_do(tmp_path: Path, cell_job: Job, refine: list[int]) -> None:
     """Odd numbers of steps, levels that refine nothing, no level at all: every record a seed."""
-    job = cell_job(domain={"refine": refine})
-    summary = make(job, tmp_path / "s.zarr")
+    summary = make(cell_job(domain={"refine": refine}), tmp_path / "s.zarr")
     assert summary["fallbacks"] == 0
     levels = {sweep["level"] for sweep in facts_of(tmp_path / "s.zarr")["cells"]["sweeps"]}
     assert levels == set(range(1, max(sum(n > 1 for n in refine), 1) + 1))
     interpolated = cell_job(domain={"refine": refine}, extension={"method": "log-convex"})
-    without = make(interpolated, tmp_path / "without.zarr")
-    assert summary["loss_km"] < without["loss_km"]
+    assert summary["loss_km"] < make(interpolated, tmp_path / "without.zarr")["loss_km"]
 
 
 def test_one_output_leaves_nothing_to_choose(path: Path, cell_job: Job) -> None:
@@ -154,23 +145,19 @@ def test_one_source_cell_that_refines_nothing(tmp_path: Path) -> None:
     loss = np.linalg.norm(records[:, :, None] - outputs, axis=-1)
     np.savez(tmp_path / "loss.npz", x_km=x, y_km=x, output_xy_km=outputs, loss_km=loss)
     job = {
-        "domain": {"refine": [1]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "half"},
+        "domain": {"refine": [1]}, "privacy": {"epsilon_per_km": 1.0, "budget": "half"},
         "loss": {"kind": "file", "file": str(tmp_path / "loss.npz")},
-        "extension": {"method": "cell-lp", "sweeps": 2},
-        "cluster": {"kind": "inline"},
-    }
+        "extension": {"method": "cell-lp", "sweeps": 2}, "cluster": {"kind": "inline"},
+    }  # fmt: skip
     summary = make(job, tmp_path / "s.zarr")
     sweeps = facts_of(tmp_path / "s.zarr")["cells"]["sweeps"]
-    assert sweeps[0]["programs"] == 1
-    assert sweeps[0]["frozen_share"] == 0
+    assert (sweeps[0]["programs"], sweeps[0]["frozen_share"]) == (1, 0)
     without = make({**job, "extension": {"method": "log-convex"}}, tmp_path / "without.zarr")
     assert summary["loss_km"] < 0.99 * without["loss_km"]
 
 
 def test_same_bytes_every_way(path: Path, cell_job: Job, any_cluster: ClusterSection, built: Path) -> None:
-    job = cell_job(cluster=any_cluster.model_dump(exclude_none=True))
-    make(job, path)
+    make(cell_job(cluster=any_cluster.model_dump(exclude_none=True)), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
 
@@ -214,8 +201,7 @@ def test_interrupted_after_any_sweep_it_goes_on(tmp_path: Path, cell_job: Job) -
     for stop in (2, 8, 1):
         told.clear()
         stops[:] = [stop]
-        with pytest.raises(KeyboardInterrupt):
-            make(job, path, observer=interrupt)
+        refused(KeyboardInterrupt, "", make, job, path, observer=interrupt)
         made.append(list(told))
     stops.clear()
     told.clear()
@@ -237,15 +223,12 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, cell_job: Job) -> Path
             raise KeyboardInterrupt
 
     path = tmp_path_factory.mktemp("interrupted") / "s.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        make(cell_job(), path, observer=interrupt)
+    refused(KeyboardInterrupt, "", lambda: make(cell_job(), path, observer=interrupt))
     return path
 
 
 @pytest.mark.parametrize("harm", ["array gone", "chunks gone", "changed", "key gone", "level", "candidate"])
-def test_a_state_that_is_not_what_it_was_is_not_gone_on_from(
-    tmp_path: Path, cell_job: Job, built: Path, interrupted: Path, harm: str
-) -> None:
+def test_a_changed_state(tmp_path: Path, cell_job: Job, built: Path, interrupted: Path, harm: str) -> None:
     path = shutil.copytree(interrupted, tmp_path / "s.zarr")
     group = zarr.open_group(str(path / "seed"), mode="r+", use_consolidated=False)
     progress = dict(group.attrs["cells_progress"])
@@ -284,8 +267,7 @@ def test_killed_for_real_while_it_sweeps_it_goes_on(tmp_path: Path, cell_job: Jo
 
 
 def test_in_pieces_it_is_the_same(path: Path, cell_job: Job, built: Path) -> None:
-    blocks = init(parse_job(cell_job()), str(path))["blocks"]
-    for index in range(blocks):
+    for index in range(init(parse_job(cell_job()), str(path))["blocks"]):
         partition(str(path), index, index + 1)
     assert finalise(str(path))["state"] == "complete"
     assert np.array_equal(bytes_of(path), bytes_of(built))
@@ -310,8 +292,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
     for where in ({**honest, "name": "score"}, {**honest, "padding": [1, 0]}, {"name": 3}, "score", None):
         group.attrs["record_scores"] = where
         assert not MechanismStore.open(str(finished)).has_seed()
-        with pytest.raises(GuaranteeViolation, match="seed"):
-            open_mechanism(finished, verify=True)
+        refused(GuaranteeViolation, "seed", open_mechanism, finished, verify=True)
     assert "seed" in audit(str(finished)).changed
     group.attrs["record_scores"] = honest
     assert MechanismStore.open(str(finished)).has_seed()
@@ -322,9 +303,7 @@ def test_where_the_scores_of_records_are_is_part_of_the_seed(finished: Path) -> 
     assert MechanismStore.open(str(finished)).has_seed()
 
 
-def test_programs_that_cannot_be_solved_leave_the_reference_and_are_listed(
-    tmp_path: Path, cell_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_cannot_be_solved(tmp_path: Path, cell_job: Job, monkeypatch: Any) -> None:
     def fails(patches: Patches) -> Solutions:
         return Solutions(np.ones_like(patches.cost), np.ones(patches.cost.shape[-1], dtype=bool))
 
@@ -345,10 +324,8 @@ def test_infeasible_programs_stay_private(path: Path, cell_job: Job, monkeypatch
     original = programs.usable
 
     def greedy(patches: Patches, u: np.ndarray, failed: np.ndarray) -> Solutions:
-        solutions = original(patches, u, failed)
-        return Solutions(
-            solutions.u**3 / (patches.reference * solutions.u**3).sum(axis=1, keepdims=True), failed
-        )
+        cubes = original(patches, u, failed).u ** 3
+        return Solutions(cubes / (patches.reference * cubes).sum(axis=1, keepdims=True), failed)
 
     monkeypatch.setattr(programs, "usable", greedy)
     summary = make(cell_job(), path)
@@ -372,8 +349,7 @@ def test_costs_of_a_lattice_of_seeds_are_the_costs_of_the_seed_program(path: Pat
     nx, ny = grid.seeds_shape
     for box in (Box((0, 3), (0, 4)), Box((3, nx), (0, 4)), Box((0, nx), (4, ny))):
         write_level_costs(str(path), box, coarse)
-    shared = store.read("seed/cells_cost_0")
-    assert np.allclose(shared, store.read("seed/cost"), rtol=1e-9, atol=1e-15)
+    assert np.allclose(store.read("seed/cells_cost_0"), store.read("seed/cost"), rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.slow
@@ -383,10 +359,8 @@ def test_rome_loses_an_eighth_less_than_the_published_recipe(
     path: Path, city_roads: Callable[[str], Path], epsilon: float, log_convex: float
 ) -> None:
     overrides = [
-        f"domain.roads={city_roads('rome')}",
-        f"privacy.epsilon_per_km={epsilon}",
-        "extension.method=cell-lp",
-    ]
+        f"domain.roads={city_roads('rome')}", f"privacy.epsilon_per_km={epsilon}", "extension.method=cell-lp",
+    ]  # fmt: skip
     summary = build(load_job(WORKFLOWS / "rome.toml", overrides), str(path))
     assert summary["fallbacks"] == 0
     assert 0.999 <= summary["epsilon_certified"] / summary["epsilon_planar_per_km"] <= 1

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, evaluate, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, SpecError, StoreError
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import tasks
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.geometry import build_geometry
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, receipts, schema
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from tests.support.disks import Disk, small_disk
+from tests.support.forged import flip_a_bit
 from tests.support.inside import run_inside
 from tests.support.processes import (
     INTERRUPTED,
@@ -107,7 +106,7 @@ class Scene:
     """A job under way on one kind of cluster, and what of it can be killed."""
 
     def __init__(
-        self, processes: Processes, folder: Path, job: dict[str, dict[str, Any]], *, quick: bool = False
+        self, processes: Processes, folder: Path, job: dict[str, Any], *, quick: bool = False
     ) -> None:
         self.processes, self.store, self.quick = processes, folder / "s.zarr", quick
         self.job = job_file(folder, job)
@@ -214,15 +213,12 @@ VICTIMS = (
 
 
 def strike_at(scene: Scene, victim: str, moment: Moment, undisturbed: Undisturbed) -> None:
-    kept = getattr(scene, victim)(moment)
-    same_as(undisturbed, scene.store, kept)
+    same_as(undisturbed, scene.store, getattr(scene, victim)(moment))
     assert audit(str(scene.store)).holds
 
 
 @pytest.mark.parametrize("victim", mostly_slow(VICTIMS, "local_worker", "client", "everything", "partition"))
-def test_killed_while_blocks_are_written(
-    tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed, victim: str
-) -> None:
+def test_killed(tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Any, victim: str) -> None:
     moment = moments(RANDOM_SEED, 1, 0, undisturbed.blocks // 2)[0]
     scene = Scene(processes, tmp_path, fault_job(small_job, cluster=LOCAL), quick=True)
     strike_at(scene, victim, moment, undisturbed)
@@ -279,18 +275,13 @@ def inside(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 # What is about to be written when the disk breaks: where it is called, and at which call.
 WRITES = {
-    "the template": (schema, "write_arrays", 1),
-    "the state of the template": (MechanismStore, "update", 1),
+    "the template": (schema, "write_arrays", 1), "the state of the template": (MechanismStore, "update", 1),
     "the cost of the seed": (MechanismStore, "write_seed_cost", 1),
-    "the seed": (MechanismStore, "write_seed", 1),
-    "the extension": (MechanismStore, "write_extension", 1),
-    "a block": (MechanismStore, "write_shards", 3),
-    "a receipt": (receipts, "write_receipt", 4),
-    "what is swept": (objects, "sweep", 1),
-    "the copies of descriptions": (objects, "consolidate", 1),
-    "the certificate": (objects, "put_json", -1),
-    "the last attributes": (MechanismStore, "update", -1),
-}
+    "the seed": (MechanismStore, "write_seed", 1), "the extension": (MechanismStore, "write_extension", 1),
+    "a block": (MechanismStore, "write_shards", 3), "a receipt": (receipts, "write_receipt", 4),
+    "what is swept": (objects, "sweep", 1), "the copies of descriptions": (objects, "consolidate", 1),
+    "the certificate": (objects, "put_json", -1), "the last attributes": (MechanismStore, "update", -1),
+}  # fmt: skip
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, write: str, breaks: Callable[[], None]) -> list[str]:
@@ -391,9 +382,7 @@ def test_after_a_signal_nothing_is_left(
 ) -> None:
     """A batch system sends SIGTERM, to all processes of a job or to the first."""
     job, store = job_file(tmp_path, long_job(small_job, kind)), tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job, "--store", store, "--progress", "none", env={"TMPDIR": str(scratch)}
-    )
+    command = processes.mdpext("run", job, "--store", store, "--progress=none", env={"TMPDIR": str(scratch)})
     wait_until(lambda: receipt_files(store) or command.ended(), "a first receipt")
     (os.killpg if whom == "group" else os.kill)(command.pid, how)
     assert command.code() == 3, command.stderr
@@ -406,9 +395,8 @@ def test_after_a_signal_nothing_is_left(
 @pytest.mark.slow
 def test_run_leaves_nothing(tmp_path: Path, small_job: Job, processes: Processes, scratch: Path) -> None:
     job, store = job_file(tmp_path, long_job(small_job, "local")), tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job, "--store", store, "--json", "--progress", "none", env={"TMPDIR": str(scratch)}
-    )
+    how = ("--store", store, "--json", "--progress", "none")
+    command = processes.mdpext("run", job, *how, env={"TMPDIR": str(scratch)})
     wait_until(lambda: receipt_files(store) or command.ended(), "a first receipt")
     command.workers()[0].kill()
     assert command.code() == 0, command.stderr
@@ -467,18 +455,14 @@ def test_a_worker_frozen_for_long_is_given_up_and_does_no_harm_afterwards(
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
     # It learns that it has been given up, and ends, or reports as a new one.
-    wait_until(
-        lambda: frozen.ended() or "Starting established" in frozen.stderr, "the frozen worker to notice"
-    )
+    wait_until(lambda: frozen.ended() or "Starting established" in frozen.stderr, "the worker to notice")
     processes.end()
     same_as(undisturbed, scene.store, kept)
     assert audit(str(scene.store)).holds
 
 
 @pytest.mark.slow
-def test_a_frozen_local_worker_is_replaced(
-    tmp_path: Path, small_job: Job, processes: Processes, undisturbed: Undisturbed
-) -> None:
+def test_a_frozen_worker(tmp_path: Path, small_job: Job, processes: Any, undisturbed: Undisturbed) -> None:
     scene = Scene(processes, tmp_path, fault_job(small_job, cluster=LOCAL))
     command = scene.run(env=IMPATIENT)
     wait_until(lambda: receipt_files(scene.store) or command.ended(), "a first receipt")
@@ -613,15 +597,12 @@ class Greedy(Operator):
 def test_a_task_over_its_memory_ends_the_run(tmp_path: Path, small_job: Job, processes: Processes) -> None:
     """The nanny kills the worker; after as many workers as are allowed to die, no more are tried."""
     (tmp_path / "greedy.py").write_text(GREEDY)
-    job = small_job(
-        extension={"method": "greedy:Greedy"}, cluster={"kind": "local", "workers": 1, "memory_gib": 0.5}
-    )
+    cluster = {"kind": "local", "workers": 1, "memory_gib": 0.5}
+    job = small_job(extension={"method": "greedy:Greedy"}, cluster=cluster)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {"PYTHONPATH": path, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
     store = tmp_path / "s.zarr"
-    command = processes.mdpext(
-        "run", job_file(tmp_path, job), "--store", store, "--progress", "none", env=env
-    )
+    command = processes.mdpext("run", job_file(tmp_path, job), "--store", store, "--progress=none", env=env)
     assert command.code() == 3, command.stderr
     (line,) = command.stderr.splitlines()
     assert line.startswith("error: extend: workers keep dying (out of memory, or without mdpext_dask?); what")
@@ -636,12 +617,6 @@ def swap(one: Path, other: Path) -> None:
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 NO_RECEIPT = "no receipt of blocks: 2"

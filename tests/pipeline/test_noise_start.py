@@ -32,11 +32,9 @@ def made(small_job: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Temp
     def make(budget: str, p: float = 2.0) -> tuple[dict[str, Any], MechanismStore]:
         job = small_job(
             domain={"cell_km": 8.5, "refine": [3], "metric_p": p},
-            privacy={"budget": budget, "epsilon_per_km": 0.4},
-            extension={"method": "cell-lp"},
-            loss={"kind": "euclidean"},
-            outputs={"count": 5},
-        )
+            privacy={"budget": budget, "epsilon_per_km": 0.4}, extension={"method": "cell-lp"},
+            loss={"kind": "euclidean"}, outputs={"count": 5},
+        )  # fmt: skip
         path = str(tmp_path_factory.mktemp("noise") / "s.zarr")
         return build(parse_job(job), path), MechanismStore.open(path)
 
@@ -45,8 +43,7 @@ def made(small_job: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Temp
 
 @pytest.mark.parametrize("q", [1.0, 1.5, 2.0, 3.0, 1e4, 1e9, math.inf])
 def test_the_steepest_corner_is_found(q: float) -> None:
-    rng = np.random.default_rng(7)
-    rows = rng.dirichlet(np.ones(3), size=(4, 5))
+    rows = np.random.default_rng(7).dirichlet(np.ones(3), size=(4, 5))
     logs, h = np.log(rows), 0.7
     worst = 0.0
     for i, j in np.ndindex(3, 4):
@@ -79,8 +76,7 @@ def test_programs_that_begin_from_noise_end_below_it(made: Made) -> None:
     problem = Problem.of_store(store)
     rows = noise_within(problem, problem.epsilon_per_km, 1e-6)
     assert rows is not None
-    noisy = expected_loss(problem, rows)
-    assert summary["loss_km"] <= noisy * (1 + 1e-9)
+    assert summary["loss_km"] <= expected_loss(problem, rows) * (1 + 1e-9)
     tried = store.seed_attributes["cells"]["tried"]
     assert [one["candidate"] for one in tried].count("planar noise") == 1
     assert min(one["loss_km"] for one in tried) >= summary["loss_km"] * (1 - 1e-6)

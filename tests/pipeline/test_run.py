@@ -14,10 +14,9 @@ import pytest
 import xarray as xr
 import zarr
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.cli.submit.files import check_store
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import Event, StageFinished, TaskDone
 from mdpext_dask.extend.choose import operator_of
 from mdpext_dask.job.spec import JobSpec, parse_job
@@ -26,16 +25,15 @@ from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.seed.budget import axis_budgets
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.integrity import CERTIFICATE
-from mdpext_dask.store.loss import read_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, extension_arrays
 from mdpext_dask.store.schema import as_read, as_stored
+from tests.support.forged import shard_of
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refused
 
@@ -48,11 +46,6 @@ def make(job: dict[str, Any], path: Path, **arguments: Any) -> dict[str, Any]:
 
 def bytes_of(path: Path) -> np.ndarray:
     return MechanismStore.open(str(path)).read("probability")
-
-
-def shard_of(path: Path, block: int) -> Path:
-    store = MechanismStore.open(str(path))
-    return path / store.shard_keys(store.plan[block])[0]
 
 
 def does_not_verify(path: Path, says: str) -> None:
@@ -73,24 +66,19 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
     return path
 
 
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "small.zarr")
-
-
 # --- the result -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 4, "inf"])
-@pytest.mark.parametrize("budget", ["half", "bound"])
+@pytest.mark.parametrize(
+    ("p", "budget"),
+    [(1, "half"), (1.5, "bound"), (2, "half"), (2, "bound"), (4, "half"), ("inf", "bound"), ("inf", "half")],
+)
 def test_the_store_is_private_for_all_pairs(path: Path, small_job: Job, p: float | str, budget: str) -> None:
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
     job = small_job(domain={"refine": [2], "metric_p": p}, privacy={"budget": budget, "epsilon_per_km": 0.7})
     summary = make(job, path)
-    dataset = xr.open_zarr(path)
-    exact = audited_epsilon(
-        dataset.probability.values, dataset.x.values, dataset.y.values, float(summary["metric_p"])
-    )
+    data = xr.open_zarr(path)
+    exact = audited_epsilon(data.probability.values, data.x.values, data.y.values, float(summary["metric_p"]))
     assert exact <= summary["epsilon_certified"] <= summary["epsilon_planar_per_km"] < 0.7
     assert summary["state"] == "complete"
 
@@ -107,8 +95,7 @@ def test_the_summary_has_every_key_that_programs_rely_on(finished: Path) -> None
     stages = {"domain", "loss", "seed", "extend", "boundary", "audit", "evaluate", "total"}
     assert set(summary["seconds"]) == stages
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert summary["records"] == 13 * 29
-    assert summary["blocks_done"] == summary["blocks"]
+    assert (summary["records"], summary["blocks_done"]) == (13 * 29, summary["blocks"])
 
 
 def test_half_tries_the_published_splits_and_keeps_the_best(path: Path, small_job: Job) -> None:
@@ -116,18 +103,6 @@ def test_half_tries_the_published_splits_and_keeps_the_best(path: Path, small_jo
     assert summary["seed_solves"] == 5
     tried = MechanismStore.open(str(path)).seed_attributes["tried"]
     assert summary["seed_primal"] == min(entry["primal_km"] for entry in tried)
-
-
-def test_the_loss_is_that_of_the_stored_rows(finished: Path) -> None:
-    store = MechanismStore.open(str(finished))
-    rows = store.read("probability").astype(float)
-    rows /= rows.sum(axis=-1, keepdims=True)
-    x, y = store.read("x"), store.read("y")
-    points = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    cost = read_loss(store).rows(points).reshape(rows.shape)
-    expected = float((store.read("prior")[..., None] * rows * cost).sum())
-    assert store.attributes["loss_km"] == pytest.approx(expected, rel=1e-12)
-    assert evaluate(str(finished), attacks=None)["loss_km"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_store_opens_in_xarray_with_units_and_coordinates(finished: Path) -> None:
@@ -204,8 +179,7 @@ def test_interrupted_at_any_stage_it_resumes(path: Path, small_job: Job, built: 
         if isinstance(event, StageFinished) and event.stage == after:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        make(small_job(), path, observer=interrupt)
+    refused(KeyboardInterrupt, "", lambda: make(small_job(), path, observer=interrupt))
     assert make(small_job(), path)["state"] == "complete"
     assert np.array_equal(bytes_of(path), bytes_of(built))
 
@@ -231,16 +205,6 @@ def test_valid_receipts_are_not_redone(path: Path, small_job: Job, monkeypatch: 
 # --- what must be refused -------------------------------------------------------------------------
 
 
-def test_a_probability_changed_by_five_percent_is_found_and_named(finished: Path) -> None:
-    spoil(finished, 7, 11, 3, 1.05)
-    report = audit(str(finished))
-    assert not report.holds
-    assert report.changed
-    assert {"x", "x_prime", "log_ratio", "bound"} <= set(report.worst)
-    refused(GuaranteeViolation, "refused", open_mechanism, finished)
-    assert MechanismStore.open(str(finished)).state == "refused"
-
-
 def test_five_percent_at_city_spacing_fail_and_the_triple_is_named(path: Path, small_job: Job) -> None:
     make(small_job(domain={"cell_km": 3.0, "refine": [60]}, outputs={"count": 4}), path)
     spoil(path, 77, 123, 2, 1.05)
@@ -252,7 +216,7 @@ def test_five_percent_at_city_spacing_fail_and_the_triple_is_named(path: Path, s
     assert report.worst["log_ratio"] > report.worst["bound"]
 
 
-@pytest.mark.parametrize("p", [1, 1.0001, 1.5, 2, 4, "inf"])
+@pytest.mark.parametrize("p", [1, 1.0001, 2, "inf"])
 def test_a_large_change_fails_it_for_every_metric(path: Path, small_job: Job, p: float | str) -> None:
     make(small_job(domain={"metric_p": p}), path)
     spoil(path, 7, 11, 3, 8)
@@ -277,17 +241,6 @@ def test_lost_chunks_never_read_as_zeros(path: Path, small_job: Job, finished: P
         assert np.array_equal(bytes_of(path), bytes_of(finished))
     else:
         refused(StoreError, "damaged", make, small_job(), path)
-
-
-@pytest.mark.parametrize("value", [0.0, np.nan, -1.0])
-def test_a_value_that_is_no_probability_fails_and_is_named(finished: Path, value: float) -> None:
-    array = zarr.open_array(str(finished / "probability"), mode="r+")
-    array[4, 5, 1] = value
-    report = audit(str(finished))
-    assert not report.holds
-    assert report.as_json()["epsilon_certified"] == "inf"
-    json.dumps(report.as_json(), allow_nan=False)
-    assert [4, 5] in (report.worst["record"], report.worst["record_prime"])
 
 
 def test_running_again_mends_a_refused_store(finished: Path, small_job: Job) -> None:
@@ -363,9 +316,7 @@ def test_a_complete_store_that_has_lost_a_receipt_is_mended_in_pieces(finished: 
     open_mechanism(finished, verify=True)
 
 
-def test_what_is_finalised_is_the_store_that_is_there_when_its_lock_is_had(
-    path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_finalised_is_there(path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one that was there before another job's took its place."""
     url, at_work = str(path), run.at_work
     init(parse_job(small_job()), url)
@@ -415,16 +366,11 @@ def test_a_promise_edited_in_the_attributes_is_seen(finished: Path, key: str, va
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantisation_km", 0.001),
-        ("epsilon_certified", 0.1),
-        ("epsilon_certified", 7.0),
-        ("epsilon_certified", None),
-        ("epsilon_planar_per_km", 0.5),
-        ("distortion", 0.01),
-        ("records_inside", 7),
-        ("source_cells_kept", 7),
+        ("quantisation_km", 0.001), ("epsilon_certified", 0.1), ("epsilon_certified", 7.0),
+        ("epsilon_certified", None), ("epsilon_planar_per_km", 0.5), ("distortion", 0.01),
+        ("records_inside", 7), ("source_cells_kept", 7),
     ],
-)
+)  # fmt: skip
 def test_figures_edited_in_the_attributes_are_seen(finished: Path, key: str, value: float | None) -> None:
     MechanismStore.open(str(finished), mode="r+").update(**{key: value})
     does_not_verify(finished, key)
@@ -544,7 +490,7 @@ def test_file_system_refusals_name_the_place(finished: Path, monkeypatch: pytest
         lambda: objects.is_empty(store),
         lambda: objects.delete_keys(store, ["a"]),
     ):
-        refused(StoreError, r"small\.zarr: .* cannot be \w+: .*Input/output error$", ask)
+        refused(StoreError, r"copy\.zarr: .* cannot be \w+: .*Input/output error$", ask)
 
 
 def test_an_array_that_somebody_has_taken_away(finished: Path) -> None:
@@ -577,12 +523,6 @@ def test_a_store_in_memory_behind_a_url(small_job: Job) -> None:
     assert audit(url).holds
     assert open_mechanism(url, verify=True).sample(lon=-73.98, lat=40.75, n=2).shape == (2, 2)
     assert build(parse_job(small_job()), url, overwrite=True)["state"] == "complete"
-
-
-def test_verify_names_the_changed_block(finished: Path) -> None:
-    open_mechanism(finished, verify=True)
-    spoil(finished, 0, 0, 0, 1.001)
-    does_not_verify(finished, "block 0")
 
 
 def test_another_job_at_the_same_place_is_refused_and_named(finished: Path, small_job: Job) -> None:
@@ -623,20 +563,20 @@ def test_a_seed_solved_anew_voids_the_receipts(finished: Path) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["log-convex", "mcshane-whitney", "cell-lp"])
 @pytest.mark.parametrize(
-    ("cell_km", "refine", "outputs"), [(2.0, [4, 6], 60), (1.0, [2, 3], 300), (0.5, [8], 20)]
-)
+    ("method", "cell_km", "refine", "outputs"),
+    [
+        ("log-convex", 2.0, [4, 6], 60), ("log-convex", 1.0, [2, 3], 300), ("mcshane-whitney", 0.5, [8], 20),
+        ("mcshane-whitney", 2.0, [4, 6], 60), ("cell-lp", 1.0, [2, 3], 300), ("cell-lp", 0.5, [8], 20),
+    ],
+)  # fmt: skip
 def test_a_task_needs_the_memory_that_the_plan_says(
     path: Path, small_job: Job, cell_km: float, refine: list[int], outputs: int, method: str
 ) -> None:
     job = small_job(
-        domain={"cell_km": cell_km, "refine": refine},
-        outputs={"count": outputs},
-        loss={"kind": "euclidean"},
-        store={"block_cells": [4, 5]},
-        extension={"method": method},
-    )
+        domain={"cell_km": cell_km, "refine": refine}, outputs={"count": outputs}, loss={"kind": "euclidean"},
+        store={"block_cells": [4, 5]}, extension={"method": method},
+    )  # fmt: skip
     write_seed_without_solving(parse_job(job), path)
     store = MechanismStore.open(str(path))
     tasks.extend_block(str(path), 0)  # imports and caches are not the task's

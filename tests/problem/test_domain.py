@@ -73,15 +73,13 @@ def test_grid_starts_at_the_networks_south_west_corner(small_job: JobMaker) -> N
     assert found.projection == Projection((west + east) / 2, (south + north) / 2)
     assert (found.grid.west_km, found.grid.south_km) == tuple(found.node_xy_km.min(axis=0))
     assert found.grid.box.contains(found.node_xy_km).all()
-    assert found.grid.refine == (2, 2)
-    assert found.grid.cell_km == 3.0
+    assert (found.grid.refine, found.grid.cell_km) == ((2, 2), 3.0)
 
 
 @pytest.mark.parametrize("rotation", [0.0, 30.0])
 def test_box_in_degrees_is_covered_and_says_which_nodes_count(small_job: JobMaker, rotation: float) -> None:
     west, south, east, north = _BBOX
-    domain = {"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}
-    found = road_geometry(small_job(domain=domain))
+    found = road_geometry(small_job(domain={"bbox": _BBOX, "cell_km": 2.0, "rotation_deg": rotation}))
     assert (found.projection.centre_lon, found.projection.centre_lat) == pytest.approx((-73.97, 40.76))
     places = np.random.default_rng(1).uniform((west, south), (east, north), (1000, 2))
     # Parallels bulge to the south here, so the southern border reaches lowest in its middle.
@@ -162,13 +160,10 @@ def test_outputs_are_distinct_road_nodes_in_the_box(small_job: JobMaker, bbox: l
     assert all(tuple(place) in nodes for place in np.round(domain.output_lonlat, 9))
 
 
-def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks_but_no_more(
-    build: Build, square: dict[str, Any]
-) -> None:
+def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks(build: Build, square: dict[str, Any]) -> None:
     half = {**square, "bbox": [11.99, 41.98, 12.06, 42.08], "cell_km": 2.0}
     for domain, nodes in ((square, 5), (half, 3)):
-        found = build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes})
-        assert found.outputs == nodes
+        assert build(domain=domain, outputs={"count": nodes}, loss={"tasks": nodes}).outputs == nodes
         for key, sections in (
             ("outputs.count", {"outputs": {"count": nodes + 1}, "loss": {"tasks": nodes}}),
             ("loss.tasks", {"outputs": {"count": nodes}, "loss": {"tasks": nodes + 1}}),
@@ -179,8 +174,7 @@ def test_all_road_nodes_of_the_box_may_be_outputs_or_tasks_but_no_more(
 
 def test_outputs_of_a_file_are_kept_as_they_are(build: Build, tmp_path: Path) -> None:
     places = [(-73.97, 40.78), (-74.0, 40.72), (-73.95, 40.82)]
-    file = point_file(tmp_path / "outputs.csv", "lon,lat", places)
-    domain = build(outputs=_file(file))
+    domain = build(outputs=_file(point_file(tmp_path / "outputs.csv", "lon,lat", places)))
     np.testing.assert_allclose(domain.output_lonlat, places, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(domain.output_xy_km, domain.projection.to_plane(np.array(places)))
     loss = _travel(domain)
@@ -206,10 +200,8 @@ def test_columns_of_files_may_have_any_name(build: Build, tmp_path: Path, header
         for before in ("", "", "tasks_")
     )
     found = []
-    for name, columns, keys in (
-        ("plain.csv", "lon,lat", ({}, {}, {})),
-        ("p.csv", header, (outputs, prior, tasks)),
-    ):
+    named = ("named.csv", header, (outputs, prior, tasks))
+    for name, columns, keys in (("plain.csv", "lon,lat", ({}, {}, {})), named):
         file = point_file(tmp_path / name, columns, places)
         sections = {"outputs": {**_file(file), **keys[0]}, "prior": {"kind": "file", "file": file, **keys[1]}}
         found.append(build(**sections, loss={"tasks_file": file, **keys[2]}))
@@ -251,9 +243,7 @@ def test_floor_is_checked_where_the_job_does_not_say_how_many_outputs(build: Bui
 
 
 @pytest.mark.parametrize("bbox", [None, _BBOX])
-def test_road_node_prior_counts_nodes_at_their_nearest_record(
-    small_job: JobMaker, bbox: list[float] | None
-) -> None:
+def test_road_nodes_count_at_their_nearest_record(small_job: JobMaker, bbox: list[float] | None) -> None:
     spec = parse_job(small_job(domain={"bbox": bbox}))
     geometry = build_geometry(spec)
     nodes = geometry.node_xy_km[geometry.nodes_inside]
@@ -294,8 +284,7 @@ def test_places_of_a_file_without_weights_count_alike(build: Build, tmp_path: Pa
     records = np.array([(domain.grid.x_km()[i], domain.grid.y_km()[j]) for i, j in ((1, 1), (5, 9), (5, 9))])
     file = point_file(tmp_path / "prior.csv", "lon,lat", domain.projection.to_degrees(records))
     prior = build(prior={"kind": "file", "file": file}).prior
-    assert prior[1, 1] == pytest.approx(1 / 3)
-    assert prior[5, 9] == pytest.approx(2 / 3)
+    assert (prior[1, 1], prior[5, 9]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert np.count_nonzero(prior) == 2
     # Weights whose sum is no float.
     places = [(-73.98, 40.75, 1e308), (-73.95, 40.80, 1e308)]
@@ -363,9 +352,7 @@ def test_tasks_are_drawn_from_the_box_only(small_job: JobMaker) -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
-    build: Build, square: dict[str, Any], tmp_path: Path, directed: bool
-) -> None:
+def test_tasks_of_a_file(build: Build, square: Any, tmp_path: Path, directed: bool) -> None:
     # Beside nodes 1 and 5; node 3 reaches node 1 directly, but not the other way round.
     tasks = [(12.001, 42.001, 1.0), (12.049, 42.034, 3.0)]
     file = point_file(tmp_path / "tasks.csv", "lon,lat,weight", tasks)
@@ -385,9 +372,7 @@ def test_tasks_of_a_file_carry_their_weights_to_the_nearest_node(
     np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_directed_travel_follows_one_way_streets(
-    build: Build, square: dict[str, Any], tmp_path: Path
-) -> None:
+def test_travel_follows_one_way_streets(build: Build, square: dict[str, Any], tmp_path: Path) -> None:
     file = point_file(tmp_path / "tasks.csv", "lon,lat", [_SQUARE[3]])
     # From node 1 the street to node 3 is closed: by nodes 5 and 4 instead.
     for directed, expected in ((False, [7.8, 16.1, 0, 8.3, 13.5]), (True, [19.7, 16.1, 0, 8.3, 14.0])):

@@ -16,11 +16,9 @@ KEPT = np.ones((3, 5), dtype=bool)
 XY = np.arange(8.0).reshape(4, 2)
 THERE = {
     "content_sha256": "00" * 32,
-    "promise": {"epsilon_per_km": 1.0, "epsilon_certified": 0.75, "metric_p": 2.0},
-    "plane": (GRID, PLACE),
-    "kept": KEPT,
-    "outputs": (XY, XY + 0.5),
-}
+    "promise": {"epsilon_per_km": 1.0, "epsilon_certified": 0.75, "metric_p": 2.0}, "plane": (GRID, PLACE),
+    "kept": KEPT, "outputs": (XY, XY + 0.5),
+}  # fmt: skip
 
 
 def with_one_changed(array: np.ndarray, *index: int) -> np.ndarray:
@@ -66,13 +64,10 @@ def test_nothing_that_gives_bytes_their_meaning_is_left_out() -> None:
 def test_it_is_the_same_however_numbers_are_written() -> None:
     """A digest that was computed once: sticky answers depend on it."""
     assert mechanism_sha256(**THERE) == "7dad842fb317f4a2c60d8a5274f570b53faa86af5ace9b8a5efcd510d4769e96"
-    texts = {name: f"{value}" for name, value in THERE["promise"].items()}
-    whole = {**texts, "epsilon_per_km": 1}
+    whole = {**{name: f"{value}" for name, value in THERE["promise"].items()}, "epsilon_per_km": 1}
     assert mechanism_sha256(**{**THERE, "promise": whole}) == mechanism_sha256(**THERE)
     nowhere = [np.full((4, 2), nan) for nan in (np.nan, -np.nan)]
-    planar = [
-        mechanism_sha256(**{**THERE, "plane": (GRID, None), "outputs": (XY, there)}) for there in nowhere
-    ]
+    planar = [mechanism_sha256(**{**THERE, "plane": (GRID, None), "outputs": (XY, at)}) for at in nowhere]
     assert planar[0] == planar[1]
 
 

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -64,13 +64,10 @@ def _dense_seed_cost(problem: _Problem) -> Floats:
 
 
 _problems = st.builds(
-    _Problem,
-    seed=st.integers(0, 2**32 - 1),
-    cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    _Problem, seed=st.integers(0, 2**32 - 1), cells=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     refine=st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple),
-    outputs=st.sampled_from([1, 2, 5, 17]),
-    kind=st.sampled_from(["euclidean", "travel"]),
-)
+    outputs=st.sampled_from([1, 2, 5, 17]), kind=st.sampled_from(["euclidean", "travel"]),
+)  # fmt: skip
 
 
 def _cuts(draw: Any, whole: int) -> list[slice]:
@@ -90,13 +87,9 @@ def test_euclidean_loss_by_hand() -> None:
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    nodes=st.integers(1, 12),
-    tasks=st.integers(1, 9),
-    outputs=st.integers(1, 6),
-    places=st.integers(1, 15),
-)
-@settings(max_examples=50, deadline=None)
+    seed=st.integers(0, 2**32 - 1), nodes=st.integers(1, 12), tasks=st.integers(1, 9),
+    outputs=st.integers(1, 6), places=st.integers(1, 15),
+)  # fmt: skip
 def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: int, places: int) -> None:
     generator = np.random.default_rng(seed)
     node_xy = generator.uniform(-5, 5, (nodes, 2))
@@ -133,20 +126,17 @@ def test_seed_cost_of_one_cell_by_hand() -> None:
         7 + (4 + 8) / 2 + 5 / 4,  # south-east
         9 + (6 + 8) / 2 + 5 / 4,  # north-east
     ]
-    assert cost.shape == (1, 1, 2, 2, 1)
-    assert cost.ravel().tolist() == expected
+    assert (cost.shape, cost.ravel().tolist()) == ((1, 1, 2, 2, 1), expected)
     assert assemble_seed_cost(grid, cost).tolist() == [[value] for value in expected]
 
 
 @given(problem=_problems)
-@settings(max_examples=40, deadline=None)
 def test_seed_cost_is_the_dense_product(problem: _Problem) -> None:
     found = assemble_seed_cost(problem.grid, problem.all_costs())
     np.testing.assert_allclose(found, _dense_seed_cost(problem), rtol=1e-12, atol=1e-12)
 
 
 @given(problem=_problems, data=st.data())
-@settings(max_examples=50, deadline=None)
 def test_costs_are_the_same_to_the_last_bit_in_any_blocks(problem: _Problem, data: st.DataObject) -> None:
     whole = problem.all_costs()
     pieces = np.full_like(whole, np.nan)
@@ -157,7 +147,6 @@ def test_costs_are_the_same_to_the_last_bit_in_any_blocks(problem: _Problem, dat
 
 
 @given(problem=_problems, data=st.data())
-@settings(max_examples=40, deadline=None)
 def test_a_record_counts_in_one_cell_only(problem: _Problem, data: st.DataObject) -> None:
     grid = problem.grid
     i, j = data.draw(st.integers(0, grid.shape[0] - 1)), data.draw(st.integers(0, grid.shape[1] - 1))

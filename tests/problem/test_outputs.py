@@ -14,10 +14,10 @@ import rasterio
 import shapely
 from affine import Affine
 
+from mdpext_dask import build, open_mechanism
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec, files_of, load_job, parse_job, with_overrides
 from mdpext_dask.pipeline.cost_model import plan_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid
@@ -25,7 +25,6 @@ from mdpext_dask.problem.loss import TravelLoss
 from mdpext_dask.problem.outputs import centres_of, output_count
 from mdpext_dask.reports.compare.answers import Case
 from mdpext_dask.reports.compare.protocol import compare
-from mdpext_dask.sampling.mechanism import open_mechanism
 from tests.support.problems import all_records, point_file, road_folder, write_toml
 from tests.support.refusals import refusal
 
@@ -128,8 +127,7 @@ def test_all_road_nodes_are_all_places_with_one(job: Make) -> None:
     domain = build_domain(spec)
     assert domain.outputs == output_count(spec, build_geometry(spec)) == plan_job(spec)["outputs"] == 30
     expected = sorted((x, y) for x in EAST for y in NORTH)
-    found = sorted(map(tuple, domain.output_lonlat.round(9)))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(sorted(map(tuple, domain.output_lonlat.round(9))), expected, rtol=1e-9)
     bbox = [EAST[1] - 1e-3, NORTH[1] - 1e-3, EAST[4] + 1e-3, NORTH[3] + 1e-3]
     spec = job(domain={"bbox": bbox, "cell_km": 1.0}, outputs={"choose": "all-road-nodes"})
     assert build_domain(spec).outputs == 12

@@ -80,8 +80,7 @@ def by_area(grid: Grid, crs: str, transform: Affine, values: np.ndarray) -> np.n
 
 
 def refused(path: Path, grid: Grid = GRID) -> str:
-    message = refusal(lambda: read_population(path, grid, PLANE), kind=DataError)
-    return message.removeprefix(f"{path}: ")
+    return refusal(lambda: read_population(path, grid, PLANE), kind=DataError).removeprefix(f"{path}: ")
 
 
 # --- where people land -----------------------------------------------------------------------------
@@ -134,8 +133,7 @@ def test_nobody_is_lost(tmp_path: Path, size: float, turned: float) -> None:
     # All of the raster is within reach of this grid, so all of its pixels are read.
     grid = Grid(-12.0, -12.0, 6, 6, 4.0, (2,))
     found = read_population(path, grid, PLANE)
-    assert found.mass.sum() == pytest.approx(values.sum(), rel=1e-12)
-    assert found.outside == 0
+    assert (found.mass.sum(), found.outside) == (pytest.approx(values.sum(), rel=1e-12), 0)
     assert not found.covered
     small = read_population(path, GRID, PLANE)
     assert 0 < small.mass.sum() + small.outside <= values.sum() * (1 + 1e-12)
@@ -237,9 +235,7 @@ GOOD = pixels_around(UTM, 1000.0, 6)
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_rasters_that_cannot_be(
-    tmp_path: Path, values: np.ndarray, crs: str | None, transform: Affine | None, words: str
-) -> None:
+def test_bad_rasters(tmp_path: Path, values: np.ndarray, crs: str | None, transform: Any, words: str) -> None:
     assert words in refused(save(tmp_path / "p.tif", values, crs, transform))
 
 
@@ -341,8 +337,7 @@ def test_a_pole_may_be_in_the_grid(tmp_path: Path, lat: float) -> None:
     found = read_population(path, grid, plane)
     assert found.covered
     assert (found.mass > 0).all()
-    pole = plane.to_plane(np.array([[0.0, math.copysign(90, lat)]]))
-    i, j, _ = grid.nearest_records(pole)
+    i, j, _ = grid.nearest_records(plane.to_plane(np.array([[0.0, math.copysign(90, lat)]])))
     # The ends of 3,600 pixels come together there.
     assert np.unravel_index(found.mass.argmax(), found.mass.shape) == (i[0], j[0])
 

@@ -20,7 +20,6 @@ def _square(side_km: float) -> tuple[float, float, float, float]:
 
 
 @given(lon=st.floats(-180, 180), lat=st.floats(-75, 75), bearing=st.floats(-180, 180), km=st.floats(0, 200))
-@settings(max_examples=50, deadline=None)
 def test_distance_and_bearing_from_centre_are_true(lon: float, lat: float, bearing: float, km: float) -> None:
     end_lon, end_lat, _ = WGS84.fwd(lon, lat, bearing, km * 1000)
     [[x, y]] = Projection(lon, lat).to_plane(np.array([(end_lon, end_lat)]))
@@ -34,8 +33,8 @@ def test_centre_is_the_middle_of_the_box() -> None:
     np.testing.assert_allclose(projection.to_plane(np.array([(12.5, 41.75)])), [(0, 0)], atol=1e-9)
 
 
-@pytest.mark.parametrize("side_km", [5.0, 50.0, 300.0, 1500.0])
-@pytest.mark.parametrize("lat", [-70.0, -45.0, -10.0, 0.0, 25.0, 42.0, 51.5, 70.0])
+@pytest.mark.parametrize("side_km", [5.0, 300.0, 1500.0])
+@pytest.mark.parametrize("lat", [-70.0, 0.0, 42.0])
 def test_no_pair_is_stretched_by_more_than_the_distortion(lat: float, side_km: float) -> None:
     projection = Projection(12.5, lat)
     box = _square(side_km)
@@ -106,20 +105,17 @@ def test_grid_mapping_without_the_text_still_names_method_and_centre() -> None:
 _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     one=_anywhere,
     step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),
     radius=st.sampled_from([10.0, 60.0, 500.0]),
 )
-def test_moving_the_whole_earth_into_a_disc_brings_no_two_places_apart(
-    one: tuple[float, float], step: tuple[float, float], radius: float
-) -> None:
+def test_moving_earth_into_a_disc(one: tuple[float, float], step: tuple[float, float], radius: float) -> None:
     """Near, far, across the line of sight, at the antipode: never more than the charged distortion."""
     projection = Projection(-73.97, 40.78)
     lon, lat, _ = WGS84.fwd(*one, step[0], step[1] * 1000)
-    pair = np.array([one, (lon, lat)])
-    planar = folded(projection.to_plane(pair), radius, 2.0)
+    planar = folded(projection.to_plane(np.array([one, (lon, lat)])), radius, 2.0)
     assert np.hypot(*planar.T).max() <= radius * (1 + 1e-12)
     apart = float(np.linalg.norm(planar[0] - planar[1]))
     assert apart <= (1 + projection.distortion(radius)) * step[1] + _SNAP_KM
@@ -142,14 +138,10 @@ _step = st.floats(-1, 1).map(lambda u: 500 * u**3)
 
 @settings(max_examples=300)
 @given(
-    place=st.tuples(_coordinate, _coordinate),
-    step=st.tuples(_step, _step),
-    p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]),
-    radius=st.sampled_from([5.0, 60.0, 2200.0]),
-)
-def test_folding_the_plane_brings_no_two_places_apart(
-    place: tuple[float, float], step: tuple[float, float], p: float, radius: float
-) -> None:
+    place=st.tuples(_coordinate, _coordinate), step=st.tuples(_step, _step),
+    p=st.sampled_from([1.0, 1.2, 2.0, 3.0, np.inf]), radius=st.sampled_from([5.0, 60.0, 2200.0]),
+)  # fmt: skip
+def test_folding(place: tuple[float, float], step: tuple[float, float], p: float, radius: float) -> None:
     """Whatever the metric, in the plane; for p = 2 also on the ground, as above."""
     pair = np.array([place, np.add(place, step)])
     one, other = folded(pair, radius, p)

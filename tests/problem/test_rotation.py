@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyproj import CRS, Transformer
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.job.spec import load_job, parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg
-from mdpext_dask.problem.projection import Projection, folded
+from mdpext_dask.problem.projection import Projection
 from mdpext_dask.readers.roads.read_network import read_roads
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.loss_files import job as loss_file_job
 from tests.support.problems import (
-    WGS84,
     JobMaker,
     all_records,
     all_rows,
@@ -37,7 +35,7 @@ from tests.support.problems import (
     road_geometry,
 )
 from tests.support.reference import audited_epsilon
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 PLANE = Projection(-73.97, 40.78)
 angles = st.floats(-180, 180)
@@ -66,10 +64,7 @@ def slanted(tmp_path: Path) -> str:
 
 
 @given(angle=angles, places=places)
-@settings(max_examples=60, deadline=None)
-def test_turning_changes_no_distance_and_degrees_come_back(
-    angle: float, places: list[tuple[float, float]]
-) -> None:
+def test_turning_changes_no_distance(angle: float, places: list[tuple[float, float]]) -> None:
     xy = np.array(places)
     np.testing.assert_allclose(at(angle).to_plane(at(angle).to_degrees(xy)), xy, rtol=0, atol=2e-6)
     flat, turned = (plane.to_plane(PLANE.to_degrees(xy)) for plane in (PLANE, at(angle)))
@@ -96,21 +91,6 @@ def test_it_is_turned_counter_clockwise_or_not_at_all() -> None:
     assert np.array_equal(Projection(-73.97, 40.78, 0.0).to_plane(lonlat), np.stack([x, y], axis=-1))
 
 
-@pytest.mark.parametrize("angle", [0.0, 29.0, -134.0])
-def test_the_earth_is_moved_into_the_disc_without_stretching(angle: float) -> None:
-    turned = at(angle)
-    rng = np.random.default_rng(1)
-    one = np.stack([rng.uniform(-180, 180, 3000), np.degrees(np.arcsin(rng.uniform(-1, 1, 3000)))], axis=-1)
-    lon, lat, _ = WGS84.fwd(*one.T, rng.uniform(0, 360, 3000), rng.uniform(0, 40_000, 3000))
-    other = np.stack([lon, lat], axis=-1)
-    ground, radius = ground_km(one, other), 40.0
-    here, there = (folded(turned.to_plane(places), radius, 2.0) for places in (one, other))
-    planar = np.linalg.norm(here - there, axis=1)
-    assert (planar <= ground * (1 + turned.distortion(radius)) + 1e-6).all()
-    flat = folded(PLANE.to_plane(one), radius, 2.0)
-    np.testing.assert_allclose(np.hypot(*here.T), np.hypot(*flat.T), atol=1e-9)
-
-
 @pytest.mark.parametrize("angle", [30.0, -77.5, 180.0])
 def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> None:
     turned = at(angle)
@@ -131,7 +111,6 @@ def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> Non
     points=st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=4, max_size=40),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_no_direction_has_a_smaller_rectangle(points: list[tuple[float, float]], seed: int) -> None:
     xy = np.array(points) + np.random.default_rng(seed).normal(scale=0.1, size=(len(points), 2))
     found = least_rectangle_deg(xy)
@@ -275,8 +254,7 @@ def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: JobMaker
     build(parse_job(small_job(domain={"rotation_deg": 30.0})), paths[30.0])
     store = MechanismStore.open(paths[30.0], mode="r+")
     store.update(projection={**store.attributes["projection"], "rotation_deg": 31.0})
-    with pytest.raises(GuaranteeViolation, match="projection"):
-        open_mechanism(paths[30.0], verify=True)
+    refused(GuaranteeViolation, "projection", lambda: open_mechanism(paths[30.0], verify=True))
     assert "projection" in audit(paths[30.0]).changed
 
 
@@ -339,8 +317,7 @@ def test_planar_outputs_are_in_the_turned_plane(small_job: JobMaker, tmp_path: P
     domain = build_domain(parse_job(job))
     assert domain.projection is not None
     flat = dataclasses.replace(domain.projection, rotation_deg=0.0).to_plane(domain.output_lonlat)
-    bearing = np.degrees(np.arctan2(flat[:, 1], flat[:, 0]))
-    np.testing.assert_allclose(bearing, [30, 120], atol=1e-6)
+    np.testing.assert_allclose(np.degrees(np.arctan2(flat[:, 1], flat[:, 0])), [30, 120], atol=1e-6)
 
 
 def test_roads_on_one_line_are_refused(small_job: JobMaker, tmp_path: Path) -> None:

@@ -123,8 +123,7 @@ def test_rooms_and_modules_are_small() -> None:
 
 
 def test_no_test_imports_a_test() -> None:
-    tests = PACKAGE.parent / "tests"
-    for path in tests.rglob("*.py"):
+    for path in (PACKAGE.parent / "tests").rglob("*.py"):
         wrong = {name for name in imported(path.read_text()) if name.startswith("tests.")}
         assert not {name for name in wrong if ".test_" in name}, path
 

@@ -117,22 +117,6 @@ def test_every_link_of_every_page_leads_somewhere(pages: ModuleType) -> None:
         pages.linked(original.read_text(encoding="utf-8"), original, page)  # refuses one that leads nowhere
 
 
-def test_links_lead_from_page_to_page(pages: ModuleType) -> None:
-    readme, page = PROJECT / "README.md", DOCS / "readme.md"
-    text = (
-        "a [proof](mdpext_dask/auditors/PROOF.md#x), "
-        "[c](pyproject.toml), [w](https://a.b), [`c`](#c), ![i](NOTICE)"
-    )
-    linked = "a [proof](proof-store.md#x), c, [w](https://a.b), [`c`](#c), ![i](../NOTICE)"
-    assert pages.linked(text, readme, page) == linked
-    guide = DOCS / "guide.md"
-    assert pages.linked("[r](../README.md)", guide, guide) == "[r](readme.md)"
-    code = "```md\n[nowhere](no.md)\n```"
-    assert pages.linked(code, readme, page) == code
-    with pytest.raises(ValueError, match=r"there is no no\.md"):
-        pages.linked("[nowhere](no.md)", readme, page)
-
-
 def test_every_page_is_in_the_navigation() -> None:
     named = set()
     for page in DOCS.glob("*.md"):
@@ -161,24 +145,6 @@ def test_the_job_file_s_reference_has_every_key(pages: ModuleType) -> None:
             assert f"| `{key}` |" in part
     assert "| `epsilon_per_km` | required |" in text
     assert '| `method` | `"auto"` |' in text
-
-
-def test_keys_are_described_by_docstrings(pages: ModuleType) -> None:
-    pytest.importorskip("numpydoc", reason="needs pip install 'mdpext-dask[docs]'")
-
-    class Undescribed:
-        """``[nothing]``: says little of ``it``.
-
-        Parameters
-        ----------
-        a, b
-            Both, see :func:`mdpext_dask.pipeline.run.build`.
-        """
-
-    assert pages.described_keys(Undescribed) == (
-        "Says little of `it`.",
-        dict.fromkeys("ab", "Both, see `mdpext_dask.pipeline.run.build`."),
-    )
 
 
 @pytest.mark.slow

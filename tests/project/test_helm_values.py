@@ -95,8 +95,7 @@ def test_workers_are_started_as_everywhere_else(values: dict[str, Any]) -> None:
     command += ["--nthreads", str(worker["threads_per_worker"])]
     command += ["--memory-limit", memory, "--no-dashboard", "--dashboard-address", str(OF_WORKERS)]
     options = parse([*command, *worker["extraArgs"]])
-    assert options["nthreads"] == 1
-    assert parse_bytes(options["memory_limit"]) == 2**31
+    assert (options["nthreads"], parse_bytes(options["memory_limit"])) == (1, 2**31)
     assert worker["env"] == scheduler["env"] == environment()
 
 

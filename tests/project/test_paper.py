@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdpext_dask.job.spec import JobSpec, load_job
+from mdpext_dask import JobSpec, load_job
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.reports.compare.methods import METHODS
 from mdpext_dask.reports.compare.protocol import cases_of, compare
@@ -39,8 +39,7 @@ def test_cases_are_the_published_grids(city: tuple[str, JobSpec]) -> None:
         for epsilon in EPSILONS:
             case = cases.pop(f"depth {depth} at {epsilon:g}/km")
             grid = geometry.grid
-            assert case.spec.privacy.epsilon_per_km == epsilon
-            assert case.spec.domain.cell_km == grid.cell_km
+            assert (case.spec.privacy.epsilon_per_km, case.spec.domain.cell_km) == (epsilon, grid.cell_km)
             factor = math.prod(case.spec.domain.refine)
             assert (cells[0] * factor + 1) * (cells[1] * factor + 1) == count
     assert (spec.compare.repeats, spec.compare.limit_seconds, spec.outputs.count) == (50, 1800, 20)

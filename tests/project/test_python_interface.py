@@ -32,7 +32,7 @@ from mdpext_dask import (
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.job.spec import parse_job, with_overrides
 from tests.support.problems import write_toml
-from tests.support.refusals import refusal
+from tests.support.refusals import refusal, refused
 
 NO_BOUND = BoundRequest(seconds=0)
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -79,9 +79,8 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
     domain = {"roads": "builtin:manhattan", "cell_km": 3.0, "refine": [2, 2], "metric_p": "inf"}
     domain["bbox"] = [-74.03, 40.69, -73.9, 40.88]
     outputs = {"choose": "file", "file": "points.csv"}
-    write_toml(
-        tmp_path / "job.toml", {"domain": domain, "privacy": {"epsilon_per_km": 1}, "outputs": outputs}
-    )
+    job = {"domain": domain, "privacy": {"epsilon_per_km": 1}, "outputs": outputs}
+    write_toml(tmp_path / "job.toml", job)
     monkeypatch.chdir(tmp_path)
     spec = JobSpec.of(
         domain={
@@ -91,8 +90,7 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
         privacy={"epsilon_per_km": 1},
         outputs={"choose": "file", "file": Path("points.csv")},
     )  # fmt: skip
-    assert spec == load_job(tmp_path / "job.toml")
-    assert spec.fingerprint() == load_job("job.toml").fingerprint()
+    assert (spec, spec.fingerprint()) == (load_job(tmp_path / "job.toml"), load_job("job.toml").fingerprint())
     assert JobSpec.of(domain=spec.domain, privacy=spec.privacy, outputs=spec.outputs) == spec
 
 
@@ -122,15 +120,12 @@ def test_a_section_has_keys(small_job: Job) -> None:
         ({"privacy": {"epsilon_per_km": 9.0}, "extension": {}}, ["privacy.epsilon_per_km=9.0"]),
     ],
 )  # fmt: skip
-def test_another_job_is_as_by_overrides(
-    small_job: Job, sections: dict[str, Any], overrides: list[str]
-) -> None:
+def test_another_job_by_overrides(small_job: Job, sections: dict[str, Any], overrides: list[str]) -> None:
     job = small_job()
     del job["extension"]  # so that the job chooses for itself, and again
     spec = JobSpec.of(**job)
     before = spec.canonical()
-    assert spec.replace(**sections) == with_overrides(spec, overrides)
-    assert spec.canonical() == before
+    assert (spec.replace(**sections), spec.canonical()) == (with_overrides(spec, overrides), before)
     assert spec.replace() == spec
 
 
@@ -152,9 +147,7 @@ def test_calls_write_nothing(built: str, small_job: Job, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_is_told_on_standard_error(
-    small_job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_on_standard_error(small_job: Job, tmp_path: Path, capfd: Any) -> None:
     build(JobSpec.of(**small_job()), tmp_path / "m.zarr", observer=PlainLines())
     out, err = capfd.readouterr()
     assert out == ""
@@ -188,8 +181,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert 'a script needs if __name__ == "__main__": around what it calls' in last
-    guarded = script.read_text().replace("\nbuild(", '\nif __name__ == "__main__":\n  build(')
-    script.write_text(guarded)
+    script.write_text(script.read_text().replace("\nbuild(", '\nif __name__ == "__main__":\n  build('))
     subprocess.run(command, check=True)
     assert open_mechanism(tmp_path / "m.zarr").epsilon_per_km == 1
 
@@ -256,13 +248,10 @@ def test_an_audit_is_shown_and_read_back(built: str, method: str) -> None:
     assert report.verdict in shown
     assert built in shown
     again = AuditReport.from_json(json.loads(json.dumps(report.as_json())))
-    assert again.as_json() == report.as_json()
-    assert (again.holds, again.worst) == (report.holds, report.worst)
+    assert (again.as_json(), again.holds, again.worst) == (report.as_json(), report.holds, report.worst)
     # As older versions left them, with one word for all that passed.
-    older = AuditReport.from_json(
-        {**report.as_json(), "verdict": "holds" if method == "boundary" else report.verdict}
-    )
-    assert older == again
+    verdict = "holds" if method == "boundary" else report.verdict
+    assert AuditReport.from_json({**report.as_json(), "verdict": verdict}) == again
 
 
 def test_a_broken_promise_is_shown_with_its_triple() -> None:
@@ -278,8 +267,7 @@ def test_a_broken_promise_is_shown_with_its_triple() -> None:
         {**report.as_json(), "method": "?"},
         {**report.as_json(), "verdict": "fine"},
     ):
-        with pytest.raises(StoreError, match="not an audit report"):
-            AuditReport.from_json(broken)
+        refused(StoreError, "not an audit report", AuditReport.from_json, broken)
 
 
 def test_a_card_survives_what_is_no_text(built: str, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.scripts import module_at
 
@@ -26,17 +24,6 @@ ON = simulation.Machines(dispatch=0.01, store_bytes=1e9, worker_bytes=1e8)
 )
 def test_cases_by_hand(tasks: int, each: float, moved: float, workers: int, expected: float) -> None:
     assert simulation.stage_seconds(tasks, each, moved, workers, ON) == pytest.approx(expected, rel=0.02)
-
-
-@given(tasks=st.integers(1, 60), each=st.floats(0, 10), moved=st.floats(0, 1e9), workers=st.integers(1, 80))
-def test_no_stage_is_faster_than_any_of_its_resources(
-    tasks: int, each: float, moved: float, workers: int
-) -> None:
-    seconds = simulation.stage_seconds(tasks, each, moved, workers, ON)
-    alone = tasks * (each + moved / ON.worker_bytes)
-    least = max(tasks * ON.dispatch, tasks * moved / ON.store_bytes, alone / min(workers, tasks))
-    work = tasks * ON.dispatch + alone
-    assert least * (1 - 1e-9) <= seconds <= work * (1 + 1e-9)
 
 
 def test_what_holds_a_job_up() -> None:

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xarray as xr
 import yaml
 
-from mdpext_dask import build, load_job, open_mechanism
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build, load_job, open_mechanism
 from mdpext_dask.compute.dask_settings import nested
 from mdpext_dask.pipeline.cost_model import plan_job
 
@@ -27,8 +27,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 )
 def test_the_demo(tmp_path: Path, budget: str, epsilon: float, loss_km: float, gap: float) -> None:
     path = tmp_path / "manhattan.zarr"
-    shipped = load_job(PROJECT / "workflows" / "manhattan.toml")
-    assert shipped.privacy.budget == "certified"
+    assert load_job(PROJECT / "workflows" / "manhattan.toml").privacy.budget == "certified"
     spec = load_job(PROJECT / "workflows" / "manhattan.toml", [f"privacy.budget={budget}"])
     planned = plan_job(spec)
     summary = build(spec, str(path))
@@ -66,15 +65,11 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
     [pytest.param("[2]", 483, marks=pytest.mark.slow), pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
      ("[2, 3, 4]", 63_865)],
 )  # fmt: skip
-def test_rome_on_the_published_grid(
-    tmp_path: Path, city_roads: Callable[[str], Path], refine: str, records: int
-) -> None:
+def test_rome_as_published(tmp_path: Path, city_roads: Any, refine: str, records: int) -> None:
     folder = city_roads("rome")
     overrides = [f"domain.roads={folder}", f"domain.refine={refine}"]
-    spec = load_job(PROJECT / "workflows" / "rome.toml", overrides)
-    summary = build(spec, str(tmp_path / "rome.zarr"))
-    assert summary["records"] == records
-    assert (summary["source_cells"], summary["seeds"]) == (110, 132)
+    summary = build(load_job(PROJECT / "workflows" / "rome.toml", overrides), str(tmp_path / "rome.zarr"))
+    assert (summary["records"], summary["source_cells"], summary["seeds"]) == (records, 110, 132)
     assert summary["state"] == "complete"
     # What the published budgets use of epsilon.
     assert 0.5 < summary["epsilon_certified"] < 0.9
@@ -90,8 +85,7 @@ def test_the_shipped_dask_settings_are_those_of_local_processes() -> None:
 
 def test_the_table_of_sizes_is_what_the_plans_say() -> None:
     command = [sys.executable, PROJECT / "workflows" / "benchmarks" / "sizing.py"]
-    printed = subprocess.check_output(command, text=True)
-    assert printed in (PROJECT / "deploy" / "README.md").read_text()
+    assert subprocess.check_output(command, text=True) in (PROJECT / "deploy" / "README.md").read_text()
 
 
 def test_readme_commands_are_one_line_each_and_made_for_a_bare_machine() -> None:

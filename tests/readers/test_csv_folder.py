@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import SpecError
@@ -79,8 +79,7 @@ _EDGES = [_EDGE_COLUMNS, "30,10,800,0", "10,20,900.5,1"]
 def test_columns_follow_the_targets_also_where_they_repeat() -> None:
     network = _network(3, [(0, 1, 1.0, True), (1, 2, 2.0, True)])
     table = network.distances_to(np.array([2, 0, 2]), directed=True)
-    assert table.tolist() == [[3, 0, 3], [2, math.inf, 2], [0, math.inf, 0]]
-    assert table.dtype == np.float32
+    assert (table.tolist(), table.dtype) == ([[3, 0, 3], [2, math.inf, 2], [0, math.inf, 0]], np.float32)
 
 
 def test_many_targets_are_as_good_as_few() -> None:
@@ -92,7 +91,6 @@ def test_many_targets_are_as_good_as_few() -> None:
 
 @pytest.mark.parametrize("directed", [False, True])
 @given(graph=_graphs())
-@settings(max_examples=50, deadline=None)
 def test_distances_are_those_of_floyd_and_warshall(directed: bool, graph: tuple[int, list[Edge]]) -> None:
     expected = _floyd_warshall(*graph, directed=directed)
     assert _distances(_network(*graph), directed=directed) == expected
@@ -103,7 +101,6 @@ def test_distances_are_those_of_floyd_and_warshall(directed: bool, graph: tuple[
 
 @pytest.mark.parametrize("directed", [False, True])
 @given(graph=_graphs())
-@settings(max_examples=50, deadline=None)
 def test_largest_strongly_connected_part_is_kept(directed: bool, graph: tuple[int, list[Edge]]) -> None:
     nodes, _ = graph
     distance = _floyd_warshall(*graph, directed=directed)
@@ -121,13 +118,6 @@ def test_largest_strongly_connected_part_is_kept(directed: bool, graph: tuple[in
     assert original in parts
     # A shortest way between two of its nodes never leaves the part.
     assert _distances(kept, directed=directed) == [[distance[a][b] for b in original] for a in original]
-
-
-def test_half_of_the_nodes_is_enough_and_less_is_not() -> None:
-    line = [(i, i + 1, 1.0, False) for i in range(11)]
-    assert _network(24, line).largest_connected_part(directed=False).nodes == 12
-    broken = _network(25, line)
-    refusal(lambda: broken.largest_connected_part(directed=False), "a test", "12 of 25 nodes")
 
 
 # --- folders ---------------------------------------------------------------------------------------
@@ -152,18 +142,8 @@ def test_node_ids_beyond_floats_are_told_apart(tmp_path: Path) -> None:
         [_NODE_COLUMNS, f"{second},12.01,42", f"{first},12.0,42", "7,12.02,42"],
         [_EDGE_COLUMNS, f"{first},7,2000,1", f"{second},7,3000,1"],
     )
-    network = read_roads(folder, None)
-    table = network.distances_to(np.array([2]), directed=True)
+    table = read_roads(folder, None).distances_to(np.array([2]), directed=True)
     assert table[:, 0].tolist() == pytest.approx([3.0, 2.0, 0.0])
-
-
-def test_same_network_has_the_same_distances_in_any_order_of_rows(tmp_path: Path) -> None:
-    one = read_roads(_folder(tmp_path / "one", _NODES, _EDGES), None)
-    backwards = ([lines[0], *lines[:0:-1]] for lines in (_NODES, _EDGES))
-    other = read_roads(_folder(tmp_path / "other", *backwards), None)
-    for directed in (False, True):
-        table = one.distances_to(np.arange(3), directed=directed)
-        np.testing.assert_array_equal(other.distances_to(np.arange(3), directed=directed)[::-1, ::-1], table)
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,8 @@ def change_bytes(path: Path, chance: Chance) -> None:
     for _ in range(chance.choice([1, 1, 1, 5])):
         first = chance.randrange(len(data) + 1)
         last = min(len(data), first + chance.choice([1, 1, 4, 100]))
-        new = chance.choice(
-            [b"", data[first:last] * 2, chance.randbytes(last - first), b"\xff", b"\n\n", b","]
-        )
-        data[first:last] = new
+        some = chance.randbytes(last - first)
+        data[first:last] = chance.choice([b"", data[first:last] * 2, some, b"\xff", b"\n\n", b","])
     path.write_bytes(data[: chance.choice([len(data), len(data), chance.randrange(len(data) + 1)])])
 
 

@@ -169,8 +169,8 @@ def test_kept_place_needs_no_network(server: MapServer, cache: Path, monkeypatch
         (PLACE, {"outline": {"type": "Point", "coordinates": [12.0, 42.0]}}, "Polygon"),
     ],
 )
-def test_failed_download_is_one_line_and_leaves_nothing(
-    server: MapServer, cache: Path, monkeypatch: pytest.MonkeyPatch, place: str, answer: Any, told: str
+def test_failed_download(
+    server: MapServer, cache: Path, monkeypatch: Any, place: str, answer: Any, told: str
 ) -> None:
     monkeypatch.setattr(osmnx.settings, "use_cache", True)
     with monkeypatch.context() as patch:
@@ -292,15 +292,12 @@ def test_without_the_variable_the_cache_is_the_users(monkeypatch: pytest.MonkeyP
 
 def test_region_is_the_outline_of_a_place(server: MapServer, small_job: JobMaker, tmp_path: Path) -> None:
     own = parse_job(_job(small_job, region="place"))
-    assert files_of(own) == {}
-    assert own.identity()["domain"]["region"] == "place"
+    assert (files_of(own), own.identity()["domain"]["region"]) == ({}, "place")
     assert build_geometry(own).notes
     other = parse_job(small_job(domain={"region": "place:Midtown"}))
     assert other.identity()["domain"]["region"] == "place:Midtown"
-    server.outline = {
-        "type": "Polygon",
-        "coordinates": [[[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]],
-    }
+    ring = [[-74.0, 40.72], [-73.94, 40.72], [-73.94, 40.8], [-74.0, 40.72]]
+    server.outline = {"type": "Polygon", "coordinates": [ring]}
     geometry = build_geometry(other)
     assert not geometry.kept.all()
     assert geometry.downloads.keys() == {"domain.region"}
@@ -318,9 +315,7 @@ def test_region_of_no_place_is_refused(small_job: JobMaker) -> None:
     refusal(lambda: parse_job(job), 'region = "place"', '"place:NAME"', kind=SpecError)
 
 
-def test_store_says_what_it_was_made_with_and_another_download_is_told(
-    server: MapServer, cache: Path, small_job: JobMaker, tmp_path: Path
-) -> None:
+def test_another_download_is_told(server: MapServer, cache: Path, small_job: Any, tmp_path: Path) -> None:
     spec = parse_job(_job(small_job))
     told: list[Any] = []
     build(spec, str(tmp_path / "out.zarr"), observer=told.append)

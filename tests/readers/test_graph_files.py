@@ -14,7 +14,7 @@ from mdpext_dask.readers.roads.graph_files import network_of
 from mdpext_dask.readers.roads.network import RoadNetwork
 from mdpext_dask.readers.roads.openstreetmap import read_osm
 from mdpext_dask.readers.roads.read_network import read_roads
-from tests.support.osm_files import ROAD, Nodes, Ways, write_osm
+from tests.support.osm_files import write_osm
 from tests.support.refusals import refusal
 from tests.support.towns import STREETS, TOWN
 
@@ -67,12 +67,9 @@ def test_every_file_of_a_graph_holds_the_same_network(graph: Any, tmp_path: Path
 
 # From, to, metres, one way only. No two streets have the same ends, so that a simple graph holds them all.
 _STREETS = [
-    (1, 2, 850.0, False),
-    (2, 3, 900.5, True),
-    (3, 4, 1200.0, False),
-    (4, 2, 1500.0, True),
+    (1, 2, 850.0, False), (2, 3, 900.5, True), (3, 4, 1200.0, False), (4, 2, 1500.0, True),
     (4, 1, 2000, True),
-]
+]  # fmt: skip
 _WAYS = {
     "directed.graphml": lambda graph, path: osmnx.save_graphml(graph, path),
     "simple.graphml": lambda graph, path: _write_text(networkx.DiGraph(graph), path),
@@ -153,16 +150,6 @@ def test_projected_graphs_are_brought_back_to_degrees(graph: Any, tmp_path: Path
         atol=1e-8,
     )
     _assert_same(network, read_osm(tmp_path / "town.osm"), 1e-6)
-
-
-def test_graph_with_a_node_that_is_nowhere_is_refused(graph: Any, tmp_path: Path) -> None:
-    path = tmp_path / "town.gpkg"
-    osmnx.save_graph_geopackage(graph, path)
-    nodes = osmnx.graph_to_gdfs(graph, edges=False)
-    osmnx.io._stringify_nonnumeric_cols(nodes.iloc[1:]).to_file(
-        path, layer="nodes", driver="GPKG", index=True
-    )
-    refusal(lambda: read_roads(str(path), None), f"names node {nodes.index[0]}, which is not there")
 
 
 def test_geopackage_without_the_layers_is_refused_with_those_it_has(graph: Any, tmp_path: Path) -> None:
@@ -248,24 +235,6 @@ def test_graph_without_streets_is_refused() -> None:
     refusal(lambda: network_of(networkx.MultiDiGraph(), "Rome, Italy"), "empty")
 
 
-def test_loops_parallel_and_empty_edges_are_kept_and_do_no_harm(tmp_path: Path) -> None:
-    """A dead end with a loop, two streets between the same junctions, and an edge of no length."""
-    nodes: Nodes = {1: (12.0, 42.0), 2: (12.01, 42.0), 3: (12.02, 42.0), 4: (12.01, 42.01), 5: (12.03, 42.0)}
-    ways: Ways = {1: ([1, 2], ROAD), 2: ([2, 4, 3], ROAD), 3: ([2, 3], ROAD), 4: ([3, 5], ROAD)}
-    graph = osmnx.graph_from_xml(write_osm(tmp_path / "small.osm", nodes, ways))
-    graph.add_edge(5, 5, osmid=9, oneway=False, length=300.0)
-    graph.add_node(6, x=12.03, y=42.0)
-    for u, v in ((5, 6), (6, 5)):
-        graph.add_edge(u, v, osmid=10, oneway=False, length=0.0)
-    network = _saved(graph, tmp_path / "small.graphml").largest_connected_part(directed=True)
-    assert network.nodes == 5
-    by_lon = np.argsort(network.lonlat[:, 0], kind="stable")
-    metres = network.distances_to(by_lon, directed=True)[by_lon] * 1000
-    step = _GEOD.line_length([12.0, 12.01], [42.0, 42.0])
-    np.testing.assert_allclose(metres[0], np.array([0, 1, 2, 3, 3]) * step, rtol=5e-3)
-    assert metres[3, 4] == 0
-
-
 def test_ids_that_are_no_numbers_are_refused(graph: Any, tmp_path: Path) -> None:
     path = tmp_path / "town.gpkg"
     nodes, edges = osmnx.graph_to_gdfs(graph)
@@ -312,8 +281,7 @@ def test_lines_as_other_programs_write_them(tmp_path: Path, line: Any, along: li
 
 def test_nodes_that_are_no_points_are_refused(tmp_path: Path) -> None:
     nodes = [shapely.MultiPoint([corner]) for corner in _CORNERS]
-    lines = [shapely.LineString(_DETOUR)] * 2
-    path = _geopackage(tmp_path / "a.gpkg", nodes, lines, [1, 2])
+    path = _geopackage(tmp_path / "a.gpkg", nodes, [shapely.LineString(_DETOUR)] * 2, [1, 2])
     refusal(lambda: read_roads(path, None), "nodes: a geometry is a MultiPoint, not a Point")
 
 

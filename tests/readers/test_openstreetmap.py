@@ -16,15 +16,8 @@ from pyproj import Geod
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.geometry import build_geometry
-from mdpext_dask.readers.roads import openstreetmap as osm_module
+from mdpext_dask.readers.roads import openstreetmap as osm
 from mdpext_dask.readers.roads.network import Arcs, RoadNetwork
-from mdpext_dask.readers.roads.openstreetmap import (
-    EXCLUDED,
-    direction,
-    is_drivable,
-    join_at_junctions,
-    read_osm,
-)
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.osm_files import ROAD, Ways, convert, osm_xml, write_osm
 from tests.support.refusals import refusal
@@ -37,15 +30,12 @@ _GEOD = Geod(ellps="WGS84")
 
 
 NOT_ROADS: Ways = {
-    200: ([2, 7], {"highway": "footway"}),
-    201: ([7, 8], {"highway": "service"}),
-    202: ([8, 13], {**ROAD, "access": "private"}),
-    203: ([3, 8], {**ROAD, "motor_vehicle": "no"}),
+    200: ([2, 7], {"highway": "footway"}), 201: ([7, 8], {"highway": "service"}),
+    202: ([8, 13], {**ROAD, "access": "private"}), 203: ([3, 8], {**ROAD, "motor_vehicle": "no"}),
     204: ([16, 17, 22, 21, 16], {"highway": "residential", "area": "yes"}),
-    205: ([1, 25], {"route": "ferry", "duration": "00:20"}),
-    206: ([2, 8], {"building": "yes"}),
+    205: ([1, 25], {"route": "ferry", "duration": "00:20"}), 206: ([2, 8], {"building": "yes"}),
     207: ([9, 10], {"highway": "unclassified", "service": "driveway"}),
-}
+}  # fmt: skip
 
 
 def _by_place(network: RoadNetwork) -> dict[tuple[float, float], int]:
@@ -89,7 +79,7 @@ def test_town_is_what_osmnx_makes_of_it(tmp_path: Path) -> None:
     # osmnx takes every way of a file for a road, so it is given those that are.
     roads = write_osm(tmp_path / "roads.osm", TOWN, STREETS)
     everything = write_osm(tmp_path / "town.osm", TOWN, {**STREETS, **NOT_ROADS})
-    network = read_osm(everything)
+    network = osm.read_osm(everything)
     _assert_is(network, _osmnx_on_ground(roads))
     # The loop 3-8-9-4, the ring and the roundabout are there; their bends are not.
     stays = {3, 4, 13, 14, 18, 90, 91}
@@ -110,7 +100,7 @@ def _random_ways(draw: st.DrawFn) -> Ways:
     return {100 + number: way for number, way in enumerate(ways)}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ways=_random_ways())
 def test_distances_are_those_of_the_graph_before_nodes_were_taken_out(tmp_path: Path, ways: Ways) -> None:
     """Between nodes that stay, whatever the ways; and those of osmnx stay all."""
@@ -123,7 +113,7 @@ def test_distances_are_those_of_the_graph_before_nodes_were_taken_out(tmp_path: 
     endpoints = {place[n] for n in graph if osmnx.simplification._is_endpoint(graph, n, None, None)}
     if not endpoints:  # rings, and nodes that are named twice: some of these are read, and none has to be
         return
-    network = read_osm(path)
+    network = osm.read_osm(path)
     assert endpoints <= set(_by_place(network))
     for u, v, data in graph.edges(data=True):
         data["length"] = _GEOD.line_length(*zip(place[u], place[v], strict=True)) / 1000
@@ -137,7 +127,7 @@ def test_filter_is_that_of_osmnx() -> None:
     overpass = pytest.importorskip("osmnx")._overpass
     told = dict(re.findall(r'\["(\w+)"!~"([^"]*)"\]', overpass._get_network_filter("drive")))
     highway = re.findall(r'\["highway"!~"([^"]*)"\]', overpass._get_network_filter("drive"))
-    assert {**told, "highway": highway[0]} == EXCLUDED
+    assert {**told, "highway": highway[0]} == osm.EXCLUDED
 
 
 @pytest.mark.parametrize(
@@ -152,7 +142,7 @@ def test_filter_is_that_of_osmnx() -> None:
     ],
 )  # fmt: skip
 def test_roads_are_told_from_what_is_none(expected: bool, tags: dict[str, str]) -> None:
-    assert is_drivable(tags) == expected
+    assert osm.is_drivable(tags) == expected
 
 
 @pytest.mark.parametrize(
@@ -168,7 +158,7 @@ def test_roads_are_told_from_what_is_none(expected: bool, tags: dict[str, str]) 
     ],
 )  # fmt: skip
 def test_directions_are_read_from_the_tags(expected: int, tags: dict[str, str]) -> None:
-    assert direction({"highway": "residential", **tags}) == expected
+    assert osm.direction({"highway": "residential", **tags}) == expected
 
 
 # --- junctions -------------------------------------------------------------------------------------
@@ -216,7 +206,7 @@ def test_pieces_are_joined_at_junctions(
     edges: list[tuple[int, int, float]], names: list[int], joined: list[tuple[int, int, float]], rings: int
 ) -> None:
     start, end, length = map(np.array, zip(*edges, strict=True))
-    kept, arcs, found_rings = join_at_junctions(Arcs(start, end, length.astype(float)), end.max() + 1)
+    kept, arcs, found_rings = osm.join_at_junctions(Arcs(start, end, length.astype(float)), end.max() + 1)
     found = zip(kept[arcs.start].tolist(), kept[arcs.end].tolist(), arcs.length_km.tolist(), strict=True)
     assert (kept.tolist(), set(found), found_rings) == (names, set(joined), rings)
 
@@ -242,19 +232,19 @@ def test_every_format_holds_the_same_network(town: Path, suffix: str) -> None:
         same.write_bytes(packers[suffix](town.read_bytes()))
     else:
         convert(town, same)
-    _assert_same(read_roads(str(same), None), read_osm(town))
+    _assert_same(read_roads(str(same), None), osm.read_osm(town))
 
 
 def test_every_way_to_find_places_finds_the_same(town: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = read_osm(town)
+    expected = osm.read_osm(town)
     ordered = convert(town, town.with_name("sorted.osm.pbf"), says_sorted=True)
     called = []
-    by_table = osm_module._places_by_table
-    monkeypatch.setattr(osm_module, "_places_by_table", lambda *a: called.append(1) or by_table(*a))
-    _assert_same(read_osm(ordered), expected)
+    by_table = osm._places_by_table
+    monkeypatch.setattr(osm, "_places_by_table", lambda *a: called.append(1) or by_table(*a))
+    _assert_same(osm.read_osm(ordered), expected)
     assert called == [1]
-    monkeypatch.setattr(osm_module, "_LARGEST_WITH_TABLE", 0)
-    _assert_same(read_osm(ordered), expected)  # by a set of ids
+    monkeypatch.setattr(osm, "_LARGEST_WITH_TABLE", 0)
+    _assert_same(osm.read_osm(ordered), expected)  # by a set of ids
     assert called == [1]
 
 
@@ -264,7 +254,7 @@ def test_order_in_a_file_does_not_matter(tmp_path: Path) -> None:
     backwards = [*lines[:2], *lines[first:-1], *lines[first - 1 : 1 : -1], lines[-1]]
     shuffled = tmp_path / "shuffled.osm"
     shuffled.write_text("\n".join(backwards))
-    _assert_same(read_osm(shuffled), read_osm(write_osm(tmp_path / "town.osm", TOWN, STREETS)))
+    _assert_same(osm.read_osm(shuffled), osm.read_osm(write_osm(tmp_path / "town.osm", TOWN, STREETS)))
 
 
 @pytest.mark.parametrize("suffix", [".osm", ".osm.pbf", ".osm.bz2", ".osm.gz"])
@@ -278,7 +268,7 @@ def test_damaged_file_is_one_clear_line(town: Path, suffix: str, damage: str) ->
 
 def test_file_without_roads_is_one_clear_line(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "paths.osm", TOWN, NOT_ROADS)
-    refusal(lambda: read_osm(path), "no drivable roads")
+    refusal(lambda: osm.read_osm(path), "no drivable roads")
 
 
 # --- what is messy ---------------------------------------------------------------------------------
@@ -288,7 +278,7 @@ def test_roads_end_where_the_extract_is_cut(tmp_path: Path) -> None:
     """Nodes 3 and 7 are not in the file: what leads there and on is not bridged."""
     nodes = {node: place for node, place in _grid(5, 1).items() if node != 3}
     path = write_osm(tmp_path / "cut.osm", nodes, {1: ([1, 2, 3, 4, 5], ROAD), 2: ([2, 7], ROAD)})
-    network = read_osm(path)
+    network = osm.read_osm(path)
     assert set(_by_place(network)) == {nodes[n] for n in (1, 2, 4, 5)}
     assert network.notes == (f"{path}: nodes of its roads that are not in the file: 2; the roads end there",)
     assert np.isinf(_directed(network, [nodes[1], nodes[4]])[0, 1])
@@ -296,7 +286,7 @@ def test_roads_end_where_the_extract_is_cut(tmp_path: Path) -> None:
 
 def test_extract_without_any_node_is_one_clear_line(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "ways.osm", {}, {1: ([1, 2], ROAD)})
-    refusal(lambda: read_osm(path), "none of the 2 nodes")
+    refusal(lambda: osm.read_osm(path), "none of the 2 nodes")
 
 
 def test_of_ways_that_are_there_twice_the_last_counts(tmp_path: Path) -> None:
@@ -306,7 +296,7 @@ def test_of_ways_that_are_there_twice_the_last_counts(tmp_path: Path) -> None:
     )
     path = tmp_path / "twice.osm"
     path.write_text(text)
-    network = read_osm(path)
+    network = osm.read_osm(path)
     assert set(_by_place(network)) == {nodes[1], nodes[2]}
     assert network.notes == (f"{path}: ways that are there more than once: 1; the last one of each counts",)
 
@@ -318,19 +308,19 @@ def test_of_nodes_that_are_there_twice_the_first_counts(tmp_path: Path, says_sor
     line = next(line for line in text.splitlines() if 'id="2"' in line)
     path = tmp_path / "twice.osm"
     path.write_text(text.replace(line, line + "\n" + line.replace("12.0100000", "12.0300000")))
-    network = read_osm(convert(path, tmp_path / "twice.osm.pbf", says_sorted=says_sorted))
+    network = osm.read_osm(convert(path, tmp_path / "twice.osm.pbf", says_sorted=says_sorted))
     assert set(_by_place(network)) == set(nodes.values())
 
 
 def test_nodes_that_were_never_uploaded_have_negative_ids(tmp_path: Path) -> None:
     nodes = {-1: (12.0, 42.0), -2: (12.01, 42.0)}
-    network = read_osm(write_osm(tmp_path / "josm.osm", nodes, {-7: ([-1, -2], ROAD)}))
+    network = osm.read_osm(write_osm(tmp_path / "josm.osm", nodes, {-7: ([-1, -2], ROAD)}))
     assert set(_by_place(network)) == set(nodes.values())
 
 
 def test_a_network_of_rings_alone_is_empty(tmp_path: Path) -> None:
     path = write_osm(tmp_path / "ring.osm", _grid(2, 2), {1: ([1, 2, 4, 3, 1], ONE_WAY)})
-    refusal(lambda: read_osm(path), "empty")
+    refusal(lambda: osm.read_osm(path), "empty")
 
 
 def test_an_island_is_left_out_and_told(small_job: JobMaker, tmp_path: Path) -> None:
@@ -356,12 +346,12 @@ def test_only_roads_that_touch_the_box_are_read(tmp_path: Path) -> None:
     nodes = _grid(6, 2)
     ways: Ways = {1: ([1, 2, 3], ROAD), 2: ([3, 4, 5, 6], ROAD), 3: ([7, 8], ROAD), 4: ([11, 12], ROAD)}
     path = write_osm(tmp_path / "country.osm", nodes, ways)
-    network = read_osm(path, (12.0, 41.999, 12.015, 42.001))
+    network = osm.read_osm(path, (12.0, 41.999, 12.015, 42.001))
     assert set(_by_place(network)) == {nodes[1], nodes[3]}
     assert network.notes == (f"{path}: 3 of 4 roads do not touch domain.bbox and were not read",)
     # A road that crosses the box has no node in it.
-    assert read_osm(path, (12.022, 41.999, 12.028, 42.001)).nodes == 2
-    refusal(lambda: read_osm(path, (13.0, 41.0, 13.1, 42.0)), "no road within reach")
+    assert osm.read_osm(path, (12.022, 41.999, 12.028, 42.001)).nodes == 2
+    refusal(lambda: osm.read_osm(path, (13.0, 41.0, 13.1, 42.0)), "no road within reach")
 
 
 def test_a_jobs_box_reaches_the_reader(small_job: JobMaker, tmp_path: Path) -> None:
@@ -378,15 +368,11 @@ def test_a_jobs_box_reaches_the_reader(small_job: JobMaker, tmp_path: Path) -> N
 def test_roads_go_on_across_the_antimeridian(tmp_path: Path) -> None:
     """OpenStreetMap cuts a road there: nodes 2 and 3 are one place."""
     nodes = {
-        1: (179.99, -16.8),
-        2: (180.0, -16.8),
-        3: (-180.0, -16.8),
-        4: (-179.99, -16.8),
-        5: (-179.99, -16.7),
-    }
+        1: (179.99, -16.8), 2: (180.0, -16.8), 3: (-180.0, -16.8), 4: (-179.99, -16.8), 5: (-179.99, -16.7),
+    }  # fmt: skip
     ways: Ways = {1: ([1, 2], ROAD), 2: ([3, 4], ROAD), 3: ([4, 5], ROAD)}
     path = write_osm(tmp_path / "taveuni.osm", nodes, ways)
-    network = read_osm(path)
+    network = osm.read_osm(path)
     assert network.notes == (f"{path}: nodes that were joined across the antimeridian: 1",)
     assert set(_by_place(network)) == {nodes[1], nodes[5]}
     east_km = _GEOD.line_length([179.99, 180.01], [-16.8, -16.8]) / 1000
@@ -394,5 +380,5 @@ def test_roads_go_on_across_the_antimeridian(tmp_path: Path) -> None:
     assert _directed(network, [nodes[1], nodes[5]])[0, 1] == pytest.approx(east_km + north_km, rel=1e-6)
     assert network.box_degrees == (179.99, -16.8, -179.99, -16.7)
     # And a box across it takes what lies on both sides.
-    assert read_osm(path, (179.995, -16.81, -179.995, -16.79)).nodes == 2
-    assert read_osm(path, (-179.999, -16.79, -179.0, -16.71)).nodes == 2
+    assert osm.read_osm(path, (179.995, -16.81, -179.995, -16.79)).nodes == 2
+    assert osm.read_osm(path, (-179.999, -16.79, -179.0, -16.71)).nodes == 2

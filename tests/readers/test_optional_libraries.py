@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from mdpext_dask.problem.region import read_region
 from mdpext_dask.readers.point_files import read_points
 from mdpext_dask.readers.roads.read_network import read_roads
 from tests.support.refusals import refusal
+
+Read = Callable[[Path], object]
 
 
 @pytest.mark.parametrize(
@@ -23,9 +26,7 @@ from tests.support.refusals import refusal
         ("pyogrio", "a.shp", lambda path: read_region(str(path))),
     ],
 )
-def test_a_missing_library_is_named_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str, read: Callable[[Path], object]
-) -> None:
+def test_missing(tmp_path: Path, monkeypatch: Any, library: str, name: str, read: Read) -> None:
     path = tmp_path / name
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, library, None)

@@ -32,8 +32,7 @@ def _write(path: Path, *shapes: Any, crs: Any = "EPSG:4326", layer: str | None =
     """Write shapes, given in degrees, in another system."""
     frame = geopandas.GeoDataFrame({"name": ["a"] * len(shapes)}, geometry=[*shapes], crs="EPSG:4326")
     frame = frame.to_crs(crs) if crs is not None else frame.set_crs(None, allow_override=True)
-    options = {} if layer is None else {"layer": layer, "driver": "GPKG"}
-    frame.to_file(path, **options)
+    frame.to_file(path, **{} if layer is None else {"layer": layer, "driver": "GPKG"})
     return path
 
 
@@ -77,8 +76,7 @@ def test_sides_are_straight_in_their_own_system(tmp_path: Path) -> None:
     """Over 600 km along a parallel, straight in UTM is far from straight in degrees."""
     transform = Transformer.from_crs("EPSG:32633", "OGC:CRS84", always_xy=True).transform
     metres = shapely.box(200_000, 6_600_000, 800_000, 6_601_000)
-    frame = geopandas.GeoDataFrame(geometry=[metres], crs="EPSG:32633")
-    frame.to_file(tmp_path / "strip.gpkg")
+    geopandas.GeoDataFrame(geometry=[metres], crs="EPSG:32633").to_file(tmp_path / "strip.gpkg")
     region = read_region(str(tmp_path / "strip.gpkg"))
     middle = transform(500_000, 6_600_500)
     corners = np.array([transform(*place) for place in metres.exterior.coords])
@@ -133,16 +131,12 @@ def test_shapefile_that_does_not_say_its_system_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda p: p.parent, "does not exist"),
-        (lambda p: p.write_bytes(b""), "cannot be read"),
-        (lambda p: p.write_bytes(b"no map" * 50), "cannot be read"),
-        (lambda p: p.mkdir(), "does not exist"),
+        (lambda p: p.parent, "does not exist"), (lambda p: p.write_bytes(b""), "cannot be read"),
+        (lambda p: p.write_bytes(b"no map" * 50), "cannot be read"), (lambda p: p.mkdir(), "does not exist"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("suffix", [".shp", ".zip", ".gpkg"])
-def test_bad_file_is_one_clear_line(
-    tmp_path: Path, small_job: JobMaker, make: Callable[[Path], object], named: str, suffix: str
-) -> None:
+def test_bad_file(tmp_path: Path, small_job: Any, make: Callable[..., Any], named: str, suffix: str) -> None:
     path = tmp_path / f"region{suffix}"
     make(path)
     message = refusal(lambda: build_geometry(parse_job(small_job(domain={"region": str(path)}))))

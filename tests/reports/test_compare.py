@@ -70,15 +70,13 @@ runpy.run_module("mdpext_dask.reports.compare.attempt", run_name="__main__")
     [
         ("sleep", "not finished within 1 s", "limited"),
         ("fill", "more than 0.5 GiB of memory are needed", "limited"),
-        ("complain", "too large: a million rows", None),
-        ("fail", "disk full", "passing"),
+        ("complain", "too large: a million rows", None), ("fail", "disk full", "passing"),
         ("crash", "KeyError: 'what'", "passing"),
-        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"),
-        ("leave", "SystemExit: 3", "passing"),
+        ("die", f"ended by signal {int(signal.SIGSEGV)}", "passing"), ("leave", "SystemExit: 3", "passing"),
     ],
-)
-def test_a_method_that_fails_says_why_in_one_line(
-    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, reason: str, kind: str | None
+)  # fmt: skip
+def test_a_method_that_fails(
+    spec: JobSpec, tmp_path: Path, monkeypatch: Any, work: str, reason: str, kind: str | None
 ) -> None:
     program = tmp_path / "python"
     code = tmp_path / "code.py"
@@ -87,8 +85,7 @@ def test_a_method_that_fails_says_why_in_one_line(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     path = tmp_path / "0.json"
-    job = spec.canonical()
-    attempt.attempt(attempt.Request("em", job, str(path), str(tmp_path), 1.0, 2**29, 0))
+    attempt.attempt(attempt.Request("em", spec.canonical(), str(path), str(tmp_path), 1.0, 2**29, 0))
     found = read_answer(path)
     assert found is not None
     assert (found["completed"], found["reason"]) == (False, reason)
@@ -140,8 +137,7 @@ def test_a_case_that_is_none_is_named(spec: JobSpec, small_job: Job) -> None:
 
 def test_the_jobs_own_settings_are_marked_or_added(spec: JobSpec, small_job: Job) -> None:
     (case,) = cases_of(spec, None, None)
-    assert case.default == "mlaet-a"
-    assert case.methods == tuple(METHODS)
+    assert (case.default, case.methods) == ("mlaet-a", tuple(METHODS))
     coarse = small_job(privacy={"budget": "certified"})
     del coarse["extension"]
     assert own_method(parse_job(coarse)) == "mlaet-o"
@@ -275,17 +271,13 @@ def summarised(spec: JobSpec, folder: Path, told: dict[str, list[dict[str, Any]]
 
 
 def test_a_row_is_mean_and_standard_error_over_repetitions(spec: JobSpec, tmp_path: Path) -> None:
-    bounds = [
-        {"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1.0, 2.0, 2.0)
-    ]
+    bounds = [{"completed": True, "lower_bound_km": b, "expected_km": b, "stride": 2} for b in (1, 2, 2)]
     broken = {"epsilon_audited": "inf", "violation_ratio": 0.5, "verdict": "violated"}
     late = {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}
     told = {
         "em": [answer(2.0), answer(4.0, **broken), answer(3.0)],
-        "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)],
-        "lp": [answer(1.2), late],
-        BOUND: bounds,
-    }
+        "mlaet-a": [answer(1.5), answer(2.5), answer(2.0)], "lp": [answer(1.2), late], BOUND: bounds,
+    }  # fmt: skip
     summary = summarised(spec, tmp_path, told)
     rows = {row["method"]: row for row in summary.rows}
     assert [row["method"] for row in summary.rows] == ["lp", "mlaet-a", "em"]
@@ -402,8 +394,7 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, compared: tuple
     assert rows["lp-a"]["verdict"] == "violated"
     assert rows["lp-a"]["epsilon_audited"] > 1
     assert rows["lp-a"]["guarantee"] == "none"
-    bound = summary.problem["lower_bound_km"]
-    assert 0 < bound < min(rows["em"]["loss_km"], rows["aipo"]["loss_km"])
+    assert 0 < summary.problem["lower_bound_km"] < min(rows["em"]["loss_km"], rows["aipo"]["loss_km"])
     assert [path.name for path in folder.iterdir()] == ["answers"]
     # Nothing is left to do, whatever it would have been done with.
     before = {path: path.stat().st_mtime_ns for path in (folder / "answers").rglob("*.json")}
@@ -413,41 +404,33 @@ def test_methods_are_compared_on_the_same_problem(spec: JobSpec, compared: tuple
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "answers").rglob("*.json")}
 
 
-def test_the_rows_do_not_depend_on_where_they_are_made(
-    spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: tuple[Path, CaseSummary]
-) -> None:
+def test_where_rows_arise(spec: JobSpec, tmp_path: Path, any_cluster: ClusterSection, compared: Any) -> None:
     job = spec.model_copy(update={"cluster": any_cluster})
     (summary,) = compare(job, tmp_path, methods=["em", "aipo"], repeats=1, bound_seconds=0)
 
-    def losses(summary: CaseSummary) -> dict[str, Any]:
-        answers = [
-            one for one in summary.answers if one["repetition"] == 0 and one["method"] in ("em", "aipo")
-        ]
-        return {one["method"]: (one["loss_km"], one["epsilon_audited"]) for one in answers}
+    def losses(summary: CaseSummary) -> list[tuple[float, float]]:
+        answers = {one["method"]: one for one in summary.answers if one["repetition"] == 0}
+        return [(answers[name]["loss_km"], answers[name]["epsilon_audited"]) for name in ("em", "aipo")]
 
     assert losses(summary) == losses(compared[1])
 
 
 def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tmp_path: Path) -> None:
-    (summary,) = compare(
-        spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, limit_seconds=0.05, bound_seconds=0
-    )
-    rows = {row["method"]: row for row in summary.rows}
-    lost = rows["mlaet-a"]
+    soon = {"limit_seconds": 0.05, "bound_seconds": 0}
+    (summary,) = compare(spec, tmp_path, methods=["em", "mlaet-a"], repeats=1, **soon)
+    lost = {row["method"]: row for row in summary.rows}["mlaet-a"]
     assert not lost["completed"]
     assert lost["loss_km"] is None
     assert lost["reason"] == "not finished within 0.05 s"
-    files = write_results(tmp_path, [summary])
-    assert "not finished within 0.05 s" in files[0].read_text()
+    assert "not finished within 0.05 s" in write_results(tmp_path, [summary])[0].read_text()
     # With more time it is tried again.
     (summary,) = compare(spec, tmp_path, methods=["mlaet-a"], repeats=1, limit_seconds=60, bound_seconds=0)
     assert summary.rows[0]["completed"]
 
 
 def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path: Path) -> None:
-    job = small_job(
-        outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain={"cell_km": 4.0, "refine": [2]}
-    )
+    domain = {"cell_km": 4.0, "refine": [2]}
+    job = small_job(outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain=domain)
     del job["outputs"]["count"]
     notes: list[str] = []
     (summary,) = compare(
@@ -505,11 +488,9 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     first = {path: path.read_bytes() for path in found}
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    document = json.loads(ran.stdout)
+    document = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert all(row["completed"] and row["repeats"] == 2 for row in document["rows"])
     assert {path: path.read_bytes() for path in found} == first
     losses = {row["method"]: row["loss_km"] for row in document["rows"]}
     other = compare(load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0)
-    undisturbed = other[0]
-    assert losses == {row["method"]: row["loss_km"] for row in undisturbed.rows}
+    assert losses == {row["method"]: row["loss_km"] for row in other[0].rows}

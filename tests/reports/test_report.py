@@ -20,13 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mdpext_dask import AttackRequest, BoundRequest, evaluate
 from mdpext_dask.errors import IncompleteStoreError, SpecError
-from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound import lower_bound
-from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
-from mdpext_dask.evaluation.evaluate import BOUND, evaluate
+from mdpext_dask.evaluation.evaluate import BOUND
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid
@@ -39,6 +38,7 @@ from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support import pages
+from tests.support.forged import attribute, flip_a_bit, shard_of
 from tests.support.inside import run_inside
 from tests.support.loss_files import job as loss_job
 from tests.support.loss_files import write as write_loss_file
@@ -74,17 +74,6 @@ def whole(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
 def made(url: Path, file: Path, bound_seconds: float = 0, **options: Any) -> Made:
     said = report(str(url), file, bound_seconds=bound_seconds, overwrite=True, **options)
     return said, Page(file.read_text(encoding="utf-8"))
-
-
-def edit(store: Path, **attributes: Any) -> None:
-    document = json.loads((store / "zarr.json").read_text())
-    document["attributes"].update(attributes)
-    (store / "zarr.json").write_text(json.dumps(document))
-
-
-def shard_of(store: Path, block: int = 0) -> Path:
-    opened = MechanismStore.open(str(store))
-    return store / opened.shard_keys(opened.plan[block])[0]
 
 
 # --- what it says ---------------------------------------------------------------------------------
@@ -136,8 +125,7 @@ def test_rows_in_the_page_are_those_of_the_store(built: Path, whole: Made) -> No
 
 def test_the_job_can_be_read_again_and_names_no_folders(built: Path, whole: Made) -> None:
     job = MechanismStore.open(str(built)).attributes["job"]
-    again = parse_job(tomllib.loads(whole[1].texts["job"]))
-    assert again.canonical() == parse_job(job).canonical()
+    assert parse_job(tomllib.loads(whole[1].texts["job"])).canonical() == parse_job(job).canonical()
     assert str(built.parent) not in whole[1].html
     secret = {"domain": {"roads": "/home/ada/secret/rome", "cell_km": 1.0}, "job": {"name": "x"}}
     text = job_toml(secret, {"domain": {"roads": "sha256:12ab"}})
@@ -201,9 +189,8 @@ def test_texts_are_escaped_wherever_they_come_from(store: Path, tmp_path: Path) 
     evil = "</p></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
     job = MechanismStore.open(str(store)).attributes["job"]
     job["job"]["name"] = job["domain"]["roads"] = evil
-    edit(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
-    renamed = store.rename(tmp_path / "<script>alert(3)<&.zarr")
-    said, found = made(renamed, tmp_path / "r.html")
+    attribute(store, attribution=evil, notes=[evil], job=job, software={evil: evil, "numpy": evil})
+    said, found = made(store.rename(tmp_path / "<script>alert(3)<&.zarr"), tmp_path / "r.html")
     assert not said["holds"]  # somebody has changed it, and that is noticed
     assert [s.get("type") for s in found.all("script")] == ["application/json", None]
     assert not found.all("img")
@@ -216,8 +203,7 @@ def test_it_is_well_formed_and_can_be_read_aloud(whole: Made) -> None:
     found = whole[1]
     assert found.all("html") == [{"lang": "en"}]
     levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch(r"h[1-6]", tag)]
-    assert levels.count(1) == 1
-    assert levels[0] == 1
+    assert (levels.count(1), levels[0]) == (1, 1)
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     for svg in found.all("svg"):
         assert svg.get("aria-hidden") == "true" or svg.get("aria-label"), svg
@@ -228,8 +214,7 @@ def test_it_is_well_formed_and_can_be_read_aloud(whole: Made) -> None:
         re.findall(r'(?:href="#|url\(#|for="|aria-labelledby="|aria-describedby=")([\w-]+)', found.html)
     )
     assert referred <= set(found.texts)
-    labels = found.html.count("<label>")
-    assert labels == len(found.all("input")) + len(found.all("select"))
+    assert found.html.count("<label>") == len(found.all("input")) + len(found.all("select"))
     assert all("scope" in th for th in found.all("th"))
 
 
@@ -292,10 +277,7 @@ def test_on_the_command_line(store: Path, tmp_path: Path, command: Command) -> N
 
 
 def test_changed_bytes_are_said_in_red_on_top(store: Path, tmp_path: Path, command: Command) -> None:
-    shard = shard_of(store)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
+    flip_a_bit(shard_of(store))
     code, _, err = command(store, "-o", tmp_path / "r.html", "--progress", "none", "--bound-seconds", "0")
     assert code == 1
     assert err.startswith("error: ")
@@ -304,8 +286,7 @@ def test_changed_bytes_are_said_in_red_on_top(store: Path, tmp_path: Path, comma
     assert "Does not hold" in found.texts["verdict"]
     assert "probability/c/0/0/0" in found.texts["verdict"]
     verdict = next(a for tag, a in found.tags if a.get("id") == "verdict")
-    assert verdict["class"] == "verdict bad"
-    assert verdict["role"] == "alert"
+    assert (verdict["class"], verdict["role"]) == ("verdict bad", "alert")
 
 
 def test_a_shard_that_is_gone_costs_figures_but_not_the_report(store: Path, tmp_path: Path) -> None:
@@ -325,7 +306,7 @@ def test_a_shard_that_is_gone_costs_figures_but_not_the_report(store: Path, tmp_
 def test_a_refused_store_stays_refused(store: Path, tmp_path: Path, command: Command) -> None:
     opened = MechanismStore.open(str(store), mode="r+")
     receipts.void(opened.objects, {0})  # as where a job is refused: blocks at fault are to be done anew
-    edit(store, state="refused")
+    attribute(store, state="refused")
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     code, _, err = command(store, "-o", tmp_path / "r.html", "--progress", "none", "--bound-seconds", "0")
     assert code == 1
@@ -477,8 +458,7 @@ def test_the_step_is_the_least_that_fits(shape: tuple[int, int], outputs: int) -
 def test_what_is_left_out_is_given_to_the_nearest(n: int, m: int, step: int) -> None:
     values = np.random.default_rng(n * m).random((n, m))
     i, j = positions(n, step), positions(m, step)
-    found = gathered(values, i, j, step)
-    assert found.sum() == pytest.approx(values.sum())
+    assert gathered(values, i, j, step).sum() == pytest.approx(values.sum())
     assert i[0] + (n - 1 - i[-1]) < step
     for axis, (size, kept) in enumerate(((n, i), (m, j))):
         # What a record is given to is none that is further from it than another.

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mdpext_dask import build, open_mechanism, report
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.reports.page.thinned import Thinned
-from mdpext_dask.reports.report import report
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.pages import Page
 
@@ -199,8 +197,7 @@ def test_a_record_is_moved_by_keys_and_found_by_its_place(store: str, show: Call
 
 def test_where_a_report_may_come_from(store: str, show: Callable[..., Any]) -> None:
     page = show()
-    opened = MechanismStore.open(store)
-    thinned = Thinned.of(opened)
+    thinned = Thinned.of(MechanismStore.open(store))
     for output in (1, 6):
         page.select_option("#back-output", str(output))
         image = page.get_attribute("#back-field-light", "href")
@@ -209,8 +206,7 @@ def test_where_a_report_may_come_from(store: str, show: Callable[..., Any]) -> N
         posterior = thinned.posterior(output).T[::-1]
         assert found.shape == posterior.shape
         inhabited = thinned.prior.T[::-1] > 0
-        darkest = np.where(inhabited, found, np.inf).argmin()
-        assert posterior.flat[darkest] >= 0.94 * posterior.max()
+        assert posterior.flat[np.where(inhabited, found, np.inf).argmin()] >= 0.94 * posterior.max()
         ranks = np.argsort(np.argsort(posterior[inhabited])), np.argsort(np.argsort(-found[inhabited]))
         assert np.corrcoef(*ranks)[0, 1] > 0.95
         data = Page(page.content()).data
@@ -298,8 +294,7 @@ def test_without_scripts_all_but_picking_is_there(show: Callable[..., Any]) -> N
 
 
 def test_it_runs_nothing_else_and_reaches_nobody(show: Callable[..., Any]) -> None:
-    page = show(expect_quiet=False)
-    outcome = page.evaluate(
+    outcome = show(expect_quiet=False).evaluate(
         """async () => {
           const script = document.createElement("script");
           script.textContent = "window.ran = true";

@@ -120,8 +120,7 @@ def test_no_header_does_harm(packing: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_field_is_named(change: Any, said: str, tmp_path: Path) -> None:
-    good = write_city(tmp_path / "good.mdp")
-    bad = rewritten(good, tmp_path / "bad.mdp", change)
+    bad = rewritten(write_city(tmp_path / "good.mdp"), tmp_path / "bad.mdp", change)
     message = refusal(lambda: open_city(bad), kind=StoreError)
     assert message.startswith(f"{bad}: its header is not one that mdpext export writes: ")
     assert said in message

@@ -206,17 +206,6 @@ def statistic(counts: NDArray[np.integer[Any]], probabilities: Floats) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_so_many_draws_are_needed_and_are_enough() -> None:
-    """Both error rates, set to 5 %, are those of 4,000 repetitions, to five standard deviations."""
-    right, wrong = right_and_wrong(RIGHT)
-    draws, repeats = draws_needed(right, wrong, 0.05, 0.05), 4000
-    threshold, rng = stats.chi2.isf(0.05, 3), np.random.default_rng(7)
-    for drawn_from, alarm in ((right, True), (wrong, False)):
-        found = [statistic(counts, right) for counts in rng.multinomial(draws, drawn_from, repeats)]
-        errors = np.mean((np.array(found) > threshold) == alarm)
-        assert abs(errors - 0.05) < 5 * math.sqrt(0.05 * 0.95 / repeats)
-
-
 def test_frequencies_pass_on_the_right_distribution_and_fail_on_one_that_is_1_percent_wrong() -> None:
     right, wrong = right_and_wrong(RIGHT)
     # Either may be the one that is drawn from.

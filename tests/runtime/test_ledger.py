@@ -31,8 +31,7 @@ def budget(tmp_path: Path) -> ReleaseBudget:
 def test_releases_are_counted_and_refused_after_the_limit(budget: ReleaseBudget) -> None:
     for spent in range(1, 6):
         budget.charge("anna", epsilon_per_km=0.5)
-        assert budget.spent("anna") == spent
-        assert budget.composed_epsilon("anna") == spent * 0.5
+        assert (budget.spent("anna"), budget.composed_epsilon("anna")) == (spent, spent * 0.5)
     message = "a user would have up to 6 releases, 5 are the limit"
     error = refused(BudgetExceeded, message, budget.charge, "anna", epsilon_per_km=0.5)
     assert error.exit_code == 1  # a promise kept, and not bad input
@@ -111,8 +110,7 @@ def test_a_ledger_is_what_it_counts(
             assert fits
             spent, known = after, tags
         for user, done in spent.items():
-            assert budget.spent(user) == len(done)
-            assert budget.composed_epsilon(user) == sum(done)
+            assert (budget.spent(user), budget.composed_epsilon(user)) == (len(done), sum(done))
 
 
 def test_others_charge_during_a_batch_and_a_failed_one_is_not_charged(budget: ReleaseBudget) -> None:
@@ -135,8 +133,7 @@ def test_a_ledger_is_for_one_limit_and_found_again(tmp_path: Path) -> None:
     refused(SpecError, "a new one needs a release limit", ReleaseBudget, path)
     assert not path.exists()
     ReleaseBudget(path, 3).charge("anna", 2, epsilon_per_km=1.0)
-    assert ReleaseBudget(path).limit == 3
-    assert ReleaseBudget(path, 3).spent("anna") == 2
+    assert (ReleaseBudget(path).limit, ReleaseBudget(path, 3).spent("anna")) == (3, 2)
     refused(SpecError, "for at most 3 releases a user, not 4", ReleaseBudget, path, 4)
 
 
@@ -149,10 +146,10 @@ def test_the_file_is_private_and_has_no_names_and_no_order(budget: ReleaseBudget
     assert [one.name for one in tmp_path.iterdir()] == ["ledger"]
     other = ReleaseBudget(tmp_path / "other", 5)
     other.charge("Anna Example", epsilon_per_km=1.0)
-    users = [
-        sqlite3.connect(file).execute("SELECT user FROM spent").fetchone()[0] for file in (path, other._path)
-    ]
-    assert users[0] != users[1]
+    one, two = (
+        sqlite3.connect(at).execute("SELECT user FROM spent").fetchone() for at in (path, other._path)
+    )
+    assert one != two
     tags = sqlite3.connect(path).execute("SELECT tag FROM sticky").fetchall()
     assert tags == sorted(tags)
 
@@ -162,9 +159,7 @@ NOT_POSITIVE: list[Any] = [0.0, -1.0, float("nan"), float("inf"), True, "1", Non
 
 
 @pytest.mark.parametrize("number", NOT_COUNTS, ids=shown)
-def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
-    budget: ReleaseBudget, tmp_path: Path, number: Any
-) -> None:
+def test_what_is_charged_is_positive_and_whole(budget: ReleaseBudget, tmp_path: Path, number: Any) -> None:
     with pytest.raises(SpecError, match="release limit"):
         ReleaseBudget(tmp_path / "new", number)
     assert not (tmp_path / "new").exists()
@@ -173,9 +168,7 @@ def test_a_limit_and_what_is_charged_are_positive_whole_numbers(
 
 
 @pytest.mark.parametrize("number", NOT_POSITIVE, ids=shown)
-def test_an_epsilon_and_a_time_to_wait_are_positive_numbers(
-    budget: ReleaseBudget, tmp_path: Path, number: Any
-) -> None:
+def test_an_epsilon_and_a_time_are_positive(budget: ReleaseBudget, tmp_path: Path, number: Any) -> None:
     for use in (
         lambda: budget.charge("anna", epsilon_per_km=number),
         lambda: budget.charge_many(["anna"], number),

@@ -16,12 +16,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("sampling") / "m.zarr")
     job = {
         "domain": {"roads": "builtin:manhattan", "cell_km": 4.0, "refine": [6], "rotation_deg": 29.0},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "outputs": {"count": 20},
-        "loss": {"kind": "euclidean"},
-        "cluster": {"kind": "inline"},
-        "store": {"block_cells": [2, 2]},
-    }
+        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"}, "outputs": {"count": 20},
+        "loss": {"kind": "euclidean"}, "cluster": {"kind": "inline"}, "store": {"block_cells": [2, 2]},
+    }  # fmt: skip
     build(parse_job(job), path)
     return path
 

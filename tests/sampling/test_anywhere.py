@@ -17,7 +17,7 @@ from mdpext_dask.runtime import City, open_city
 from mdpext_dask.runtime.location_sampler import Reporter
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
-from tests.support.problems import JobMaker, all_rows, ground_km
+from tests.support.problems import all_rows, ground_km
 
 # Places outside are meant.
 pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
@@ -28,9 +28,7 @@ Floats = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module", params=METRICS)
-def both(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small_job: JobMaker
-) -> tuple[Mechanism, City]:
+def both(request: pytest.FixtureRequest, tmp_path_factory: Any, small_job: Any) -> tuple[Mechanism, City]:
     """Return a mechanism and the city that is exported from it."""
     folder = tmp_path_factory.mktemp("anywhere")
     p = request.param if request.param == "inf" else int(request.param)
@@ -47,18 +45,9 @@ def places_of(mechanism: Mechanism) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(7)
     bearing = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     rings = [
-        1,
-        0.9 * grid.box.radius_km,
-        grid.box.radius_km,
-        60,
-        2200,
-        10_000,
-        13_399,
-        18_900,
-        19_880,
-        19_899,
+        1, 0.9 * grid.box.radius_km, grid.box.radius_km, 60, 2200, 10_000, 13_399, 18_900, 19_880, 19_899,
         19_960,
-    ]
+    ]  # fmt: skip
     r = np.array(rings)[:, None] * np.ones(16)
     xy = np.stack([r * np.sin(bearing), r * np.cos(bearing)], axis=-1).reshape(-1, 2)
     xy = np.concatenate([xy, rng.uniform(-20, 20, (30, 2)), rng.uniform(-14_000, 14_000, (30, 2))])
@@ -145,9 +134,7 @@ def test_every_way_in_is_one_map_that_keeps_the_promise(
         assert (found == expected)[known].mean() > 0.97, way
         ratio = np.abs(logs[found[one]] - logs[found[other]]).max(axis=1)
         bound = mechanism.epsilon_per_km * (apart + 2 * city.max_quantisation_km)
-        assert (ratio <= bound * (1 + 1e-9))[sound & ("km" not in way or known[one] & known[other])].all(), (
-            way
-        )
+        assert (ratio <= bound * (1 + 1e-9))[sound & ("km" not in way or known[one] & known[other])].all()
     # The bound says something: some pairs come near it.
     assert (ratio / bound)[sound].max() > 0.3
 

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mdpext_dask import Mechanism, open_mechanism
+from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism
 from mdpext_dask.errors import EXIT_UNREAD, BudgetExceeded, DataError, SpecError
-from mdpext_dask.runtime.ledger import ReleaseBudget
-from mdpext_dask.runtime.sticky import StickyKey
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.problem.projection import Projection
+from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.sampling import files
 from mdpext_dask.sampling.files import Users
 from mdpext_dask.sampling.report_files import marked
@@ -104,9 +105,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_in_and_out(
-    store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_formats(store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: Any, kind: str) -> None:
     points = places(60)
     source = write(tmp_path / f"points.{kind}", points)
     for word in (0, 2**60 - 2**50, 7 * 2**57):
@@ -142,8 +141,7 @@ def test_planar_reports(planar: str, tmp_path: Path, kind: str) -> None:
     source.write_text("x_km,y_km\n0.1,31.2\n-1,30\n100,100\n")
     assert sample_file(planar, source, out, "drop")["dropped"] == 1
     found = read(out)
-    assert list(found.columns) == ["row", "output", "x_km", "y_km"]
-    assert found["row"].tolist() == [0, 1]
+    assert (list(found.columns), found["row"].tolist()) == (["row", "output", "x_km", "y_km"], [0, 1])
     assert np.array_equal(found[["x_km", "y_km"]], open_mechanism(planar).output_xy_km[found["output"]])
     message = refusal(lambda: sample_file(planar, source, tmp_path / "o.geojson"), kind=SpecError)
     assert "GeoJSON is in degrees, and this mechanism is planar" in message
@@ -248,14 +246,12 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("p.csv", "\ufefflon,lat\n-73.98,40.7\n-73.98,x\n", "line 3: lat"),
-        ("p.csv", "", "is empty"),
+        ("p.csv", "\ufefflon,lat\n-73.98,40.7\n-73.98,x\n", "line 3: lat"), ("p.csv", "", "is empty"),
         ("p.csv", "a,b\n1,2\n", "needs columns lon,lat"),
         ("p.csv", "lon,lat\n-73.98,nan\n", "line 2: lat 'nan' is not a finite number"),
         ("p.csv", "lon,lat\n-73.98,40.7\ninf,40\n", "line 3: lon 'inf' is not a finite number"),
         ("p.csv", "lon,lat\n-7398,40.7\n", "out of range"),
-        ("p.csv", "lon,lat\n-73.98,40.7\n,40.7\n", "line 3: lon ''"),
-        ("p.csv", "lon,lat\n", "holds no rows"),
+        ("p.csv", "lon,lat\n-73.98,40.7\n,40.7\n", "line 3: lon ''"), ("p.csv", "lon,lat\n", "holds no rows"),
         ("p.geojson", "", "not a readable GeoJSON"),
         ("p.geojson", '{"type":"FeatureCollection","features":[]}', "holds no rows"),
         ("p.geojson", '{"type":"Feature"}', "must be a FeatureCollection"),
@@ -264,7 +260,7 @@ def test_what_is_wrong_at_the_end_of_the_points_leaves_nothing_either(store: str
         ("p.ndjson", '{"type":"Feature","geometry":{"type":"Point","coordinates":[NaN,1]}}', "NaN is no"),
         ("p.parquet", "PAR1", "not a readable Parquet"),
     ],
-)
+)  # fmt: skip
 def test_points_that_cannot_be_read(store: str, tmp_path: Path, name: str, text: str, complaint: str) -> None:
     source = tmp_path / name
     source.write_text(text, encoding="utf-8")
@@ -514,3 +510,10 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
     # One that is inside as it is says that they are meant so.
     source = write(source, [*swapped, (-73.98, 40.75)])
     assert sample_file(store, source, out, chunk_points=1)["outside"] == 2
+
+
+def test_places_near_the_diagonal_are_taken_as_they_are() -> None:
+    projection = Projection(10.0, 10.4)
+    lookup = Places("m", Grid(-10.0, -10.0, 20, 20, 1.0, (2,)), np.ones((20, 20), bool), projection, 2.0)
+    assert not lookup.holds_swapped(np.array([[10.4, 10.0]]))
+    assert lookup.holds_degrees(np.array([[10.0, 10.4]]))

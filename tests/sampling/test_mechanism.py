@@ -72,8 +72,7 @@ def test_points_outside_follow_the_stated_rule(mechanism: Mechanism) -> None:
 
 def test_what_is_reported_about_it(mechanism: Mechanism) -> None:
     assert mechanism.epsilon_certified < mechanism.epsilon_per_km == 1.0
-    assert mechanism.metric_p == 2.0
-    assert mechanism.max_quantisation_km == pytest.approx(4 / 6 / np.sqrt(2))
+    assert (mechanism.metric_p, mechanism.max_quantisation_km) == (2.0, pytest.approx(4 / 6 / np.sqrt(2)))
     assert "20 outputs" in repr(mechanism)
 
 

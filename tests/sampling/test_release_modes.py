@@ -1,7 +1,6 @@
 """Sticky answers, ledgers and coarse places of a finished mechanism; and places that are anything at all."""
 
 import hmac
-import json
 import math
 import multiprocessing
 import os
@@ -18,16 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask import Mechanism, open_mechanism
+from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism
 from mdpext_dask.errors import BudgetExceeded, DataError, MdpextError, SpecError, StoreError
 from mdpext_dask.problem.grid import Grid, coarse_indices, coarse_radius_km, coarse_steps
 from mdpext_dask.runtime.integer_sampling import integer_weights
-from mdpext_dask.runtime.ledger import ReleaseBudget
 from mdpext_dask.runtime.random_bits import Words, words_for_tests
-from mdpext_dask.runtime.sticky import StickyKey
 from mdpext_dask.sampling import mechanism as mechanisms
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_at
+from tests.support.forged import attribute
 from tests.support.refusals import refused
 
 # Places outside are meant.
@@ -140,8 +138,7 @@ def test_draws_are_charged_first_and_refused_undrawn(mechanism: Mechanism, budge
     source = _Counted()
     place: dict[str, Any] = {"lon": LON, "lat": LAT, "user": "anna", "budget": budget}
     mechanism.sample(**place, n=4, entropy_for_tests=source)
-    assert budget.spent("anna") == 4
-    assert budget.composed_epsilon("anna") == 4 * mechanism.epsilon_per_km
+    assert (budget.spent("anna"), budget.composed_epsilon("anna")) == (4, 4 * mechanism.epsilon_per_km)
     asked = source.asked
     refused(BudgetExceeded, "", mechanism.sample, **place, n=2, entropy_for_tests=source)
     assert source.asked == asked
@@ -150,8 +147,7 @@ def test_draws_are_charged_first_and_refused_undrawn(mechanism: Mechanism, budge
     def crash(_: int) -> NDArray[np.uint64]:
         raise RuntimeError("in the midst of a draw")
 
-    with pytest.raises(RuntimeError):
-        mechanism.sample(**place, entropy_for_tests=crash)
+    refused(RuntimeError, "", mechanism.sample, **place, entropy_for_tests=crash)
     assert budget.spent("anna") == 5
 
 
@@ -226,11 +222,9 @@ def test_answers_of_another_mechanism_are_charged_anew(store: str, budget: Relea
 
 
 @given(
-    st.integers(1, 30),
-    st.integers(1, 9),
-    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    st.integers(1, 30), st.integers(1, 9), st.lists(st.floats(0, 1), min_size=1, max_size=20),
     st.sampled_from([0.1, 0.3, 1.0]),
-)
+)  # fmt: skip
 def test_a_coarse_index_is_the_nearest_of_few(last: int, steps: int, parts: list[float], h: float) -> None:
     position = np.array(parts) * last
     kept = np.unique([*range(0, last + 1, steps), last])
@@ -268,13 +262,11 @@ def test_coarse_places_cost_what_is_reported(mechanism: Mechanism) -> None:
     assert coarse == pytest.approx(3 * plain)
     xy = np.random.default_rng(3).uniform(-4, 4, (300, 2))
     i, j = grid.coarse_records(xy, 3)
-    to_record = np.hypot(grid.x_km()[i] - xy[:, 0], grid.y_km()[j] - xy[:, 1])
-    assert plain < to_record.max() <= coarse
+    assert plain < np.hypot(grid.x_km()[i] - xy[:, 0], grid.y_km()[j] - xy[:, 1]).max() <= coarse
     logs = np.log(integer_weights(rows_at(mechanism._store, i, j)) / 2.0**60)
     steepest = np.abs(logs[:, None] - logs[None]).max(axis=2)
     apart = np.hypot(*(xy[:, None] - xy[None]).transpose(2, 0, 1))
-    limit = mechanism.epsilon_per_km * (apart + 2 * coarse) + 1e-6
-    assert (steepest <= limit).all()
+    assert (steepest <= (mechanism.epsilon_per_km * (apart + 2 * coarse) + 1e-6)).all()
 
 
 def test_a_place_that_wobbles_is_one_place(mechanism: Mechanism, budget: ReleaseBudget) -> None:
@@ -427,13 +419,10 @@ def test_replaced_open_stores_are_not_read(store: str, said: dict[str, Any] | No
     shutil.copytree(store, copy)
     mechanism = open_mechanism(copy)
     mechanism.sample(lon=LON, lat=LAT)
-    root = copy / "zarr.json"
     if said is None:
-        root.unlink()
+        (copy / "zarr.json").unlink()
     else:
-        document = json.loads(root.read_text())
-        document["attributes"].update(said)
-        root.write_text(json.dumps(document))
+        attribute(copy, **said)
     for use in (
         lambda: mechanism.sample_points(np.array([[LON, LAT]])),
         lambda: mechanism.row(lon=LON, lat=LAT),

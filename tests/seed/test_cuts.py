@@ -47,11 +47,9 @@ def smooth_rows(rng: np.random.Generator, shape: tuple[int, int], outputs: int) 
 
 def all_vectors(rows: np.ndarray, factor: int, side: float, p: float) -> CertificateVectors:
     return vectors_above(
-        steepest_slopes(extend_log_convex(np.log(rows), factor), side, factor, p),
-        0.0,
-        factor,
+        steepest_slopes(extend_log_convex(np.log(rows), factor), side, factor, p), 0.0, factor,
         dual_exponent(p),
-    )
+    )  # fmt: skip
 
 
 def largest_norm(rows: np.ndarray, factor: int, side: float, p: float) -> float:
@@ -81,11 +79,9 @@ def test_a_small_step_gains_and_keeps_epsilon(p: float, shape: tuple[int, int], 
 def test_rows_that_break_epsilon_are_led_back() -> None:
     rng = np.random.default_rng(4)
     rows, side = smooth_rows(rng, (4, 4), 5), 0.5
-    norm = largest_norm(rows, 1, side, 2.0)
-    epsilon = 0.97 * norm
+    epsilon = 0.97 * largest_norm(rows, 1, side, 2.0)
     cost = rng.exponential(size=rows.shape)
-    vectors = all_vectors(rows, 1, side, 2.0)
-    better = improve(rows, cost, vectors, Limit(epsilon, 2.0, side), 0.1, 1e-6)
+    better = improve(rows, cost, all_vectors(rows, 1, side, 2.0), Limit(epsilon, 2.0, side), 0.1, 1e-6)
     assert largest_norm(better, 1, side, 2.0) < epsilon * 1.005
 
 

@@ -11,15 +11,13 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Plan
 
 grids = st.builds(
-    lambda east, north, refine: Grid(0.0, 0.0, east, north, 1.0, tuple(refine)),
-    st.integers(1, 12),
-    st.integers(1, 12),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3),
-)
+    lambda east, north, refine: Grid(0.0, 0.0, east, north, 1.0, tuple(refine)), st.integers(1, 12),
+    st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)  # fmt: skip
 blocks = st.one_of(st.none(), st.tuples(st.integers(1, 13), st.integers(1, 13)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(grid=grids, outputs=st.integers(1, 200), block_cells=blocks)
 def test_each_record_and_cell_once(grid: Grid, outputs: int, block_cells: tuple[int, int] | None) -> None:
     plan = Plan.of(grid, outputs, block_cells)
@@ -44,7 +42,6 @@ def test_each_record_and_cell_once(grid: Grid, outputs: int, block_cells: tuple[
     assert all(s % c == 0 for s, c in zip(plan.shard_shape, plan.chunk_shape, strict=True))
 
 
-@settings(max_examples=50, deadline=None)
 @given(grid=grids, block_cells=blocks)
 def test_neighbours_share_their_closed_sides(grid: Grid, block_cells: tuple[int, int] | None) -> None:
     plan = Plan.of(grid, 3, block_cells)

@@ -15,7 +15,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, evaluate, open_mechanism
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
     GuaranteeViolation,
@@ -24,11 +24,9 @@ from mdpext_dask.errors import (
     StoreAccessError,
     StoreError,
 )
-from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.pipeline.summary import summarise
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy

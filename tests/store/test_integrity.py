@@ -1,7 +1,6 @@
 """Tamper evidence: what is changed, missing or too much in a finished store is told apart and named."""
 
 import itertools
-import json
 import re
 import shutil
 import warnings
@@ -16,12 +15,12 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build
 from mdpext_dask.auditors.certificate import certify_block
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, MdpextError, SpecError, StoreError
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import fingerprint_of, parse_job
-from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.run import finalise, init, partition
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.files import sample_file
@@ -37,7 +36,7 @@ from mdpext_dask.store.integrity import (
 )
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.commands import parse
-from tests.support.forged import rehash
+from tests.support.forged import edit, rehash
 from tests.support.refusals import refused
 from tests.support.regions import u_job
 
@@ -45,16 +44,8 @@ Job = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store of 4 x 5 blocks of one cell, of which eight are skipped."""
-    folder = tmp_path_factory.mktemp("u")
-    build(parse_job(u_job(folder)), str(folder / "u.zarr"))
-    return folder / "u.zarr"
-
-
-@pytest.fixture
-def finished(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "copy.zarr")
+def built(u_store: Path) -> Path:
+    return u_store
 
 
 @pytest.fixture
@@ -74,12 +65,6 @@ def shard(path: Path, index: int) -> str:
 
 def refusal(path: Path | str) -> Any:
     return refused(GuaranteeViolation, "", open_mechanism, path, verify=True)
-
-
-def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(file.read_text())
-    change(document)
-    file.write_text(json.dumps(document))
 
 
 def put(file: Path, content: bytes) -> None:
@@ -106,12 +91,9 @@ def test_one_shard_is_named_by_what_happened_to_it(finished: Path, harm: str) ->
     content = file.read_bytes()
     file.unlink()
     changed = {
-        "a bit": content[:-1] + bytes([content[-1] ^ 1]),
-        "truncated": content[:-7],
-        "emptied": b"",
-        "garbage": b"garbage",
-        "another's": (finished / shard(finished, 4)).read_bytes(),
-    }
+        "a bit": content[:-1] + bytes([content[-1] ^ 1]), "truncated": content[:-7], "emptied": b"",
+        "garbage": b"garbage", "another's": (finished / shard(finished, 4)).read_bytes(),
+    }  # fmt: skip
     if harm in changed:
         file.write_bytes(changed[harm])
     elif harm == "a folder in its place":
@@ -127,16 +109,6 @@ def test_one_shard_is_named_by_what_happened_to_it(finished: Path, harm: str) ->
     assert error.worst == {"blocks": [3], **expected, "attributes": []}
 
 
-def test_two_shards_that_are_swapped_are_both_changed(finished: Path) -> None:
-    one, other = (finished / shard(finished, index) for index in (0, 3))
-    content = one.read_bytes()
-    shutil.copy(other, one)
-    other.write_bytes(content)
-    error = refusal(finished)
-    assert error.worst["changed"] == (shard(finished, 0), shard(finished, 3))
-    assert "block 0 (records 0..1 x 0..1) and block 3 have changed" in str(error)
-
-
 def test_all_kinds_at_once_and_only_five_of_each_in_the_message(finished: Path) -> None:
     store = opened(finished)
     stored = [block.index for block in store.plan if block.index not in store.plan.skipped]
@@ -148,10 +120,8 @@ def test_all_kinds_at_once_and_only_five_of_each_in_the_message(finished: Path) 
     for key in stray:
         put(finished / key, b"extra")
     error = refusal(finished)
-    assert error.worst["changed"] == tuple(keys[:7])
-    assert error.worst["missing"] == (keys[8],)
-    assert error.worst["extra"] == tuple(stray)
-    assert error.worst["blocks"] == [*stored[:7], stored[8]]
+    assert (error.worst["changed"], error.worst["missing"]) == (tuple(keys[:7]), (keys[8],))
+    assert (error.worst["extra"], error.worst["blocks"]) == (tuple(stray), [*stored[:7], stored[8]])
     assert f"changed shards: {', '.join(keys[:5])} and 2 more; missing shards: {keys[8]};" in str(error)
     assert f"extra shards: {', '.join(stray[:5])} and 1 more" in str(error)
 
@@ -242,8 +212,7 @@ def test_behind_a_url(tmp_path: Path) -> None:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store of the same promise on the same grid, with other rows."""
     folder = tmp_path_factory.mktemp("other")
-    job = u_job(folder, privacy={"min_probability": 1e-3})
-    build(parse_job(job), str(folder / "u.zarr"))
+    build(parse_job(u_job(folder, privacy={"min_probability": 1e-3})), str(folder / "u.zarr"))
     return folder / "u.zarr"
 
 
@@ -308,9 +277,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("harm", BAD)
-def test_a_store_without_evidence_is_not_sampled(
-    finished: Path, other: Path, tmp_path: Path, harm: str
-) -> None:
+def test_without_evidence_nothing_is_sampled(finished: Path, other: Path, tmp_path: Path, harm: str) -> None:
     change, complaint = BAD[harm]
     before = open_mechanism(finished)
     change(finished, other)
@@ -324,8 +291,7 @@ def test_a_store_without_evidence_is_not_sampled(
         with pytest.raises(GuaranteeViolation, match=re.escape(complaint)) as caught:
             use()
         assert f"mdpext audit {finished}" in str(caught.value)
-    with pytest.raises(MdpextError):
-        export_city(str(finished), tmp_path / "c.mdp")
+    refused(MdpextError, "", lambda: export_city(str(finished), tmp_path / "c.mdp"))
     assert complaint in repr(before)
     assert "must not be sampled" in before._repr_html_()
     assert not list(tmp_path.glob("[oc].*"))
@@ -349,18 +315,14 @@ def test_what_has_lost_its_receipts_can_be_proved_afresh(small: Path, other: Pat
     again = audit(str(small), observer=notes.append)
     assert (again.verdict, again.method, again.epsilon) == (proved.verdict, "certificate", proved.epsilon)
     assert (again.epsilon_per_km, again.limit_per_km) == (proved.epsilon_per_km, proved.limit_per_km)
-    assert (again.worst["x_lonlat"], again.worst["log_ratio"]) == (
-        proved.worst["x_lonlat"],
-        proved.worst["log_ratio"],
-    )
+    assert all(again.worst[key] == proved.worst[key] for key in ("x_lonlat", "log_ratio"))
     assert again.details["receipts_compared"] is None
     assert "receipts are gone" in again.details["notes"][0]
     assert any(isinstance(event, Note) and "receipts are gone" in event.text for event in notes)
     write(small, "probability", lambda rows: rows.__setitem__((4, 1), rows[4, 1][::-1].copy()))
     assert audit(str(small)).verdict == audit(str(small), "exhaustive").verdict == "violated"
     assert opened(small).state == "complete"
-    with pytest.raises(SpecError, match="with their receipts"):
-        audit(str(small), "boundary")
+    refused(SpecError, "with their receipts", lambda: audit(str(small), "boundary"))
 
 
 # --- everything else ------------------------------------------------------------------------------
@@ -419,15 +381,12 @@ def test_the_problem_of_stores_of_before_regions(tmp_path: Path, small_job: Job)
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("probability", "fill_value", 0.5),
-        ("probability", "data_type", "float64"),
+        ("probability", "fill_value", 0.5), ("probability", "data_type", "float64"),
         ("probability", "attributes", {"scale_factor": 2.0}),
-        ("output_lon", "attributes", {"add_offset": 1.0}),
-        ("output_x", "shape", [4]),
-        ("seed", "attributes", {}),
-        ("elsewhere", "node_type", "group"),
+        ("output_lon", "attributes", {"add_offset": 1.0}), ("output_x", "shape", [4]),
+        ("seed", "attributes", {}), ("elsewhere", "node_type", "group"),
     ],
-)
+)  # fmt: skip
 def test_changed_descriptions_are_noticed(finished: Path, name: str, key: str, value: object) -> None:
     """Readers such as xarray go by the root's copies: it would show other numbers than are sampled."""
 
@@ -462,16 +421,13 @@ def test_a_unit_changed_in_the_description_of_an_array_is_noticed(finished: Path
 @pytest.mark.parametrize(
     ("key", "value", "noticed"),
     [
-        ("units", {"distance": "km", "epsilon": "1/m"}, "units"),
-        ("chunk_hashes", None, "chunk_hashes"),
-        ("chunk_hashes", "abc", "chunk_hashes"),
-        ("kept_sha256", "0" * 64, "cells of its region"),
+        ("units", {"distance": "km", "epsilon": "1/m"}, "units"), ("chunk_hashes", None, "chunk_hashes"),
+        ("chunk_hashes", "abc", "chunk_hashes"), ("kept_sha256", "0" * 64, "cells of its region"),
         ("block_cells", [2, 1], "no receipt|not whole shards|chunk_hashes"),
-        ("block_cells", [1], "block_cells"),
-        ("block_cells", [0, 1], "block_cells"),
+        ("block_cells", [1], "block_cells"), ("block_cells", [0, 1], "block_cells"),
         ("block_cells", "11", "block_cells"),
     ],
-)
+)  # fmt: skip
 def test_other_attributes_are_noticed(finished: Path, key: str, value: object, noticed: str) -> None:
     edit(finished / "zarr.json", lambda root: root["attributes"].update({key: value}))
     refused(MdpextError, noticed, open_mechanism, finished, verify=True)
@@ -529,8 +485,7 @@ def test_a_bug_is_not_damage(finished: Path, monkeypatch: pytest.MonkeyPatch, fa
         raise fault("a fault of the program")
 
     monkeypatch.setattr(schema, "sha256_of", fails)
-    with pytest.raises(fault):
-        opened(finished).has_seed()
+    refused(fault, "", opened(finished).has_seed)
 
 
 @pytest.mark.parametrize("names", [5, [1], None, "score", {"score": 1}])

@@ -150,8 +150,7 @@ def test_a_run_whose_lock_is_taken_over_stops(tmp_path: Path) -> None:
 def test_one_of_many_gets_a_dead_runs_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than threads of a busy machine may take from seeing that it is dead to writing their own.
     monkeypatch.setattr(locks, "_SETTLE_SECONDS", 3.0)
-    own = Holder.this_process()
-    _put(tmp_path / "a.zarr", json.dumps({**own.__dict__, "started": 0.0}))
+    _put(tmp_path / "a.zarr", json.dumps({**Holder.this_process().__dict__, "started": 0.0}))
     start, held, refused = threading.Barrier(8), [], []
     done = threading.Event()
 
@@ -209,9 +208,7 @@ def test_two_runs_on_one_store(tmp_path: Path, small_job: Job, another: subproce
 
 
 @pytest.mark.parametrize("other", [{}, {"privacy": {"epsilon_per_km": 0.5}}], ids=["same job", "another"])
-def test_a_run_that_slept_at_its_end_does_not_call_another_s_store_complete(
-    tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
-) -> None:
+def test_a_run_that_slept_at_its_end(tmp_path: Path, small_job: Job, monkeypatch: Any, other: Any) -> None:
     """Its store was taken over and replaced meanwhile by one of which nothing is certified yet."""
     url = str(tmp_path / "a.zarr")
     consolidate = objects.consolidate

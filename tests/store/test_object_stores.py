@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from mdpext_dask.auditors.audit import audit
+from mdpext_dask import audit, build, open_mechanism
 from mdpext_dask.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -21,9 +21,7 @@ from mdpext_dask.errors import (
     StoreAccessError,
 )
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.run import build
 from mdpext_dask.pipeline.summary import summarise
-from mdpext_dask.sampling.mechanism import open_mechanism
 from mdpext_dask.store import objects, remote
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remote import RetryPolicy
@@ -167,8 +165,7 @@ def test_half_deleted_is_not_complete(copied: str, small_job: Job, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(objects, "delete_keys", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            MechanismStore.clear(copied)
+        refused(KeyboardInterrupt, "", MechanismStore.clear, copied)
     assert MechanismStore.find(copied, parse_job(small_job(**BLOCKS))) is None
     refused(MdpextError, "not complete", open_mechanism, copied)
 
@@ -223,17 +220,13 @@ DENIED = {"kind": "status", "status": 403, "code": "AccessDenied", "message": "A
             for fault in (
                 {"kind": "status", "status": 500, "code": "InternalError"},
                 {"kind": "status", "status": 400, "code": "RequestTimeout", "method": "GET|PUT"},
-                {"kind": "hang", "times": 2},
-                {"kind": "reset"},
-                {"kind": "lost"},
+                {"kind": "hang", "times": 2}, {"kind": "reset"}, {"kind": "lost"},
             )
         ),
     ],
     ids=lambda fault: f"{fault['kind']}-{fault.get('status', '')}",
-)
-def test_faults_that_pass_are_not_noticed(
-    proxy: servers.Proxy, bucket: str, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+)  # fmt: skip
+def test_faults_that_pass(proxy: servers.Proxy, bucket: str, fault: Any, monkeypatch: Any) -> None:
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=1, attempts=8))
     store, value = objects.open_objects(bucket), os.urandom(100_000)
@@ -261,9 +254,7 @@ def test_faults_that_pass_are_not_noticed(
     ],
     ids=lambda value: value.get("kind") if isinstance(value, dict) else "",
 )
-def test_patience_ends_with_one_error(
-    proxy: servers.Proxy, bucket: str, fault: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_ends(proxy: servers.Proxy, bucket: str, fault: Any, said: str, monkeypatch: Any) -> None:
     objects.put_bytes(objects.open_objects(bucket), "a", b"value")
     if fault["kind"] == "hang":
         monkeypatch.setattr(remote, "POLICY", replace(IMPATIENT, silence_seconds=0.3))
@@ -307,8 +298,7 @@ def test_a_server_that_is_not_there_is_one_error(bucket: str, monkeypatch: pytes
 def test_creators_know_their_own_object(proxy: servers.Proxy, bucket: str, kind: str) -> None:
     """Where the answer was lost, and where the server knows no conditions."""
     store = objects.open_objects(bucket)
-    times = {"lost": 1, "careless": 100}[kind]
-    proxy.misbehave({"kind": kind, "method": "PUT", "times": times})
+    proxy.misbehave({"kind": kind, "method": "PUT", "times": {"lost": 1, "careless": 100}[kind]})
     assert objects.create_exclusively(store, "lock", b"mine")
     assert not objects.create_exclusively(store, "lock", b"not mine")
     assert objects.get_bytes(store, "lock") == b"mine"
@@ -381,9 +371,7 @@ def test_a_job_ends_with_one_line_where_the_server_has_gone_and_goes_on_later(
 
 
 @pytest.mark.slow
-def test_two_workers_write_the_same_bytes_while_every_other_request_fails(
-    proxy: servers.Proxy, url: str, local: Path, small_job: Job
-) -> None:
+def test_two_workers_while_requests_fail(proxy: servers.Proxy, url: str, local: Path, small_job: Job) -> None:
     proxy.misbehave(
         {**THROTTLED, "in_turns": True, "method": "GET"}, {"kind": "cut", "in_turns": True, "method": "PUT"}
     )

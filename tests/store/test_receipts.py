@@ -33,8 +33,7 @@ def receipts(spoil: tuple[int, int, int] | None = None) -> dict[int, Receipt]:
 def test_blocks_of_one_seed_agree_on_all_shared_records() -> None:
     report = check_boundaries(PLAN, receipts())
     # Blocks of 2, 2, 1 by 3, 1 cells: two seams of 13 records each way split 10 + 4, one seam across.
-    assert report.rows_checked == 2 * (10 + 4) + (7 + 7 + 4)
-    assert report.mismatches == ()
+    assert (report.rows_checked, report.mismatches) == (2 * (10 + 4) + (7 + 7 + 4), ())
 
 
 @pytest.mark.parametrize(

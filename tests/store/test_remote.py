@@ -88,10 +88,8 @@ class Answer(Exception):
 
     def __init__(self, status: int, code: str, message: str = "") -> None:
         super().__init__(f"An error occurred ({code})")
-        self.response = {
-            "Error": {"Code": code, "Message": message},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
+        error, metadata = {"Code": code, "Message": message}, {"HTTPStatusCode": status}
+        self.response = {"Error": error, "ResponseMetadata": metadata}
 
 
 class ClientResponseError(Exception):
@@ -237,9 +235,7 @@ def test_time_ends_too(obey: Callable[..., type[Bucket]], monkeypatch: pytest.Mo
     assert bucket.asked <= 10
 
 
-def test_it_is_mentioned_when_a_store_keeps_failing(
-    obey: Callable[..., type[Bucket]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_is_mentioned(obey: Callable[..., type[Bucket]], monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(remote, "POLICY", RetryPolicy(attempts=8, first_delay=0.001, longest_delay=0.001))
     monkeypatch.setattr(remote, "_MENTIONED_NEXT", [0.0])
     store = objects.open_objects("scripted://b/s")
@@ -297,8 +293,7 @@ def test_a_store_is_the_same_in_another_process(obey: Callable[..., type[Bucket]
     obey()
     store = open_remote("scripted://b/s", read_only=True, policy=QUICK)
     again = pickle.loads(pickle.dumps(store))
-    assert (again.url, again.read_only, again._policy) == ("scripted://b/s", True, QUICK)
-    assert again == store
+    assert (again.url, again.read_only, again._policy, again) == ("scripted://b/s", True, QUICK, store)
     assert str(store) == "scripted://b/s"
     assert not store.with_read_only(False).read_only
     refused(StoreError, "read-only", objects.put_bytes, store, "a", b"")

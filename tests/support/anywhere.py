@@ -26,15 +26,10 @@ def lattice(lon: float, lat: float, nodes: int = 9, step_km: float = 1.0) -> Roa
     start = np.concatenate([number[:-1].ravel(), number[:, :-1].ravel()])
     end = np.concatenate([number[1:].ravel(), number[:, 1:].ravel()])
     return RoadNetwork(
-        lonlat=lonlat,
-        start=start,
-        end=end,
-        length_km=ground_km(lonlat[start], lonlat[end]),
-        oneway=np.zeros(len(start), dtype=bool),
-        directions_known=True,
-        source="a lattice",
+        lonlat=lonlat, start=start, end=end, length_km=ground_km(lonlat[start], lonlat[end]),
+        oneway=np.zeros(len(start), dtype=bool), directions_known=True, source="a lattice",
         nodes_read=len(lonlat),
-    )
+    )  # fmt: skip
 
 
 def lattice_folder(folder: Path, lon: float, lat: float, nodes: int = 9, step_km: float = 1.0) -> str:

@@ -37,26 +37,17 @@ def write_city(path: Path, packing: str = city_header.SEED, *, steep: float = 0.
     sections = [city_layout.pack_scores(scores)] if seed else [city_layout.pack_rows(part) for part in rows]
     distortion, lonlat = PLANE.distortion(GRID.box.radius_km), PLANE.to_degrees(xy)
     header = {
-        "epsilon_per_km": 1.0,
-        "epsilon_planar_per_km": planar_epsilon(1.0, distortion),
+        "epsilon_per_km": 1.0, "epsilon_planar_per_km": planar_epsilon(1.0, distortion),
         "epsilon_certified": min(certify_cells(whole, GRID.x_km(), GRID.y_km(), 2.0).epsilon, 1.0),
-        "distortion": distortion,
-        "metric_p": 2.0,
-        "quantisation_km": coarse_radius_km(1, GRID.spacing_km, 2.0),
-        "attribution": "nobody",
-        "content_sha256": "0" * 64,
-        "certificate_sha256": "1" * 64,
-        "grid": dataclasses.asdict(GRID),
-        "kept": "b4",
-        "projection": dataclasses.asdict(PLANE),
-        "plane_fit": dataclasses.asdict(_fit()),
+        "distortion": distortion, "metric_p": 2.0,
+        "quantisation_km": coarse_radius_km(1, GRID.spacing_km, 2.0), "attribution": "nobody",
+        "content_sha256": "0" * 64, "certificate_sha256": "1" * 64, "grid": dataclasses.asdict(GRID),
+        "kept": "b4", "projection": dataclasses.asdict(PLANE), "plane_fit": dataclasses.asdict(_fit()),
         "outputs": dict(zip(("lon", "lat", "x", "y"), [*lonlat.T.tolist(), *xy.T.tolist()], strict=True)),
-        "remap": [0, 1, 1, 3],
-        "packing": packing,
-        "tile_cells": [2, 1],
+        "remap": [0, 1, 1, 3], "packing": packing, "tile_cells": [2, 1],
         "sections": [[len(part), hashlib.sha256(part).hexdigest()] for part in sections],
         "rows_sha256": [city_layout.rows_sha256(part) for part in rows],
-    }
+    }  # fmt: skip
     path.write_bytes(city_layout.encode(header) + b"".join(sections))
     return path
 

@@ -13,8 +13,7 @@ from mdpext_dask.cli.main import app
 
 def parse(command: str | Sequence[str]) -> dict[str, Any]:
     """Return the options of a command of ours or Dask's; an unknown option or a missing argument raises."""
-    words = shlex.split(command) if isinstance(command, str) else list(command)
-    program, name, *arguments = words
+    program, name, *arguments = shlex.split(command) if isinstance(command, str) else list(command)
     if program == "dask":
         parser: Any = {"scheduler": dask_scheduler, "worker": dask_worker}[name]
     elif program == "mdpext":

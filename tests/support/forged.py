@@ -1,11 +1,37 @@
-"""Stores whose bytes were changed by somebody who knows how all of it is recorded."""
+"""Files and stores that were changed: by accident, or by somebody who knows how all of it is recorded."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import receipts
 from mdpext_dask.store.mechanism_store import MechanismStore
+
+
+def flip_a_bit(file: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a document."""
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+
+
+def attribute(store: Path, **attributes: Any) -> None:
+    """Change what a store says of itself, without the software's help."""
+    edit(store / "zarr.json", lambda root: root["attributes"].update(attributes))
+
+
+def shard_of(store: Path, block: int = 0) -> Path:
+    opened = MechanismStore.open(str(store))
+    return store / opened.shard_keys(opened.plan[block])[0]
 
 
 def rehash(path: Path) -> str:

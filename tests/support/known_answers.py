@@ -89,8 +89,7 @@ class Mechanism:
             usable = np.flatnonzero(self.usable).tolist()
             for first, second in ((a, b) for b in usable for a in usable if a < b):
                 apart = length(self.points[first], self.points[second], self.p)
-                logs = zip(self.logs[first], self.logs[second], strict=True)
-                for output, (a, b) in enumerate(logs):
+                for output, (a, b) in enumerate(zip(self.logs[first], self.logs[second], strict=True)):
                     found.append(Triple(gap(a, b), apart, frozenset((first, second)), output))
             found.sort(key=lambda triple: triple.slope, reverse=True)
         return found
@@ -157,23 +156,17 @@ def length(a: Any, b: Any, p: float) -> Decimal:
         return dx + dy
     if math.isinf(p):
         return max(dx, dy)
-    if p == 2:
-        return (dx * dx + dy * dy).sqrt()
-    return power_norm(dx, dy, Decimal(p))
+    return (dx * dx + dy * dy).sqrt() if p == 2 else power_norm(dx, dy, Decimal(p))
 
 
 def dual_norm(across: Decimal, along: Decimal, p: float) -> Decimal:
     if p == 1:
         return max(across, along)
-    if math.isinf(p):
-        return across + along
-    return power_norm(across, along, Decimal(p) / (Decimal(p) - 1))
+    return across + along if math.isinf(p) else power_norm(across, along, Decimal(p) / (Decimal(p) - 1))
 
 
 def power_norm(a: Decimal, b: Decimal, p: Decimal) -> Decimal:
-    if not a or not b or INFINITE in (a, b):
-        return max(a, b)
-    return (a**p + b**p) ** (1 / p)
+    return max(a, b) if not a or not b or INFINITE in (a, b) else (a**p + b**p) ** (1 / p)
 
 
 def float_below(value: Decimal) -> float:
@@ -266,8 +259,7 @@ def check_all_pairs_of(report: Any, mechanism: Mechanism, epsilon: float, tolera
     assert report.violations == broken + refused
     assert report.details["hidden_violations"] == mechanism.broken(epsilon) - broken
     assert report.details["undecided"] == 0
-    sizes = report.details["violation_sizes"]
-    assert sum(bin_["violations"] for bin_ in sizes) == broken
+    assert sum(bin_["violations"] for bin_ in report.details["violation_sizes"]) == broken
     n, outputs = mechanism.rows.shape
     assert report.triples_checked == n * (n - 1) // 2 * outputs
     assert report.triples_checked == refused + len(triples)
@@ -388,8 +380,7 @@ def two_ends(epsilon: float, step_km: float, steps: int) -> Array:
     M(y|t) ∝ exp(−ε |t − y| / 2).
     """
     t = np.arange(steps + 1) * step_km
-    ends = np.array([0.0, steps * step_km])
-    return softmax(-epsilon / 2 * np.abs(t[:, None] - ends))
+    return softmax(-epsilon / 2 * np.abs(t[:, None] - np.array([0.0, steps * step_km])))
 
 
 def steepest_of_two_ends(epsilon: float, step_km: float, steps: int) -> float:
@@ -450,8 +441,7 @@ def check_formula(make: Callable[[float], Formula], p: float) -> None:
     known = make(p)
     assert float(known.mechanism.sup) == pytest.approx(known.sup, rel=1e-14)
     for epsilon, broken in ((known.sup * (1 + 1e-10), 0), (known.sup * (1 - 1e-10), known.attained)):
-        methods = ["exhaustive"] if make is slanted_segment else ["exhaustive", "certificate"]
-        for method in methods:
+        for method in ["exhaustive"] if make is slanted_segment else ["exhaustive", "certificate"]:
             report = ask(known.mechanism, method, epsilon)
             assert report.holds == (not broken)
             assert report.verdict == ("violated" if broken else "holds")
@@ -524,8 +514,7 @@ def planted_afar(size: float) -> Mechanism:
 @cache
 def planted_between_clusters(size: float) -> Mechanism:
     """Return two groups of records 10 km apart within which rows are alike; one pair is a bit closer."""
-    rng = np.random.default_rng(3)
-    near = rng.uniform(-0.3, 0.3, size=(2, 9, 2))
+    near = np.random.default_rng(3).uniform(-0.3, 0.3, size=(2, 9, 2))
     near[0, :, 0] -= 0.31 + 0.02
     near[1, :, 0] += 10.31 + 0.02
     near[0, 4], near[1, 2] = (0.0, 0.0), (10.0 - 0.1 * size, 0.0)
@@ -679,11 +668,9 @@ def few_bits(rows: Array) -> dict[str, NDArray[Any]]:
     scaled = np.maximum(np.rint(rows * 65535), 1).astype(np.uint16)
     half = rows.astype(np.float16)
     return {
-        "float16": half,
-        "float16 as float32": half.astype(np.float32),
-        "uint16": scaled,
+        "float16": half, "float16 as float32": half.astype(np.float32), "uint16": scaled,
         "uint16 as float32": (scaled / np.float32(65535)).astype(np.float32),
-    }
+    }  # fmt: skip
 
 
 def check_copy(rows: NDArray[Any], points: NDArray[np.float64], epsilon: float, method: str) -> None:
@@ -769,22 +756,19 @@ def check_planted_in_store(url: str, record: tuple[int, int], size: float, axis:
     assert (worst.records, worst.output) == (planted, 0)
     report = ask_store(url, "exhaustive", short_of(worst.slope, size))
     assert mechanism.broken(report.epsilon_planar_per_km) == 1
-    assert report.violations == 1
-    assert records_of(report.worst) == planted
+    assert (report.violations, records_of(report.worst)) == (1, planted)
     check_all_pairs_of(report, mechanism, report.epsilon_planar_per_km)
     report = ask_store(url, "exhaustive", float_above(worst.slope))
     check_all_pairs_of(report, mechanism, report.epsilon_planar_per_km)
     # Its bytes are not those that were certified when it was built.
-    assert report.verdict == "changed since it was written"
-    assert report.violations == 0
+    assert (report.verdict, report.violations) == ("changed since it was written", 0)
     largest = mechanism.cells[0][0]
     for limit in (short_of(worst.slope, size), short_of(largest, 1e-15)):
         report = ask_store(url, "certificate", limit)
         check_cells_of(report, mechanism, report.epsilon_planar_per_km)
         assert report.violations > 0
     report = ask_store(url, "certificate", float_above(largest))
-    assert report.violations == 0
-    assert report.verdict == "changed since it was written"
+    assert (report.violations, report.verdict) == (0, "changed since it was written")
 
 
 # --- everything, quickly --------------------------------------------------------------------------
@@ -807,8 +791,7 @@ def check_known_answers() -> None:
             check_all_pairs(equally_steep(step_km, share), 1.0)
     same_place = random_case(9, 9, same_place=True)
     zeros = random_case(3, 8, zeros=True, dtype=np.float32)
-    unusable = random_case(2, 8, unusable=True)
-    for mechanism in (same_place, zeros, unusable):
+    for mechanism in (same_place, zeros, random_case(2, 8, unusable=True)):
         check_all_pairs(mechanism, 1.0, tolerance=0.3)
         with cut_small():
             check_all_pairs(mechanism, 1.0)

@@ -19,11 +19,9 @@ def write(path: Path, shape: tuple[int, int], *, spacing: float = 0.5, **more: A
 
 def job(file: Path, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     document: dict[str, dict[str, Any]] = {
-        "domain": {"refine": [2]},
-        "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
-        "loss": {"kind": "file", "file": str(file)},
-        "cluster": {"kind": "inline"},
-    }
+        "domain": {"refine": [2]}, "privacy": {"epsilon_per_km": 1.0, "budget": "bound"},
+        "loss": {"kind": "file", "file": str(file)}, "cluster": {"kind": "inline"},
+    }  # fmt: skip
     for name, keys in sections.items():
         document.setdefault(name, {}).update(keys)
     return document

@@ -50,9 +50,7 @@ class MapServer:
     def roads(self) -> dict[str, Any]:
         """Return what Overpass answers."""
         nodes = [{"type": "node", "id": n, "lon": lon, "lat": lat} for n, (lon, lat) in self.nodes.items()]
-        ways = [
-            {"type": "way", "id": w, "nodes": [*refs], "tags": tags} for w, (refs, tags) in self.ways.items()
-        ]
+        ways = [{"type": "way", "id": w, "nodes": [*n], "tags": tags} for w, (n, tags) in self.ways.items()]
         return {"version": 0.6, "elements": [*ways, *nodes], **self.remark}
 
 

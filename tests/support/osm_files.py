@@ -15,10 +15,8 @@ ROAD = {"highway": "residential"}
 def osm_xml(nodes: Nodes, ways: Ways) -> str:
     """Return an extract as XML, nodes first as files have them."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<osm version="0.6" generator="a test">']
-    lines += [
-        f'  <node id="{node}" version="1" lat="{lat:.7f}" lon="{lon:.7f}"/>'
-        for node, (lon, lat) in nodes.items()
-    ]
+    node = '  <node id="{}" version="1" lat="{:.7f}" lon="{:.7f}"/>'
+    lines += [node.format(key, lat, lon) for key, (lon, lat) in nodes.items()]
     for way, (refs, tags) in ways.items():
         lines.append(f'  <way id="{way}" version="1">')
         lines += [f'    <nd ref="{ref}"/>' for ref in refs]

@@ -150,9 +150,8 @@ class Processes:
         words, whole = [*host.prefix, *map(str, command)], {**os.environ, **self.environment, **(env or {})}
         how: dict[str, Any] = {"cwd": self.folder, "env": whole, "start_new_session": True}
         with printed.with_suffix(".out").open("wb") as out, printed.with_suffix(".err").open("wb") as err:
-            process = subprocess.Popen(
-                words, **how, stdin=subprocess.DEVNULL, stdout=stdout or out, stderr=err
-            )
+            how |= {"stdin": subprocess.DEVNULL, "stdout": stdout or out, "stderr": err}
+            process = subprocess.Popen(words, **how)
         self.started.append(Command(process, printed))
         return self.started[-1]
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,19 +24,21 @@ def distance(a: NDArray[np.float64], b: NDArray[np.float64], p: float) -> float:
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b), ord=p))
 
 
-def audited_epsilon(
-    probability: NDArray[np.floating], x: NDArray[np.float64], y: NDArray[np.float64], p: float
-) -> float:
-    """Return sup |log M(k|a) - log M(k|b)| / d_p(a, b) over all pairs of records and outputs."""
-    rows = probability.reshape(-1, probability.shape[-1]).astype(np.float64)
-    logs = np.log(rows / rows.sum(axis=1, keepdims=True))
-    points = np.array(list(itertools.product(x, y)))
+def steepest(rows: NDArray[np.floating], points: NDArray[np.float64], p: float = 2.0) -> float:
+    """Return sup |log M(k|a) - log M(k|b)| / d_p(a, b) over all pairs of rows and outputs."""
+    wide = rows.astype(np.float64)
+    logs = np.log(wide / wide.sum(axis=1, keepdims=True))
     worst = 0.0
     for first in range(len(points) - 1):
         apart = np.linalg.norm(points[first + 1 :] - points[first], ord=p, axis=1)
-        change = np.abs(logs[first + 1 :] - logs[first]).max(axis=1)
-        worst = max(worst, float((change / apart).max()))
+        worst = max(worst, float((np.abs(logs[first + 1 :] - logs[first]).max(axis=1) / apart).max()))
     return worst
+
+
+def audited_epsilon(probability: NDArray[np.floating], x: Any, y: Any, p: float) -> float:
+    """Return it of all records of a lattice; probabilities have the shape (len(x), len(y), K)."""
+    points = np.array(list(itertools.product(x, y)))
+    return steepest(probability.reshape(len(points), -1), points, p)
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -70,8 +73,7 @@ def corners_of(
     """Return corners with one budget β h_0 for each axis."""
     east, north = (n - 1 for n in scores.shape[:2])
     budget_x = np.full((2, east, north + 1, 1), budgets[0])
-    budget_y = np.full((2, east + 1, north, 1), budgets[1])
-    return Corners(scores, budget_x, budget_y, refine, exponent)
+    return Corners(scores, budget_x, np.full((2, east + 1, north, 1), budgets[1]), refine, exponent)
 
 
 def spread_over_orders(

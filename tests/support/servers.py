@@ -183,8 +183,7 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
             self._answer(status, given, content, half=True)
             self.close_connection = True
             if kind == "reset":
-                now = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
             return None
         return self._answer(status, given, content)
@@ -239,9 +238,7 @@ class _StaticHandler(http.server.SimpleHTTPRequestHandler):
         return None
 
     def list_directory(self, path: Any) -> Any:
-        if "listing" in self.options:
-            return super().list_directory(path)
-        return self.send_error(404)
+        return super().list_directory(path) if "listing" in self.options else self.send_error(404)
 
     def log_message(self, *_: object) -> None:
         pass

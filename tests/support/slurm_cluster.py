@@ -21,39 +21,7 @@ from tests.support.processes import free_ports, wait_until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "srun")
 NODES, PROCESSORS = ("node1", "node2"), 6
 _SECONDS = 60
-_CONFIGURATION = """
-ClusterName=here
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=30
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-ReturnToService=2
-MaxArraySize={array}
-KillWait=2
-NodeName=DEFAULT CPUs={processors} RealMemory=16000 State=UNKNOWN
-NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
-NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+_CONFIGURATION = Path(__file__).with_name("slurm.conf").read_text()
 
 
 class CannotStartError(Exception):

@@ -26,5 +26,4 @@ def to_kubernetes(
     """Submit a job and follow it; return the document, and the notes of the way."""
     events = list[Event]()
     how = {"dry_run": False, "array": False, "detach": False, **options}
-    document = submit(spec, "kubernetes", store, folder, **how, observer=events.append)
-    return document, notes_of(events)
+    return submit(spec, "kubernetes", store, folder, **how, observer=events.append), notes_of(events)

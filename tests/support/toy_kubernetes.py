@@ -545,8 +545,7 @@ class ToyKubernetes:
         self.objects = Objects()
         self.node = Node(self.objects, folder)
         members = {"objects": self.objects, "log_of": self.node.log_of, "port_of": self.node.port_of}
-        handler = type("Handler_", (Handler,), members)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler_", (Handler,), members))
         self._server.daemon_threads = True
         self.kubeconfig = folder / "kubeconfig"
         own = {
