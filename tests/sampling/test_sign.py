@@ -55,8 +55,8 @@ def uses_of_store(store: Path, key: Any, folder: Path) -> list[Callable[[], obje
     return [
         lambda: open_mechanism(store, trusted_key=key).sample(**PLACE),
         lambda: audit(store, trusted_key=key),
-        lambda: export_city(str(store), folder / "c.mdp", trusted_key=key),
-        lambda: sample_file(str(store), points, folder / "out.csv", trusted_key=key),
+        lambda: export_city(str(store), folder / "c.mdp", trusted_key=key, overwrite=True),
+        lambda: sample_file(str(store), points, folder / "out.csv", trusted_key=key, overwrite=True),
     ]
 
 
