@@ -21,9 +21,6 @@ from pyarrow import parquet
 
 from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism
 from mdpext_dask.errors import EXIT_UNREAD, BudgetExceeded, DataError, SpecError
-from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.projection import Projection
-from mdpext_dask.runtime.location_sampler import Places
 from mdpext_dask.sampling import files
 from mdpext_dask.sampling.files import Users
 from mdpext_dask.sampling.report_files import marked
@@ -510,10 +507,3 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
     # One that is inside as it is says that they are meant so.
     source = write(source, [*swapped, (-73.98, 40.75)])
     assert sample_file(store, source, out, chunk_points=1)["outside"] == 2
-
-
-def test_places_near_the_diagonal_are_taken_as_they_are() -> None:
-    projection = Projection(10.0, 10.4)
-    lookup = Places("m", Grid(-10.0, -10.0, 20, 20, 1.0, (2,)), np.ones((20, 20), bool), projection, 2.0)
-    assert not lookup.holds_swapped(np.array([[10.4, 10.0]]))
-    assert lookup.holds_degrees(np.array([[10.0, 10.4]]))
