@@ -1,9 +1,11 @@
 """A job on a toy Kubernetes, with the Dask operator's real controller and real Dask processes.
 
-The API server and the node are toys (see ``toy_kubernetes.py``); the operator and ``kubectl`` are real.
+The API server and the node are toys (see ``toy_kubernetes.py``). ``kubectl`` is the real one where it is on
+the PATH, and else one of a few lines.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,18 +22,21 @@ from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.job.spec import JobSpec, parse_job
 from tests.support.processes import wait_until
 from tests.support.refusals import refused
-from tests.support.submissions import to_kubernetes
+from tests.support.submissions import program, to_kubernetes
 from tests.support.toy_kubernetes import KINDS, ToyKubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STORE = "/data/small.zarr"
+HERE = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyKubernetes]:
     """Return a toy cluster that the operator watches."""
     if shutil.which("kubectl") is None:
-        pytest.skip("no kubectl")
+        text = f'exec {sys.executable} {HERE / "toy_kubectl.py"} "$@"'
+        programs = program(tmp_path / "bin", "kubectl", text)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setattr(following, "_LONGEST_WAIT", 1.0)
     monkeypatch.setattr(following, "_REST", 1.0)
     with ToyKubernetes(tmp_path) as toy, (tmp_path / "operator.txt").open("wb") as log:
