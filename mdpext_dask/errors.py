@@ -145,9 +145,10 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its name where there is none.
 
     Of errors of the operating system only what went wrong: the caller names the path, no temporary one.
+    Timeouts of libraries are OSErrors too, with other arguments in the place of number and words.
     """
-    if isinstance(error, OSError) and error.strerror:
-        return str(error.strerror)
+    if isinstance(error, OSError) and isinstance(error.errno, int) and isinstance(error.strerror, str):
+        return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -389,6 +389,7 @@ def test_bars_are_for_terminals(
     style: str, file: type, terminal: str, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr", file())
+    monkeypatch.setattr("mdpext_dask.cli.console._noted", lambda observer: observer)
     monkeypatch.setenv("TERM", terminal)
     with observed(style) as observer:
         assert isinstance(observer, expected)

@@ -33,7 +33,7 @@ from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, extension_arrays
 from mdpext_dask.store.schema import as_read, as_stored
-from tests.support.forged import shard_of
+from tests.support.forged import edit, shard_of
 from tests.support.reference import audited_epsilon
 from tests.support.refusals import refused
 
@@ -549,7 +549,7 @@ def test_a_half_created_store_is_created_anew(finished: Path, small_job: Job) ->
 
 
 def test_a_newer_format_is_refused(finished: Path) -> None:
-    MechanismStore.open(str(finished), mode="r+").update(format_version=99)
+    edit(finished / "zarr.json", lambda root: root["attributes"].update(format_version=99))
     refused(StoreError, "newer", open_mechanism, finished)
 
 

@@ -15,6 +15,9 @@ from mdpext_dask.runtime import open_city
 from tests.support.cities import RAW, put, rewritten, write_city
 from tests.support.refusals import refusal
 
+# Places outside are meant.
+pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
+
 TRIES = 300
 LARGEST_BYTES = 32 * 2**20
 WORTHLESS: list[Any] = [

@@ -454,7 +454,7 @@ def test_the_command(store: str, tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert {"points", "outside", "max_quantisation_km", "seconds", "dropped"} <= set(answer)
     made = call(capfd, "sticky-key", key, "--epoch", "2026")
     assert (made["epoch"], made["key_id"]) == ("2026", StickyKey.read(key).key_id)
-    wanted = ["--user-column", "who", "--keep-users", "--sticky-key", key, "--place-km", "2"]
+    wanted = ["--user-column", "who", "--keep-users", "--sticky-key", key, "--place-km", "2", "--overwrite"]
     counted = ["--ledger", tmp_path / "ledger", "--release-limit", "1"]
     for _ in range(2):  # an answer that repeats is no release
         answer = call(capfd, "sample", store, source, "-o", out, *wanted, *counted)
