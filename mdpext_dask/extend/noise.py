@@ -1,17 +1,18 @@
 """Planar Laplace noise on a fine lattice of cells: what a cell collects from a record, and rows of outputs.
 
 Noise with the density ∝ e^{−ε ‖z − x‖} puts the mass I_c(x) = ∫_c e^{−ε ‖z − x‖} dz into a cell c, up to a
-factor that all records share, and |log I_c(x) − log I_c(x')| ≤ ε ‖x − x'‖ for every cell. So has max(I_c, τ) for
-any constant τ, a sum of such terms, and such a sum plus a constant that is not negative. With a table r that
-sends every cell to an output, N_y cells of which go to y, this is what a record at x reports:
+factor that all records share, and |log I_c(x) − log I_c(x')| ≤ ε ‖x − x'‖ for every cell. So does max(I_c, τ)
+for any constant τ, a sum of such terms, and such a sum plus a constant that is not negative. With a table r
+that sends every cell to an output, N_y cells of which go to y, this is what a record at x reports:
 
     M(y|x) = f + (1 − K f) S_y(x) / V,    S_y(x) = Σ_{c: r(c) = y} max(I_c(x) − τ, 0),    V = Σ_y S_y(x).
 
-It keeps ε between any two records if V is the same for all of them and f ≥ (1 − K f) τ N_y / V for every y: then
-M(y|x) = (1 − K f) / V · Σ_{c: r(c) = y} max(I_c(x), τ), plus a constant that is not negative. Outputs with no cell near
-a record have the probability f from there, exactly. Records that lie alike in their cells share one table of
-masses, and V; where records lie in F² different ways in their cells, V differs between these in the
-tail alone, which is paid for as rounding is, see :attr:`Kernel.log_error`.
+It keeps ε between any two records if V is the same for all of them and f ≥ (1 − K f) τ N_y / V for every y:
+then M(y|x) = (1 − K f) / V · Σ_{c: r(c) = y} max(I_c(x), τ), plus a constant that is not negative. Outputs
+with no cell near a record have the probability f from there, exactly. Records that lie alike in their cells
+share one table of masses, and V; where records lie in F² different ways in their cells, V differs between
+these in the tail alone, which is paid for as rounding is, see :attr:`Kernel.log_error`. Only cells that some
+record reaches count in N_y: from all others, max(I_c, τ) is τ.
 
 Andrés, Bordenabe, Chatzikokolakis & Palamidessi, "Geo-indistinguishability: differential privacy for
 location-based systems" (CCS 2013).
@@ -29,6 +30,8 @@ from mdpext_dask.problem.grid import Array, Grid
 
 # Side of a noise cell, times ε. Halving it lowers the loss by less than a thousandth.
 CELL = 0.3
+# Tables of masses grow with the square of it.
+_MOST_PER_CELL = 32
 # Relative error of a cell's mass, as it is integrated here.
 _MASS_ERROR = 1e-12
 # So many squares from the peak on, it is inside or so close that a plain rule would not do.
@@ -62,7 +65,7 @@ class NoiseLattice:
     def around(cls, grid: Grid, epsilon_per_km: float, reach_km: float) -> "NoiseLattice":
         """Return the lattice of cells of about :data:`CELL` / ε, at least `reach_km` beyond every record."""
         cell_km = CELL / epsilon_per_km
-        per_cell = max(math.floor(cell_km / grid.spacing_km), 1)
+        per_cell = max(min(math.floor(cell_km / grid.spacing_km), _MOST_PER_CELL), 1)
         per_record = 1 if per_cell > 1 else max(math.ceil(grid.spacing_km / cell_km), 1)
         return cls(
             grid, per_cell, per_record, math.ceil(reach_km / (grid.spacing_km * per_cell / per_record)) + 1
@@ -90,7 +93,7 @@ class NoiseLattice:
         return self.grid.west_km + x, self.grid.south_km + y
 
     def beyond_km(self) -> Array:
-        """Return how far the middles of cells lie from the rectangle of records, float64 of `shape`, in km."""
+        """Return how far middles of cells lie from the rectangle of records, float64 of `shape`, in km."""
         box = self.grid.box
         x, y = self.middles_km()
         across = np.maximum(np.maximum(box.west_km - x, x - box.east_km), 0)

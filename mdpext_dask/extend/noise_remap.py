@@ -1,8 +1,8 @@
 """The best output for every noise cell: Bayesian remapping of noise, before cells are merged into outputs.
 
-A noisy place in cell c gives a posterior over records, ∝ π(x) I_c(x); the best report for c is the output of least
-G[c, y] = Σ_x π(x) I_c(x) c(x, y). That is post-processing, so any table keeps ε, and what is approximate here
-costs loss only: all records of a cell are given the mean of their masses, and their own losses.
+A noisy place in cell c gives a posterior over records, ∝ π(x) I_c(x); the best report for c is the output of
+least G[c, y] = Σ_x π(x) I_c(x) c(x, y). That is post-processing, so any table keeps ε, and approximations
+here cost loss only: all records of a cell are given the mean of their masses, and their own losses.
 
 Where the loss is a distance, of roads or of places, outputs that cannot be the best are left out: with
 c(x, y) ≥ c(y0, y) − c(x, y0), G[c, y] ≥ m_c c(y0, y) − G[c, y0] for m_c = Σ_x π(x) I_c(x); so no output with
@@ -49,9 +49,7 @@ class Posterior:
         losses: Callable[[int, NDArray[np.intp]], Array],
         outputs: int,
     ) -> None:
-        cells = [
-            np.array([lattice.cell_of(step) for step in range(side)]) for side in lattice.grid.shape
-        ]
+        cells = [np.array([lattice.cell_of(step) for step in range(side)]) for side in lattice.grid.shape]
         i, j = np.nonzero(prior)
         width = int(cells[1][-1]) + 1
         flat = cells[0][i] * width + cells[1][j]
@@ -68,10 +66,7 @@ class Posterior:
 
 
 def best_outputs(
-    kernel: Kernel,
-    posterior: Posterior,
-    output_xy_km: Array,
-    between: Callable[[int], Array] | None,
+    kernel: Kernel, posterior: Posterior, output_xy_km: Array, between: Callable[[int], Array] | None
 ) -> tuple[NDArray[np.intp], float]:
     """Return the output of every noise cell, of the lattice's shape, and the expected loss in km.
 

@@ -19,6 +19,7 @@ _FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
 _FLOOR_COST = 0.002
 # Loss rows that are held at a time.
 _MOST_MOMENTS = 200_000_000
+_MOST_CELLS = 20_000_000
 
 
 def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
@@ -47,7 +48,9 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
         raise SolverError("fine noise: losses of all records and outputs do not fit into memory")
 
     lattice = NoiseLattice.around(problem.grid, epsilon, _FURTHEST / epsilon)
-    kernel = Kernel(lattice, epsilon, _threshold(lattice, epsilon, _FURTHEST))
+    if math.prod(lattice.shape) > _MOST_CELLS:
+        raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
+    kernel = Kernel(lattice, epsilon, _threshold(lattice, _FURTHEST))
     posterior = Posterior(
         lattice,
         problem.prior,
@@ -67,7 +70,7 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
     beyond = lattice.beyond_km()
     anywhere_km = float(posterior.moments.sum()) / problem.outputs / float(posterior.mass.sum())
     for scaled in np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP):
-        radius, threshold = scaled / epsilon, _threshold(lattice, epsilon, scaled)
+        radius, threshold = scaled / epsilon, _threshold(lattice, scaled)
         most = int(np.bincount(reported[beyond <= radius + lattice.cell_km]).max())
         # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
         share = problem.outputs * threshold * most * epsilon**2 / 5
@@ -87,7 +90,7 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
     return BaselineMechanism(
         rows=rows,
         guarantee=Guarantee.EPSILON,
-        note="Epsilon for all pairs: noise in the plane keeps it, the remap is post-processing, and so is the floor.",
+        note="Epsilon for all pairs: noise in the plane keeps it, and remapping cells is post-processing.",
         facts={
             "epsilon_used_per_km": used,
             "noise_cell_km": lattice.cell_km,
@@ -98,6 +101,6 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
     )
 
 
-def _threshold(lattice: NoiseLattice, epsilon: float, scaled: float) -> float:
+def _threshold(lattice: NoiseLattice, scaled: float) -> float:
     """Return τ, in km², such that cells are followed to ε R = `scaled`."""
     return math.exp(-scaled) * lattice.cell_km**2
