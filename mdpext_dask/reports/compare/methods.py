@@ -68,6 +68,7 @@ METHODS = {
     ),
     "em-remap": Entry("EM, remapped", NOISE, "noise:em_remap"),
     "laplace-remap": Entry("planar Laplace, remapped", NOISE, "noise:laplace_remap"),
+    "laplace-fine": Entry("planar Laplace on fine cells, remapped", NOISE, "fine_noise:laplace_fine"),
     "lp": Entry("LP, all pairs", PROGRAM, "lp:full_lp"),
     "lp-a": Entry("LP-A, coarse grid", PROGRAM, "lp:coarse_lp"),
     "copt": Entry("COPT", PROGRAM, "copt:const_opt"),

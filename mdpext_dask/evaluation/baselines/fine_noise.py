@@ -1,0 +1,106 @@
+"""Planar Laplace noise on a lattice finer than the outputs, remapped for prior and loss, with a floor."""
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from mdpext_dask.errors import SolverError
+from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_epsilon
+from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
+from mdpext_dask.extend.noise import Kernel, NoiseLattice
+from mdpext_dask.extend.noise_remap import Posterior, best_outputs
+from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
+
+# ε R up to which noise is followed while the remap is chosen, and the steps in which less is tried.
+_FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
+# What the floor may cost, relative to the loss.
+_FLOOR_COST = 0.002
+# Loss rows that are held at a time.
+_MOST_MOMENTS = 200_000_000
+_MOST_CELLS = 20_000_000
+
+
+def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
+    """Return planar Laplace noise on a fine lattice, every cell of which is remapped to its best output.
+
+    See :mod:`mdpext_dask.extend.noise` for the mechanism and why it keeps ε, and
+    :mod:`mdpext_dask.extend.noise_remap` for the remap. The floor f is the largest that costs at most
+    0.2 % of the loss; the radius of the noise follows from it.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    seconds
+        How long it may take.
+
+    Raises
+    ------
+    SolverError
+        If it would take too long or too much memory, or rounding takes too much of ε.
+    """
+    deadline = time.perf_counter() + seconds
+    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
+    x_km, y_km = problem.grid.x_km(), problem.grid.y_km()
+    if np.count_nonzero(problem.prior) * problem.outputs > _MOST_MOMENTS:
+        raise SolverError("fine noise: losses of all records and outputs do not fit into memory")
+
+    lattice = NoiseLattice.around(problem.grid, epsilon, _FURTHEST / epsilon)
+    if math.prod(lattice.shape) > _MOST_CELLS:
+        raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
+    kernel = Kernel(lattice, epsilon, _threshold(lattice, _FURTHEST))
+    posterior = Posterior(
+        lattice,
+        problem.prior,
+        lambda i, j: problem.loss.rows(np.stack([np.full(len(j), x_km[i]), y_km[j]], axis=-1)),
+        problem.outputs,
+    )
+    metric = isinstance(problem.loss, EuclideanLoss | TravelLoss)
+    reported, loss_km = best_outputs(
+        kernel,
+        posterior,
+        problem.output_xy_km,
+        (lambda y: problem.loss.rows(problem.output_xy_km[[y]])[0]) if metric else None,
+    )
+    if time.perf_counter() > deadline:
+        raise SolverError("fine noise: the remap could not be chosen in time")
+
+    beyond = lattice.beyond_km()
+    anywhere_km = float(posterior.moments.sum()) / problem.outputs / float(posterior.mass.sum())
+    for scaled in np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP):
+        radius, threshold = scaled / epsilon, _threshold(lattice, scaled)
+        most = int(np.bincount(reported[beyond <= radius + lattice.cell_km]).max())
+        # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
+        share = problem.outputs * threshold * most * epsilon**2 / 5
+        if share * anywhere_km <= _FLOOR_COST * loss_km:
+            break
+    kernel = replace(kernel, threshold=threshold)
+    used = epsilon_within(problem, epsilon, kernel.log_error)
+    kernel = replace(kernel, epsilon_per_km=used)
+    ratio = threshold * most / float(kernel.totals.min())
+    floor = ratio / (1 + problem.outputs * ratio)
+
+    def rows(east: slice) -> Array:
+        if time.perf_counter() > deadline:
+            raise SolverError("fine noise: not all rows could be made in time")
+        return kernel.rows(east, reported, problem.outputs, floor)
+
+    return BaselineMechanism(
+        rows=rows,
+        guarantee=Guarantee.EPSILON,
+        note="Epsilon for all pairs: noise in the plane keeps it, and remapping cells is post-processing.",
+        facts={
+            "epsilon_used_per_km": used,
+            "noise_cell_km": lattice.cell_km,
+            "noise_radius_km": float(radius),
+            "floor": floor,
+            "outputs_reported": len(np.unique(reported)),
+        },
+    )
+
+
+def _threshold(lattice: NoiseLattice, scaled: float) -> float:
+    """Return τ, in km², such that cells are followed to ε R = `scaled`."""
+    return math.exp(-scaled) * lattice.cell_km**2
