@@ -89,8 +89,8 @@ class NoiseLattice:
     def middles_km(self) -> tuple[Array, Array]:
         """Return the middles of cells to the east and to the north, float64, in km."""
         first = (self.per_cell - 1) / 2 * self.grid.spacing_km
-        x, y = ((np.arange(side) - self.reach) * self.cell_km + first for side in self.shape)
-        return self.grid.west_km + x, self.grid.south_km + y
+        x, y = ((np.arange(float(side)) - self.reach) * self.cell_km + first for side in self.shape)
+        return np.asarray(self.grid.west_km + x), np.asarray(self.grid.south_km + y)
 
     def beyond_km(self) -> Array:
         """Return how far middles of cells lie from the rectangle of records, float64 of `shape`, in km."""

@@ -55,7 +55,7 @@ class Posterior:
         flat = cells[0][i] * width + cells[1][j]
         used, place = np.unique(flat, return_inverse=True)
         self.cell_x, self.cell_y = np.divmod(used, width)
-        self.mass = np.bincount(place, prior[i, j])
+        self.mass: Array = np.bincount(place, prior[i, j]).astype(np.float64)
         self.moments = np.zeros((len(used), outputs))
         for column in np.unique(i):
             members = np.flatnonzero(i == column)
