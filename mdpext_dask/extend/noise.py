@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Array, Grid
 
-# Side of a noise cell, times ε. Halving it lowers the loss by less than a thousandth.
+# Side of a noise cell, times ε.
 CELL = 0.3
 # Tables of masses grow with the square of it.
 _MOST_PER_CELL = 32

@@ -9,7 +9,7 @@ c(x, y) ≥ c(y0, y) − c(x, y0), G[c, y] ≥ m_c c(y0, y) − G[c, y0] for m_c
 c(y0, y) > 2 G[c, y0] / m_c is better than y0.
 
 Chatzikokolakis, ElSalamouny & Palamidessi, "Efficient utility improvement for location privacy" (PoPETs
-2017), who remap what is reported; cells are finer than that, so the loss is never more.
+2017), who remap what is reported; cells are finer than that.
 """
 
 from collections.abc import Callable
