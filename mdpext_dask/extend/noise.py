@@ -94,11 +94,8 @@ class NoiseLattice:
 
     def beyond_km(self) -> Array:
         """Return how far middles of cells lie from the rectangle of records, float64 of `shape`, in km."""
-        box = self.grid.box
-        x, y = self.middles_km()
-        across = np.maximum(np.maximum(box.west_km - x, x - box.east_km), 0)
-        along = np.maximum(np.maximum(box.south_km - y, y - box.north_km), 0)
-        return np.hypot(across[:, None], along)
+        places = np.stack(np.meshgrid(*self.middles_km(), indexing="ij"), axis=-1)
+        return self.grid.box.distance_km(places.reshape(-1, 2)).reshape(self.shape)
 
 
 @dataclass(frozen=True)
