@@ -16,6 +16,7 @@ from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
 from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
+from mdpext_dask.pipeline.cells.noise import MOST_NUMBERS
 from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
 from mdpext_dask.problem.domain import check_places
@@ -39,12 +40,13 @@ _TASK_BYTES = 20_000
 # What a task answers with, in bytes, where that is little.
 _ANSWER_BYTES = 500
 
-# Seconds that a job's parts take, each measured alone on one core of a server processor of 2024. They scale a
-# plan, they do not promise. `workflows/benchmarks/plan_check.py` compares them with jobs on this machine;
-# docs/scaling.md has what it finds. First those of a worker: an element of the (records x outputs) array; and
-# a task, whatever it does: opening the store, reading the corners, writing small objects.
-ELEMENT = {"loss": 0.9e-8, "extend": 2.0e-8, "audit": 1.9e-8, "evaluate": 0.7e-8, "trial": 3.2e-8}
-TASK = {"loss": 0.005, "extend": 0.012, "audit": 0.010, "evaluate": 0.007, "trial": 0.013}
+# Seconds that a job's parts take, each measured alone on one core of a server processor at 2.1 GHz; shared
+# machines of that kind are up to 1.6 times as fast from one second to the next. They scale a plan, they do
+# not promise. `workflows/benchmarks/plan_check.py` compares them with jobs on this machine; docs/scaling.md
+# has what it finds. First those of a worker: an element of the (records x outputs) array; and a task,
+# whatever it does: opening the store, reading the corners, writing small objects.
+ELEMENT = {"loss": 1.3e-8, "extend": 3.5e-8, "audit": 4.5e-8, "evaluate": 1.6e-8, "trial": 5.0e-8}
+TASK = {"loss": 0.014, "extend": 0.026, "audit": 0.022, "evaluate": 0.016, "trial": 0.020}
 # What operators that make scores of their own take more for an element, in extending and in trials.
 _SCORES = 3.5e-8
 # Reading and checking one element of a loss file.
@@ -56,16 +58,21 @@ _CLOSE, _CLOSE_BLOCK = 0.05, 1.0e-3
 # Reading a network costs so much a node; a shortest-path tree, so much a node again; the libraries that it
 # takes; and the prior, a record.
 _NODE, _TREE_NODE, _LIBRARIES, _RECORD = 6e-6, 1.7e-7, 0.35, 1.2e-8
-# The structured solver at 10,000 entries (seeds x outputs): a line of seeds, an entry, and what the sum of
-# inverses takes. Larger programs take more iterations, by this power of their entries up to twice as many;
-# those of a uniform prior, fewer. Measured 0.22 s at 132 x 20, 1.0 s at 200 x 64, 5.6 s at 625 x 100, 13 s at
-# 760 x 100, 65 s at 2,401 x 100; most programs of other cities, outputs and cells are within 30 %.
-_SEED_LINE, _SEED_ENTRY, _SEED_FLOP = 2.2e-2, 4.6e-5, 1.1e-9
-_USUAL_ENTRIES, _MORE_ITERATIONS, _MOST_ITERATIONS, _UNIFORM = 10_000, 0.28, 2.0, 0.8
+# An iteration of the structured solver: a line of seeds, an entry (seed and output), a multiplication in the
+# sum of inverses.
+_SEED_LINE, _SEED_ENTRY, _SEED_FLOP = 3.7e-4, 2.1e-6, 8.5e-11
+# Its iterations at 10,000 entries and ε h = 1, and by which powers of these; but not more often than so much.
+# Programs of a uniform prior take fewer. Measured: 29 at 200 seeds x 16 outputs, 38 at 200 x 64, 57 at
+# 741 x 64 (ε h = 1/2), 63 at 2,499 x 40; 19 at 132 x 20 and 29 at 132 x 100 (ε h = 4.8), 16 (ε h = 14).
+_ITERATIONS, _USUAL_ENTRIES, _BY_ENTRIES, _BY_CELL, _MOST_ITERATIONS = 36, 10_000, 0.3, -0.15, 65
+_UNIFORM = 0.8
+# What workers load before the first one.
+_FIRST_PROGRAM = 0.3
 # A program of a round of refining, as a share of one from the start.
 _PROGRAM = 0.63
-# Cell programs: a number of a lattice in a try.
-_CELL = 4e-6
+# Cell programs: a number of a lattice in a try; and what the client takes to make planar noise, which the
+# last level is begun from as well, for an element.
+_CELL, _NOISE = 4e-6, 1.0e-5
 # Starting processes, and what they import.
 _START = 2.2
 
@@ -99,6 +106,8 @@ class _CellWork:
     ----------
     seconds
         About how long, of one worker.
+    client_seconds
+        And of the client, meanwhile.
     parts
         Over how many workers most of it can be shared out.
     tasks
@@ -108,6 +117,7 @@ class _CellWork:
     """
 
     seconds: float
+    client_seconds: float
     parts: int
     tasks: int
     work_bytes: int
@@ -116,7 +126,7 @@ class _CellWork:
 def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
     """Return about what cell programs take; nothing, if the job has none."""
     if spec.extension.method != CELL_PROGRAMS:
-        return _CellWork(0.0, 1, 0, 0)
+        return _CellWork(0.0, 0.0, 1, 0, 0)
     grid = plan.grid
     parts = [n for n in grid.refine if n > 1] or [1]
     coarser = range(len(parts) - 1, -1, -1)
@@ -124,16 +134,19 @@ def _cell_work(spec: JobSpec, plan: Plan) -> _CellWork:
     tries = [_TRIES] * (len(parts) - 1) + [1]
     # Splits are judged on the first level.
     sweeps[0] += TRIAL_SWEEPS * (_SPLITS[spec.privacy.budget] - 1)
+    elements, client = grid.records * plan.outputs, 0.0
+    if spec.privacy.budget == "certified" and elements <= MOST_NUMBERS:
+        sweeps[-1] += MORE_SWEEPS * spec.extension.sweeps
+        client = _NOISE * elements
     seconds, tasks, done, boxes = 0.0, 0, 1, 1
     for step, count, tried in zip(parts, sweeps, tries, strict=True):
         done *= step
         points = (grid.cells_x * done + 1) * (grid.cells_y * done + 1)
         boxes = round(box_count(points / PATCH**2))
-        elements = points * plan.outputs * _CELL + grid.records * plan.outputs * ELEMENT["trial"]
-        work = elements + 2 * boxes * TASK["trial"]
+        work = points * plan.outputs * _CELL + elements * ELEMENT["trial"] + 2 * boxes * TASK["trial"]
         seconds += count * tried * work
         tasks += count * tried * 2 * boxes
-    return _CellWork(seconds, boxes, tasks, _ARRAYS * grid.records * plan.outputs * FLOAT64)
+    return _CellWork(seconds, client, boxes, tasks, _ARRAYS * elements * FLOAT64)
 
 
 @dataclass(frozen=True)
@@ -206,9 +219,11 @@ class JobCosts:
         """How long a seed program takes, in s."""
         seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs
         entries = seeds * outputs
-        alone = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)
-        iterations = min(math.pow(entries / _USUAL_ENTRIES, _MORE_ITERATIONS), _MOST_ITERATIONS)
-        return alone * iterations * (_UNIFORM if self.uniform_prior else 1.0)
+        each = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)
+        steep = math.pow(self.spec.privacy.epsilon_per_km * self.plan.grid.cell_km, _BY_CELL)
+        iterations = _ITERATIONS * math.pow(entries / _USUAL_ENTRIES, _BY_ENTRIES) * steep
+        solving = each * min(iterations, _MOST_ITERATIONS) * (_UNIFORM if self.uniform_prior else 1.0)
+        return TASK["trial"] + solving
 
     def seconds(self, workers: int) -> dict[str, float]:
         """Return about how long each stage takes, and all of it, with so many workers, in s."""
@@ -221,9 +236,11 @@ class JobCosts:
         # Splits are solved side by side, rounds of a search one after the other.
         solves = self.solves if self.trials else -(-self.solves // workers)
         refining = min(program * _PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf)
-        seed = program * solves + refining + self.trials * of_tasks.pop("trial")
+        seed = _FIRST_PROGRAM + program * solves + refining + self.trials * of_tasks.pop("trial")
         # Cell programs solve the seeds that they begin with themselves.
-        cells = self.cells.seconds / min(workers, self.cells.parts) + seed if self.cells.tasks else 0.0
+        cells = 0.0
+        if self.cells.tasks:
+            cells = self.cells.seconds / min(workers, self.cells.parts) + self.cells.client_seconds + seed
         seconds = {
             "domain": self._domain_seconds(),
             "loss": of_tasks["loss"],

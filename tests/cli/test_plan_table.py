@@ -44,7 +44,7 @@ def test_every_stage_has_a_row_with_its_seconds(
     rows = shown(planned)
     assert rows["stage"] == ["1", "2", "8", "32", "limited", "by"]
     assert rows["loss"][:8] == ["4.0", "s", "3.9", "s", "3.7", "s", "3.5", "s"]
-    assert " ".join(rows["loss"][8:]) == "short work items (2 workers)"
+    assert " ".join(rows["loss"][8:]) == "short work items (5 workers)"
     assert rows["seed"][:8] == ["6.0", "s", "5.9", "s", "5.7", "s", "5.5", "s"]
     assert " ".join(rows["seed"][8:]) == limit
     # 2 + ... + 14 less a tenth a turn for each of seven stages; the rest is the start of workers.

@@ -86,14 +86,20 @@ def test_the_work_on_a_seed_is_counted(
 
 
 @pytest.mark.parametrize(
-    ("cells", "outputs", "uniform", "seconds"),
-    [((10, 11), 20, False, 0.22), ((9, 19), 64, False, 1.0), ((24, 24), 100, True, 5.6)],
+    ("cells", "cell_km", "outputs", "seconds"),
+    [
+        ((10, 11), 4.77, 20, 0.22),
+        ((10, 11), 4.77, 100, 0.90),
+        ((9, 19), 1.0, 64, 1.7),
+        ((18, 38), 0.5, 64, 10.8),
+        ((48, 50), 1.0, 40, 79.0),
+    ],
 )
 def test_a_seed_program_takes_about_what_was_measured(
-    small_job: Job, cells: tuple[int, int], outputs: int, uniform: bool, seconds: float
+    small_job: Job, cells: tuple[int, int], cell_km: float, outputs: int, seconds: float
 ) -> None:
-    plan = Plan.of(Grid(0, 0, *cells, 1.0, (2,)), outputs, (1, 1))
-    costs = JobCosts(parse_job(small_job()), plan, 0, 0, 1, 0, 0, uniform_prior=uniform)
+    plan = Plan.of(Grid(0, 0, *cells, cell_km, (2,)), outputs, (1, 1))
+    costs = JobCosts(parse_job(small_job()), plan, 0, 0, 1, 0, 0)
     assert costs.program_seconds == pytest.approx(seconds, rel=0.3)
 
 

@@ -32,7 +32,7 @@ def test_what_holds_a_job_up() -> None:
     seconds, held_up_by = simulation.simulate(costs, 1, ON)
     assert held_up_by == "workers"
     assert seconds > sum(costs.seconds(1)[stage] for stage in ("loss", "extend", "audit", "evaluate"))
-    _, held_up_by = simulation.simulate(costs, 4096, ON)
-    assert held_up_by == "store"
+    full = simulation.Machines(dispatch=0.01, store_bytes=1e8, worker_bytes=1e8)
+    assert simulation.simulate(costs, 4096, full)[1] == "store"
     slow = simulation.Machines(dispatch=1.0, store_bytes=1e12, worker_bytes=1e12)
     assert simulation.simulate(costs, 4096, slow)[1] == "scheduler"
