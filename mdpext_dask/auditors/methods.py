@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from mdpext_dask.auditors import result
 from mdpext_dask.auditors.certificate import Place, bands_of, certify_band, certify_block
 from mdpext_dask.auditors.city import damaged_tiles, false_claims
+from mdpext_dask.auditors.directions import DirectionCertificate, certify_directions
 from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows, merged
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
@@ -111,10 +113,26 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
     with stages.stage("audit", len(tasks)):
         found = stages.gather(executor, "audit", function, tasks)
     worst = max(found, key=lambda part: (part.cells.epsilon, -part.block)).cells
-    violations = sum(part.cells.violations for part in found)
+    violations = above = sum(part.cells.violations for part in found)
     findings = merged(finding for part in found for finding in part.findings)
     steepest = _steepest_of_cell(subject, worst.place)
     proved = worst.epsilon <= promise.kept_per_km and not violations
+
+    @cache
+    def directions_at(limit: float) -> DirectionCertificate:
+        return certify_directions(subject, limit, executor, stages)
+
+    epsilon = certified = worst.epsilon
+    directions, usable = None, math.isfinite(epsilon) and not verdict_on_rows(findings)
+    if usable and not (proved or subject.breaks(steepest)):
+        directions = directions_at(promise.kept_per_km)
+        epsilon = min(epsilon, directions.epsilon)
+        if epsilon <= promise.kept_per_km:
+            proved, violations = True, 0
+    # What it says of itself is what was found for its own promise.
+    own = subject.own_limit_per_km
+    if usable and own is not None and worst.epsilon > own:
+        certified = min(certified, directions_at(own).epsilon)
     if not proved and subject.breaks(steepest):
         verdict = result.VIOLATED
     else:
@@ -123,17 +141,29 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
     if store is not None:  # as rows from west to east, each from south to north
         along = store.plan.blocks_shape[1]
         by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
-    at_fault = [part.block for part in found if part.damage or not part.cells.epsilon <= promise.kept_per_km]
+    at_fault = [
+        part.block
+        for part in found
+        if part.damage or not (proved or part.cells.epsilon <= promise.kept_per_km)
+    ]
+    details = {
+        "epsilon_by_block": by_block,
+        "epsilon_of_cells": json_number(worst.epsilon),
+        "cells_above_limit": above,
+        # Asked only where cells do not decide.
+        "epsilon_of_directions": None if directions is None else json_number(directions.epsilon),
+        "radius_of_directions": None if directions is None else directions.radius,
+    }
     across, along = source.lattice_shape
     return _report(
         subject,
         result.CERTIFICATE,
         verdict,
-        worst.epsilon,
+        epsilon,
         started,
-        {"epsilon_by_block": by_block},
+        details,
         damage=[part.damage for part in found],
-        certified=worst.epsilon,
+        certified=certified,
         triples_checked=exhaustive.pairs_of(source.records) * source.outputs,
         violations=violations,
         violation_ratio=violations / ((across - 1) * (along - 1) * source.outputs),

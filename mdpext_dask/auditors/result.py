@@ -262,6 +262,10 @@ def _figures(report: AuditReport) -> list[tuple[str, str]]:
     if sizes := [size for size in report.details.get("violation_sizes", ()) if size["violations"]]:
         by_size = (f"{size['violations']:,} by a factor of {size['at_least']:.10g} or more" for size in sizes)
         rows.append(("sizes", "log ratios exceed bounds: " + ", ".join(by_size)))
+    if (by_steps := report.details.get("epsilon_of_directions")) is not None:
+        cells, radius = report.details["epsilon_of_cells"], report.details["radius_of_directions"]
+        both = f"of cells {cells:.9g}/km, of steps by at most {radius} records {by_steps:.9g}/km"
+        rows.append(("certificates", f"{both}; the smaller counts"))
     if report.recomputed:
         rows.append(("near ties", f"{report.recomputed:,} decided beyond float64"))
     if interval := report.details.get("violation_ratio_interval"):

@@ -74,6 +74,8 @@ class Subject:
         Whether it says itself what it promises, as stores and cities do.
     signed_by
         The trusted public key that has signed it, if that was asked for.
+    own_limit_per_km
+        ε that it says itself to keep in its plane, in 1/km, whatever it is audited for.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Subject:
     notes: tuple[str, ...] = ()
     states_promise: bool = True
     signed_by: str | None = None
+    own_limit_per_km: float | None = None
 
     def describe(self, triple: Triple | None) -> dict[str, Any]:
         """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
@@ -210,7 +213,7 @@ def store_subject(
     """Return what is to be audited of a store: its own promise, or another."""
     asked = epsilon_per_km, metric_p, tolerance
     promises = _promises_of(_own(store), asked, store.grid.box.radius_km, store.projection)
-    return Subject(store.url, StoreSource.of(store), *promises, store)
+    return Subject(store.url, StoreSource.of(store), *promises, store, own_limit_per_km=store.planar_limit())
 
 
 def city_subject(
@@ -218,8 +221,10 @@ def city_subject(
 ) -> Subject:
     """Return what is to be audited of an exported city: its own promise, or another."""
     own, asked = (float(city.header["epsilon_per_km"]), city.metric_p), (epsilon_per_km, metric_p, tolerance)
-    promises = _promises_of(own, asked, city.grid.box.radius_km, projection_of(city))
-    return Subject(str(city.path), CitySource.of(city), *promises, city=city)
+    where = city.grid.box.radius_km, projection_of(city)
+    limit = _promises_of(own, (None, None, 0.0), *where)[0].epsilon_per_km
+    promises = _promises_of(own, asked, *where)
+    return Subject(str(city.path), CitySource.of(city), *promises, city=city, own_limit_per_km=limit)
 
 
 def _own(store: MechanismStore) -> tuple[float, float]:

@@ -217,6 +217,7 @@ def cut_small(part: int = 64, band: int = 64, tile: int = 2, strip: int = 8) -> 
             ("pairs.tiles", "BOUNDS_AT_ONCE", 4),
             ("pairs.exhaustive", "_PARTNERS", 2),
             ("certificate", "_STRIP_ELEMENTS", strip),
+            ("directions", "_ROW_ELEMENTS", strip),
         ):
             patch.setattr(importlib.import_module(f"mdpext_dask.auditors.{module}"), name, value)
         yield
@@ -321,14 +322,23 @@ def check_cells(mechanism: Mechanism, epsilon: float) -> Any:
 
 def check_cells_of(report: Any, mechanism: Mechanism, epsilon: float) -> None:
     """Check a report of the certificate against fifty digits; `epsilon` is that of the plane."""
-    largest = mechanism.cells[0][0]
-    assert report.violations == sum(norm > Decimal(epsilon) for norm, _, _ in mechanism.cells)
+    largest, found = mechanism.cells[0][0], report.details
     assert largest * (1 + _GOOD_TO) >= mechanism.sup
-    check_outward(report.epsilon, largest)
     if largest == INFINITE:
         assert not report.holds
+        assert report.epsilon == math.inf
         return
-    assert (report.verdict in ("violated", "not proved")) == (largest > Decimal(epsilon))
+    check_outward(found["epsilon_of_cells"], largest)
+    # Steps are asked where cells do not decide, and the kinder of the two is the answer.
+    by_steps = found["epsilon_of_directions"]
+    by_steps = math.inf if by_steps is None else by_steps
+    assert mechanism.sup <= Decimal(by_steps)
+    assert report.epsilon == min(found["epsilon_of_cells"], by_steps)
+    proved = largest <= Decimal(epsilon) or by_steps <= epsilon
+    assert (report.verdict in ("violated", "not proved")) == (not proved)
+    above = sum(norm > Decimal(epsilon) for norm, _, _ in mechanism.cells)
+    assert found["cells_above_limit"] == above
+    assert report.violations == (0 if proved else above)
     if report.verdict == "violated":
         assert mechanism.sup > Decimal(epsilon)
     near = {
@@ -338,6 +348,93 @@ def check_cells_of(report: Any, mechanism: Mechanism, epsilon: float) -> None:
         for pair in (frozenset((a, b)) for a in cell for b in cell if a != b)
     }
     assert (records_of(report.worst), report.worst["output"]) in near
+
+
+def largest_step(logs: Array, step: tuple[int, int]) -> Array:
+    """L_u of each output by looking at every pair of records."""
+    shape = logs.shape[:2]
+    return np.max(
+        [
+            abs(logs[i + step[0], j + step[1]] - logs[i, j])
+            for i, j in product(*map(range, shape))
+            if i + step[0] < shape[0] and 0 <= j + step[1] < shape[1]
+        ],
+        axis=0,
+    )
+
+
+def by_steps(logs: Array, sides: tuple[float, float], p: float, radius: int) -> Array:
+    """Return the largest (a L_u + b L_v) / ‖a u + b v‖ of each output, over many a and b."""
+    numbers = range(radius + 1)
+    steps = sorted(
+        ((a, b) for a in numbers for b in numbers if math.gcd(a, b) == 1),
+        key=lambda v: math.atan2(v[1], v[0]),
+    )
+    shape, found = logs.shape[:2], np.zeros(logs.shape[2])
+    share = np.linspace(0, 1, 2001)[:, None]
+    for mirror in (1, -1):
+        vectors = [(a, b * mirror) for a, b in steps if a < shape[0] and b < shape[1]]
+        for u in vectors:
+            size = largest_step(logs, u if u[0] else (0, 1))
+            found = np.maximum(found, size / np.linalg.norm(np.multiply(u, sides), ord=p))
+        for u, v in pairwise(vectors):
+            if u[0] + v[0] >= shape[0] or abs(u[1] + v[1]) >= shape[1]:
+                continue  # no two records are apart by both
+            first, second = (largest_step(logs, step if step[0] else (0, 1)) for step in (u, v))
+            offsets = (1 - share) * np.multiply(u, sides) + share * np.multiply(v, sides)
+            lengths = np.linalg.norm(offsets, ord=p, axis=1)[:, None]
+            found = np.maximum(found, (((1 - share) * first + share * second) / lengths).max(axis=0))
+    return found
+
+
+def check_steps(mechanism: Mechanism, shape: tuple[int, int]) -> None:
+    """Check what steps certify of records on a lattice, where cells do not decide."""
+    order = np.lexsort(mechanism.points.T[::-1])
+    logs = np.array(mechanism.logs, dtype=np.float64)[order].reshape(*shape, -1)
+    sides = np.diff(np.unique(mechanism.points[:, 0])).min(), np.diff(np.unique(mechanism.points[:, 1])).min()
+    for radius in (1, 3, 8):
+        certified = float(by_steps(logs, sides, mechanism.p, radius).max())
+        if certified >= mechanism.cells[0][0]:
+            continue
+        report = check_cells(mechanism, certified * (1 + 1e-3))
+        found = report.details["radius_of_directions"]
+        assert report.holds
+        assert found <= radius
+        expected = by_steps(logs, sides, mechanism.p, found)
+        assert (expected <= report.epsilon).all()
+        assert report.epsilon == pytest.approx(expected.max(), rel=1e-3)
+
+
+def check_cone(
+    p: float, radius: int, stricter: float, top: tuple[int, int], shape: tuple[int, int] = (5, 5)
+) -> None:
+    """Check what steps up to a radius certify of rows that fall by 1/km from one record, which steps do not.
+
+    Parameters
+    ----------
+    p
+        Exponent of the metric.
+    radius
+        Where the certificate should stop: just above what is known of it.
+    stricter
+        1/cos(θ/2) for the widest angle θ between two steps, for p = 2; of other p the cone bends at a step.
+    top
+        The record.
+    shape
+        Numbers of records to the east and to the north.
+    """
+    i, j = np.indices(shape)
+    points = np.stack([i, j], axis=-1).reshape(-1, 2) * 1.0
+    peak = np.exp(-np.linalg.norm(points - np.array(top), ord=p, axis=1)) / 1000
+    rows = np.stack([peak, 1 - peak], axis=1) * (1 + 4e-7 * ((i + 2 * j).reshape(-1, 1) % 3))
+    mechanism = Mechanism(rows, points, p)
+    report = check_cells(mechanism, float_above(Decimal(stricter * (1 + OUTWARD))))
+    if radius:
+        assert report.details["radius_of_directions"] == radius
+        # The totals of the rows are 1 but for rounding.
+        assert report.details["epsilon_of_directions"] == pytest.approx(stricter, rel=OUTWARD)
+    assert report.holds
+    assert not check_cells(mechanism, 1 - 1e-6).holds
 
 
 def check_sample(mechanism: Mechanism, epsilon: float, tolerance: float = 0.0, **how: Any) -> Any:
@@ -539,7 +636,7 @@ def check_planted(mechanism: Mechanism, size: float, *, lattice: bool = True) ->
         return
     assert not check_cells(mechanism, epsilon).holds
     largest = mechanism.cells[0][0]
-    assert not check_cells(mechanism, float_below(largest)).holds
+    check_cells(mechanism, float_below(largest))
     report = check_cells(mechanism, float_above(largest))
     assert report.verdict == "holds"
     assert report.epsilon <= float_above(largest)
@@ -766,7 +863,7 @@ def check_planted_in_store(url: str, record: tuple[int, int], size: float, axis:
     for limit in (short_of(worst.slope, size), short_of(largest, 1e-15)):
         report = ask_store(url, "certificate", limit)
         check_cells_of(report, mechanism, report.epsilon_planar_per_km)
-        assert report.violations > 0
+        assert report.details["cells_above_limit"] > 0
     report = ask_store(url, "certificate", float_above(largest))
     assert (report.violations, report.verdict) == (0, "changed since it was written")
 
@@ -803,6 +900,25 @@ def check_known_answers() -> None:
     for make in FORMULAS:
         for p in EXPONENTS:
             check_formula(make, p)
+    for top in ((0, 0), (0, 4), (4, 1)):
+        with cut_small(band=80):
+            check_cone(2.0, 1, 1 / math.cos(math.pi / 8), top)
+            check_cone(2.0, 2, 1 / math.cos(math.atan2(1, 2) / 2), top)
+            check_cone(2.0, 3, 1 / math.cos(math.atan2(1, 3) / 2), top)
+            check_cone(math.inf, 1, 1.0, top)
+            check_cone(1.0, 0, 1.0, top)
+    # Steepest along its last line.
+    i, j = np.indices((5, 3))
+    saddle = np.exp(-0.1 * i * j).reshape(-1, 1) / 1000
+    points = np.stack([i, j], axis=-1).reshape(-1, 2) * 1.0
+    with cut_small(band=48):
+        check_steps(Mechanism(np.concatenate([saddle, 1 - saddle], axis=1), points), (5, 3))
+    for radius in (2, 3):
+        with cut_small(band=80):
+            check_cone(2.0, radius, 1 / math.cos(math.atan2(1, radius) / 2), (0, 0), (9, 2))
+    for seed, p in product((20, 26), (2.0, 1.5, 3.0, math.inf)):
+        with cut_small(band=96):
+            check_steps(random_case(seed, (4, 3), p=p), (4, 3))
     good, epsilon = good_copy()
     bad = few_bits(good.rows)
     for method in METHODS:
