@@ -14,7 +14,6 @@ is added.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -38,7 +37,7 @@ from mdpext_dask.store.rows import rows_of
 # 1.002 ε: 1/cos(θ/2) for the widest angle θ between two neighbours.
 RADII = (1, 2, 3, 8)
 # Of one fine row of a portion of outputs, so that its working arrays stay in the processor's cache.
-_ROW_ELEMENTS = 8192
+_ROW_ELEMENTS = 16384
 # A maximum so near to a border of its cone counts as inside, which can only raise the result.
 _NEARLY_INSIDE = 1e-9
 Step = tuple[int, int]
@@ -205,27 +204,23 @@ def largest_steps(
         logs -= log_totals
         logs[impossible] = IMPOSSIBLE_LOG
         for found, step in zip(largest[:, part], steps, strict=True):
-            for ends in _ends(step, owned, (across, along)):
-                _raise_to_largest(found, logs, *ends)
+            found[:] = _largest_step(logs, owned, step)
     return largest + error
 
 
-def _ends(
-    step: Step, owned: tuple[slice, slice], shape: tuple[int, int]
-) -> Iterator[tuple[int, int, slice, slice]]:
-    """Yield rows and columns where steps begin, and where they end, row by row."""
-    a, b = step
-    first, last = max(owned[1].start, -b), min(owned[1].stop, shape[1] - b)
+def _largest_step(logs: Array, owned: tuple[slice, slice], step: Step) -> Array:
+    """Return L_u of outputs, shape (k,), without what rounding may hide; 0 where no step fits."""
+    (a, b), (across, along, outputs) = step, logs.shape
+    first, last = max(owned[1].start, -b), min(owned[1].stop, along - b)
     if first >= last:
-        return
-    for i in range(owned[0].start, min(owned[0].stop, shape[0] - a)):
-        yield i, i + a, slice(first, last), slice(first + b, last + b)
-
-
-def _raise_to_largest(found: Array, logs: Array, i: int, to: int, begin: slice, end: slice) -> None:
-    difference = logs[to, end] - logs[i, begin]
-    np.abs(difference, out=difference)
-    np.maximum(found, difference.max(axis=0), out=found)
+        return np.zeros(outputs)
+    # Line by line, in two buffers that stay in the cache.
+    largest, difference = np.zeros((2, last - first, outputs))
+    for i in range(owned[0].start, min(owned[0].stop, across - a)):
+        np.subtract(logs[i + a, first + b : last + b], logs[i, first:last], out=difference)
+        np.abs(difference, out=difference)
+        np.maximum(largest, difference, out=largest)
+    return np.asarray(largest.max(axis=0))
 
 
 def slopes(
