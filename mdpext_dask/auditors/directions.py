@@ -28,6 +28,7 @@ from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, ArraySource
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
+from mdpext_dask.job.sections import NOISE
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, dual_exponent, log_ratio_error
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -65,7 +66,7 @@ def certify_directions(
     """Certify a subject on a lattice, whose rows are sound, with steps as wide as it takes.
 
     Wider steps are asked only of outputs that narrower ones leave above the limit, in 1/km, and not at all
-    once a step itself is above it.
+    once a step itself is above it. Noise is known to need the widest.
     """
     source = subject.source
     shape = source.lattice_shape
@@ -81,7 +82,8 @@ def certify_directions(
         function, sides = steps_of_band, _sides_of(source)
     certified = np.full(source.outputs, math.inf)
     largest: dict[Step, Array] = {}
-    for radius in RADII:
+    is_noise = store is not None and store.attributes["job"]["extension"]["method"] == NOISE
+    for radius in RADII[-1:] if is_noise else RADII:
         outputs = np.flatnonzero(certified > limit)
         asked = [step for step in steps_of(radius, shape) if step not in largest]
         if not asked:  # the rectangle is as narrow as the steps
@@ -193,18 +195,20 @@ def largest_steps(
         most = max(most, float(totals[i].max()))
     error = log_ratio_error(all_outputs, max(abs(math.log(least)), abs(math.log(most))))
     log_totals = np.log(totals, out=totals)[..., None]
-    largest = np.zeros((len(steps), len(outputs)))
+    # An output of one probability for all, as those far from all records have, differs in totals alone.
+    near = np.flatnonzero((probability.min(axis=(0, 1)) < probability.max(axis=(0, 1)))[outputs])
+    largest = np.full((len(steps), len(outputs)), np.ptp(log_totals))
     portion = max(_ROW_ELEMENTS // along, 1)
-    for start in range(0, len(outputs), portion):
-        part = slice(start, start + portion)
+    for start in range(0, len(near), portion):
+        part = near[start : start + portion]
         logs = probability[..., outputs[part]].astype(np.float64)
         impossible = logs == 0
         logs[impossible] = 1.0
         np.log(logs, out=logs)
         logs -= log_totals
         logs[impossible] = IMPOSSIBLE_LOG
-        for found, step in zip(largest[:, part], steps, strict=True):
-            found[:] = _largest_step(logs, owned, step)
+        for found, step in zip(largest, steps, strict=True):
+            found[part] = _largest_step(logs, owned, step)
     return largest + error
 
 

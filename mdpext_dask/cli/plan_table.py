@@ -31,13 +31,16 @@ def _sizes(planned: Mapping[str, Any]) -> Table:
     work = planned["seed_work"]
     trials = f" and in {work['trials']} trials" if work["trials"] else ""
     programs = work["programs"] + work["rounds"]
-    of_items = f"blocks in 4 stages{trials}; {programs} seed program{'s' if programs > 1 else ''}"
+    has_seeds = planned["seeds"] > 0  # noise has none
+    of_items = f"blocks in 4 stages{trials}"
+    if has_seeds:
+        of_items += f"; {programs} seed program{'s' if programs > 1 else ''}"
     block, skipped = " x ".join(map(str, planned["block_cells"])), planned["blocks_skipped"]
     of_blocks = f"of {block} source cells" + (f", {skipped:,} without stored rows" if skipped else "")
     rows = [
         ("records", f"{planned['records']:,}", of_records),
         ("outputs", f"{planned['outputs']:,}", ""),
-        ("seeds", f"{planned['seeds']:,}", of_cells),
+        ("seeds", f"{planned['seeds']:,}", of_cells if has_seeds else "noise needs none"),
         ("blocks", f"{planned['blocks']:,}", of_blocks),
         ("work items", f"{planned['tasks']:,}", of_items),
         ("store", decimal(planned["store_bytes"]), "before compression"),
@@ -54,7 +57,11 @@ def _memory(planned: Mapping[str, Any]) -> Table:
         [
             ("a work item", decimal(planned["peak_bytes_per_task"]), "one at a time on each worker"),
             ("tables", decimal(planned["table_bytes_per_worker"]), "on each worker, of the loss"),
-            ("seed program", decimal(planned["seed_bytes"]), "on the worker that solves it"),
+            (
+                "seed",
+                decimal(planned["seed_bytes"]),
+                "of a program, on the worker that solves it; or of noise",
+            ),
             ("this process", decimal(planned["client_bytes"]), "arrays over all records among it"),
             ("receipts", decimal(planned["receipt_bytes"]), "in the store"),
             ("scheduler", decimal(held), "work items that wait, with 32 workers"),
@@ -88,7 +95,9 @@ def _limit(stage: str, planned: Mapping[str, Any]) -> str:
         "boundary": "one process",
         "start": "libraries that workers load",
         "cells": "levels, one after the other",
-        "seed": f"{programs} programs, " + ("one by one" if work["trials"] else "one worker each"),
+        "seed": f"{programs} programs, " + ("one by one" if work["trials"] else "one worker each")
+        if planned["seeds"]
+        else "one process",
         TOTAL: "",
     }
     if stage not in said:

@@ -52,8 +52,9 @@ class Stages:
         except BaseException:
             self.observer(events.StageFailed(name, time.perf_counter() - started))
             raise
-        self.seconds[name] = time.perf_counter() - started
-        self.observer(events.StageFinished(name, self.seconds[name]))
+        took = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + took  # some come more than once
+        self.observer(events.StageFinished(name, took))
 
     def gather(
         self, executor: Executor, name: str, function: Callable[..., T], arguments: list[tuple[Any, ...]]

@@ -106,25 +106,34 @@ class Kernel:
     ----------
     lattice
         The cells.
-    epsilon_per_km
-        ε of the noise, in 1/km.
-    threshold
-        τ, in km².
+    masses
+        max(I_c − τ, 0), float64 of shape (F, F, 2 reach + 1, 2 reach + 1), in km².
+    totals
+        V, float64 of shape (F, F), in km².
     """
 
     lattice: NoiseLattice
-    epsilon_per_km: float
-    threshold: float
+    masses: Array
+    totals: Array
 
-    @cached_property
-    def masses(self) -> Array:
-        """max(I_c − τ, 0), float64 of shape (F, F, 2 reach + 1, 2 reach + 1), in km².
+    @classmethod
+    def of(cls, lattice: NoiseLattice, epsilon_per_km: float, threshold: float) -> "Kernel":
+        """Return the masses of noise.
 
         Every record is the middle of a square of its own, and a cell is F² of these.
+
+        Parameters
+        ----------
+        lattice
+            The cells.
+        epsilon_per_km
+            ε of the noise, in 1/km.
+        threshold
+            τ, in km².
         """
-        lattice, side = self.lattice, self.lattice.per_cell
+        side = lattice.per_cell
         most = lattice.reach * side + side - 1
-        quadrant = square_masses(most + 1, lattice.cell_km / side, self.epsilon_per_km)
+        quadrant = square_masses(most + 1, lattice.cell_km / side, epsilon_per_km)
         steps = np.abs(np.arange(-most, most + 1))
         squares = quadrant[np.ix_(steps, steps)]
         for axis in (0, 1):
@@ -132,12 +141,8 @@ class Kernel:
         # The record `step` of its cell sees the cells' first squares this many steps away.
         phases = [slice(side - 1 - step, None, side) for step in range(side)]
         tables = [[squares[x, y] for y in phases] for x in phases]
-        return np.maximum(np.array(tables) - self.threshold, 0)
-
-    @cached_property
-    def totals(self) -> Array:
-        """V, float64 of shape (F, F), in km²."""
-        return np.asarray(self.masses.sum(axis=(2, 3)))
+        masses = np.maximum(np.array(tables) - threshold, 0)
+        return cls(lattice, masses, masses.sum(axis=(2, 3)))
 
     @cached_property
     def log_error(self) -> float:
@@ -158,31 +163,36 @@ class Kernel:
             found.append(columns)
         return found
 
-    def rows(self, east: slice, reported: NDArray[np.intp], outputs: int, floor: float) -> Array:
-        """Return M(·|x) of the records of some lattice columns, float64 of shape (columns, n_y, K).
+    def rows(
+        self, part: tuple[slice, slice], reported: NDArray[np.integer], outputs: int, floor: float
+    ) -> Array:
+        """Return M(·|x) of the records of a part of their lattice, float64 of shape (n_x, n_y, K).
 
         Sums run over cells in the lattice's order, so the bits of a record do not depend on the others.
 
         Parameters
         ----------
-        east
-            Lattice columns of records.
+        part
+            Which records, along both axes.
         reported
             r: the output of every cell, of the lattice's shape.
         outputs, floor
             K and f.
         """
         lattice, flat = self.lattice, reported.ravel()
-        across, along = lattice.grid.shape
         width, phases = lattice.shape[1], lattice.per_cell
-        columns = range(across)[east]
-        rows = np.empty((len(columns), along, outputs))
-        for row, i in zip(rows, columns, strict=True):
-            for j in range(along):
+        columns, lines = (range(side)[axis] for side, axis in zip(lattice.grid.shape, part, strict=True))
+        rows = np.empty((len(columns), len(lines), outputs))
+        scale = (1 - outputs * floor) / self.totals
+        for across, i in zip(rows, columns, strict=True):
+            for row, j in zip(across, lines, strict=True):
                 offsets, masses = self._entries[i % phases][j % phases]
                 window = lattice.cell_of(i) * width + lattice.cell_of(j)
-                row[j] = np.bincount(flat[offsets + window], masses, outputs)
-            row *= (1 - outputs * floor) / np.tile(self.totals[i % phases], along)[:along, None]
+                np.multiply(
+                    np.bincount(flat[offsets + window], masses, outputs),
+                    scale[i % phases, j % phases],
+                    out=row,
+                )
         rows += floor
         return rows
 

@@ -19,7 +19,9 @@ from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 # How seed rows may be extended, besides by an operator of the user's own.
 MCSHANE_WHITNEY = "mcshane-whitney"
 LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
-METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS)
+# Planar noise on fine cells, remapped: no seed program, and rows that follow from tables.
+NOISE = "noise"
+METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE)
 # The method is chosen to fit the seeds; a job that has been read names the chosen one.
 FITTING = "auto"
 # A region that is the outline of the job's own place, or of another one.
@@ -374,9 +376,11 @@ class ExtensionSection(Section):
     Parameters
     ----------
     method
-        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, or an operator of your own as
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, or an operator of your own as
         ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"auto"``: cell programs where seeds are
         so coarse that interpolating between them loses more than planar noise does, else log-convex.
+        ``"noise"`` has no seed: it is planar noise on cells finer than the outputs, each of which is remapped
+        to its best output.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
         Log-convex extension is the same either way.

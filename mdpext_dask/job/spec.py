@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.job import sections as job_sections
-from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, PLACE, PLACE_PREFIX, Section
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, NOISE, PLACE, PLACE_PREFIX, Section
 
 BUILTIN_PREFIX = "builtin:"
 # ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
@@ -201,6 +201,15 @@ class JobSpec(Section):
                 f"domain.rotation_deg: {self.domain.rotation_deg} goes with metric_p = 2 only; for "
                 f"metric_p = {self.domain.metric_p:g} distances are taken along the axes, which would turn "
                 "with the grid"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_has_no_seeds(self) -> "JobSpec":
+        if self.extension.method == NOISE and self.privacy.budget != "certified":
+            raise ValueError(
+                f'privacy.budget: "{self.privacy.budget}" is for seeds, which extension.method = "noise" has '
+                "none of; leave it out"
             )
         return self
 

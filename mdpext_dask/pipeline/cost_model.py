@@ -9,15 +9,25 @@ import numpy as np
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
+from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
+from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.job.beyond import tell_beyond
-from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX
+from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE
 from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.cells.noise import MOST_NUMBERS
-from mdpext_dask.pipeline.memory import check_memory, client_bytes, receipt_bytes, seed_bytes, table_bytes
+from mdpext_dask.pipeline.memory import (
+    check_memory,
+    client_bytes,
+    noise_bytes,
+    noise_table_bytes,
+    receipt_bytes,
+    seed_bytes,
+    table_bytes,
+)
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
 from mdpext_dask.problem.domain import check_places
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
@@ -73,12 +83,18 @@ _PROGRAM = 0.63
 # Cell programs: a number of a lattice in a try; and what the client takes to make planar noise, which the
 # last level is begun from as well, for an element.
 _CELL, _NOISE = 4e-6, 1.0e-5
+# Choosing the remap of noise: to begin with, a cell and a record with a prior, and so many outputs more as
+# much again. Then a cell within ε R of a record, and the steps of its certificate, for an element.
+_REMAP, _REMAP_PAIR, _REMAP_OUTPUTS = 3.0, 1.5e-9, 400
+_REACH_CELLS, _NEAR_CELL, _STEPS = 15.0, 8e-9, 4.2e-7
 # Starting processes, and what they import.
 _START = 2.2
 
 
 def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
+    if spec.extension.method == NOISE:
+        return 0, 0, 0
     if spec.privacy.budget == "half":
         return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
     if spec.privacy.budget == "bound":
@@ -212,6 +228,9 @@ class JobCosts:
         elements = self.elements / self.plan.blocks
         scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else _SCORES
         more = {"extend": scores, "trial": scores}
+        if self.noise is not None:
+            near = math.pi * (_REACH_CELLS / (self.spec.privacy.epsilon_per_km * self.noise.cell_km)) ** 2
+            more = {"extend": near * _NEAR_CELL / self.plan.outputs, "audit": _STEPS}
         return {stage: elements * (ELEMENT[stage] + more.get(stage, 0.0)) + TASK[stage] for stage in TASK}
 
     @property
@@ -225,6 +244,23 @@ class JobCosts:
         solving = each * min(iterations, _MOST_ITERATIONS) * (_UNIFORM if self.uniform_prior else 1.0)
         return TASK["trial"] + solving
 
+    @cached_property
+    def noise(self) -> NoiseLattice | None:
+        """The cells of noise, if the job has noise."""
+        if self.spec.extension.method != NOISE:
+            return None
+        epsilon = self.spec.privacy.epsilon_per_km
+        return NoiseLattice.around(self.plan.grid, epsilon, FURTHEST / epsilon)
+
+    @property
+    def noise_seconds(self) -> float:
+        """How long the client takes to choose the output of every cell of noise, in s."""
+        if self.noise is None:
+            return 0.0
+        cells = math.prod(self.noise.shape)
+        used = min(math.prod(n - 2 * self.noise.reach for n in self.noise.shape), self.nodes or cells)
+        return _REMAP + cells * used * _REMAP_PAIR * (1 + self.plan.outputs / _REMAP_OUTPUTS)
+
     def seconds(self, workers: int) -> dict[str, float]:
         """Return about how long each stage takes, and all of it, with so many workers, in s."""
         blocks, program = self.plan.blocks, self.program_seconds
@@ -237,6 +273,8 @@ class JobCosts:
         solves = self.solves if self.trials else -(-self.solves // workers)
         refining = min(program * _PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf)
         seed = _FIRST_PROGRAM + program * solves + refining + self.trials * of_tasks.pop("trial")
+        if self.noise is not None:
+            seed, of_tasks["loss"] = self.noise_seconds, 0.0
         # Cell programs solve the seeds that they begin with themselves.
         cells = 0.0
         if self.cells.tasks:
@@ -312,7 +350,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "records": grid.records,
         "records_inside": grid.count_vertices_of(geometry.kept),
         "outputs": outputs,
-        "seeds": grid.seeds,
+        "seeds": 0 if costs.noise is not None else grid.seeds,
         "source_cells": grid.source_cells,
         "source_cells_kept": int(geometry.kept.sum()),
         "cells": [grid.cells_x, grid.cells_y],
@@ -322,11 +360,12 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "store_bytes": plan.store_bytes,
         # Beside it while cell programs run; a sixth of it stays, so that blocks can be extended again.
         "work_bytes": costs.cells.work_bytes,
-        "peak_bytes_per_task": plan.peak_bytes(spec.extension.method),
+        "peak_bytes_per_task": plan.peak_bytes(spec.extension.method)
+        + (noise_table_bytes(spec, grid) if costs.noise is not None else 0),
         # What a worker holds besides, once.
         "table_bytes_per_worker": table_bytes(spec.loss, geometry),
         # What solving the seed takes, of one worker.
-        "seed_bytes": seed_bytes(plan),
+        "seed_bytes": noise_bytes(spec, geometry) if costs.noise is not None else seed_bytes(plan),
         "client_bytes": client_bytes(spec.loss, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,

@@ -1,12 +1,17 @@
 """What a job needs of memory, on workers and on the client, before any of it is taken."""
 
+import math
+
 import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.sections import CELL_PROGRAMS, LossSection
+from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST, MOST_CELLS, MOST_MOMENTS
+from mdpext_dask.extend.noise import NoiseLattice
+from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.loss import CACHE_BYTES
@@ -43,11 +48,14 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
     if isinstance(geometry, FileGeometry):
         needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
-    certified = spec.privacy.budget == "certified"
+    noise = spec.extension.method == NOISE
+    certified = spec.privacy.budget == "certified" and not noise
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
         peak += _CELL_BYTES
-    program = seed_bytes(plan)  # one worker solves it
+    elif noise:
+        peak += noise_table_bytes(spec, geometry.grid)
+    program = noise_bytes(spec, geometry) if noise else seed_bytes(plan)  # one worker solves it
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
@@ -57,7 +65,8 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         # A block is one source cell at least.
         way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
         needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))
-        needed.append((program, "the seed program", "larger cells"))
+        for_what = ("the remap of noise", "fewer outputs") if noise else ("the seed program", "larger cells")
+        needed.append((program, *for_what))
     total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
         most, what, way_out = max(needed)
@@ -134,6 +143,40 @@ def receipt_bytes(plan: Plan) -> int:
     records_x, records_y = plan.grid.shape
     shared = 2 * ((blocks_x - 1) * records_y + (blocks_y - 1) * records_x)
     return plan.blocks * _RECEIPT_BYTES + ROW_DIGITS * shared
+
+
+def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
+    """Return about what choosing the remap of noise takes: losses of outputs, cells and their masses.
+
+    Raises
+    ------
+    SpecError
+        If there are more cells of noise than can be gone through.
+    """
+    grid, epsilon = geometry.grid, spec.privacy.epsilon_per_km
+    lattice = NoiseLattice.around(grid, epsilon, FURTHEST / epsilon)
+    cells, inside = math.prod(lattice.shape), math.prod(n - 2 * lattice.reach for n in lattice.shape)
+    if cells > MOST_CELLS:
+        raise SpecError(
+            f"privacy.epsilon_per_km: {epsilon:g}/km has {cells:.1e} cells of noise on this grid, more than "
+            f"{MOST_CELLS:.0e}; use a larger ε, larger cells or less refinement"
+        )
+    used = min(inside, geometry.network.nodes) if isinstance(geometry, RoadGeometry) else inside
+    moments = used * output_count(spec, geometry)
+    if moments > MOST_MOMENTS:
+        raise SpecError(
+            f'outputs: extension.method = "noise" holds losses of {used:,} places with a prior and '
+            f"{output_count(spec, geometry):,} outputs, {moments:.1e} numbers, more than {MOST_MOMENTS:.0e}; "
+            "use fewer outputs"
+        )
+    return FLOAT64 * (moments + 2 * cells) + noise_table_bytes(spec, grid)
+
+
+def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:
+    """Return what a worker holds of noise: outputs of cells, and masses, as they are and those above τ."""
+    lattice = NoiseLattice.around(grid, spec.privacy.epsilon_per_km, FURTHEST / spec.privacy.epsilon_per_km)
+    masses = lattice.per_cell**2 * (2 * lattice.reach + 1) ** 2
+    return FLOAT64 * (math.prod(lattice.shape) + 3 * masses)
 
 
 def seed_bytes(plan: Plan) -> int:

@@ -7,10 +7,11 @@ import numpy as np
 
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.job.sections import CELL_PROGRAMS
+from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
 from mdpext_dask.pipeline.cells.improve import CellPrograms
+from mdpext_dask.pipeline.noise_stage import noise_job
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
 from mdpext_dask.store.mechanism_store import MechanismStore, job_of
@@ -21,10 +22,14 @@ COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3
 
 
 def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
-    """Make the seed cost, solve the seed LP under the job's budgets, and keep the best."""
+    """Make the seed cost, solve the seed LP under the job's budgets, keep the best; or make noise."""
     if store.has_seed():
         return
     spec = job_of(store)
+    if spec.extension.method == NOISE:
+        with stages.stage("seed"):
+            noise_job(store)
+        return
     if not store.has_seed_cost:
         with stages.stage("loss", store.plan.blocks, "blocks"):
             _make_cost(store, executor, stages)

@@ -201,7 +201,11 @@ def _write_sections(
         spool.write(section)
         sections.append((len(section), hashlib.sha256(section).hexdigest()))
 
-    scores = store.read("seed/score") if packing == city_header.SEED else None
+    scores = None
+    if packing == city_header.SEED:
+        if "score" not in store.seed_arrays():
+            return None
+        scores = store.read("seed/score")
     for tile, rows in _rows_of_tiles(store, tiles):
         if scores is None:
             write(city_layout.pack_rows(rows))

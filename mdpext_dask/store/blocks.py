@@ -234,7 +234,7 @@ class Plan:
         slabs = _SLABS * rows_y * self.outputs * FLOAT64
         if method == "cell-lp":
             slabs += _UNPACKED * block
-        elif method != "log-convex":
+        elif method not in ("log-convex", "noise"):
             columns = _OWN_COLUMNS if ":" in method else _COLUMNS
             slabs = columns * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
         seed = math.prod(self.seed_chunk_shape) * FLOAT64

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
+from mdpext_dask.extend.noise import Kernel, NoiseLattice
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.job.sections import ExtensionSection
+from mdpext_dask.job.sections import NOISE, ExtensionSection
 from mdpext_dask.job.spec import fingerprint_of, is_job_of
 from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
@@ -129,6 +130,8 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
     if prefix == SEED and schema.RECORD_SCORES in store.seed_attributes:
         return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
     operator = operator_of_store(store)
+    if prefix == SEED and extension_of_store(store).method == NOISE:
+        return _of_noise(store, block)
     corners = _read_corners(store, block, operator, prefix)
     return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
 
@@ -154,6 +157,28 @@ def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray
     rows = np.empty(scores.shape, dtype=np.float32)
     for line, out in zip(scores, rows, strict=True):
         normalise(exponential(line), out=out)
+    return rows
+
+
+def _of_noise(store: MechanismStore, block: Block) -> NDArray[np.float32]:
+    """Return the rows that follow from a store's tables of noise."""
+    reported, masses, totals, form = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES)
+    broken = StoreError(f"{store.url}: the tables of noise are damaged; run the job again")
+    if form.shape != (4,) or not np.isfinite(form).all() or (form[:3] % 1).any() or (form < 0).any():
+        raise broken
+    per_cell, per_record, reach = map(int, form[:3])
+    floor, outputs = float(form[3]), store.outputs
+    lattice = NoiseLattice(store.grid, per_cell, per_record, reach)
+    window = per_cell, per_cell, 2 * reach + 1, 2 * reach + 1
+    fits = min(per_cell, per_record) == 1 and (masses.shape, totals.shape) == (window, window[:2])
+    # Lost chunks read as NaN, and as -1.
+    if not (fits and reported.shape == lattice.shape and np.isfinite(masses).all() and (totals > 0).all()):
+        raise broken
+    if not (reported.min() >= 0 and reported.max() < outputs and 0 < floor * outputs < 1):
+        raise broken
+    kernel, rows = Kernel(lattice, masses, totals), np.empty((*block.closed_shape, outputs), dtype=np.float32)
+    for out, i in zip(rows, range(block.closed_x.start, block.closed_x.stop), strict=True):
+        out[:] = kernel.rows((slice(i, i + 1), block.closed_y), reported, outputs, floor)[0]
     return rows
 
 

@@ -31,6 +31,11 @@ CREATING = "creating"
 PROBABILITY = "probability"
 # Arrays of the seed group with what, besides scores, an extension may depend on.
 EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
+# Arrays of the seed group that rows of noise follow from: the output of every cell; masses of the cells
+# around a record, and their sums; records to a cell, cells to a record, reach, and the floor.
+NOISE_TABLES = NOISE_OUTPUT, NOISE_MASS, NOISE_TOTAL, NOISE_FORM = (
+    "noise_output", "noise_mass", "noise_total", "noise_form",
+)  # fmt: skip
 # Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
 RECORD_SCORES = "record_scores"
 # Of the numbers in the attributes.

@@ -28,7 +28,7 @@ from mdpext_dask.events import silent
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
-from tests.support.known_answers import by_steps
+from tests.support.known_answers import by_steps, largest_step
 
 Array = NDArray[np.float64]
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -250,3 +250,16 @@ def test_a_store_is_the_same_for_another_promise(tmp_path: Any, small_job: Job) 
     assert stricter.verdict in ("holds", "not proved")
     assert stricter.details["epsilon_of_cells"] == own.epsilon > stricter.details["epsilon_of_directions"]
     assert not stricter.changed
+
+
+def test_an_output_of_one_probability_differs_in_totals() -> None:
+    points = lattice((5, 4), (0.1, 0.1))
+    rows = np.random.default_rng(0).uniform(0.1, 0.2, (20, 3))
+    rows[:, 1] = 0.3
+    logs = np.log(rows / rows.sum(axis=1, keepdims=True))
+    steps = steps_of(2, (5, 4))
+    found = largest_steps(rows.reshape(5, 4, 3), (slice(0, 5), slice(0, 4)), steps, np.arange(3))
+    for sizes, step in zip(found, steps, strict=True):
+        assert (sizes >= largest_step(logs.reshape(5, 4, 3), step)).all()
+    assert found[:, 1].max() <= np.ptp(logs[:, 1]) + 1e-11
+    assert certify(rows / rows.sum(axis=1, keepdims=True), points, 1.0, 2.0).epsilon > 1

@@ -53,9 +53,9 @@ def test_masses_add_up_to_that_of_the_plane() -> None:
 @pytest.mark.parametrize(("grid", "per_cell", "per_record"), LATTICES)
 def test_rows_by_their_formula(grid: Grid, per_cell: int, per_record: int) -> None:
     lattice = NoiseLattice(grid, per_cell, per_record, 3)
-    kernel = Kernel(lattice, 4.0, 1e-4)
+    kernel = Kernel.of(lattice, 4.0, 1e-4)
     reported = np.random.default_rng(0).integers(0, 3, lattice.shape)
-    rows = kernel.rows(slice(None), reported, 3, 0.01)
+    rows = kernel.rows((slice(None), slice(None)), reported, 3, 0.01)
     x, y = lattice.middles_km()
     for i, j in [(0, 0), (1, 1), (grid.shape[0] - 1, 1)]:
         collected = np.zeros(3)
@@ -67,7 +67,7 @@ def test_rows_by_their_formula(grid: Grid, per_cell: int, per_record: int) -> No
         if collected.sum() == pytest.approx(kernel.totals[i % per_cell, j % per_cell], rel=1e-9):
             assert rows[i, j] == pytest.approx(0.01 + 0.97 * collected / collected.sum(), rel=1e-9)
     assert np.abs(rows.sum(axis=-1) - 1).max() < 1e-13
-    assert (kernel.rows(slice(1, 2), reported, 3, 0.01) == rows[1:2]).all()
+    assert (kernel.rows((slice(1, 2), slice(1, None)), reported, 3, 0.01) == rows[1:2, 1:]).all()
 
 
 @settings(max_examples=8, deadline=None)
@@ -88,7 +88,7 @@ def test_no_output_is_better_for_a_cell_than_its_own(
     def losses(i: int, j: np.ndarray) -> np.ndarray:
         return loss.rows(np.stack([np.full(len(j), x[i]), y[j]], axis=-1))
 
-    kernel = Kernel(cells, 5.0, 1e-5)
+    kernel = Kernel.of(cells, 5.0, 1e-5)
     posterior = Posterior(cells, prior, losses, outputs)
     reported, loss_km = best_outputs(kernel, posterior, places, lambda output: loss.rows(places[[output]])[0])
     table, least = kernel.masses.mean(axis=(0, 1)), 0.0

@@ -2,9 +2,11 @@
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_epsilon
@@ -12,18 +14,44 @@ from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, G
 from mdpext_dask.extend.noise import Kernel, NoiseLattice
 from mdpext_dask.extend.noise_remap import Posterior, best_outputs
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 
 # ε R up to which noise is followed while the remap is chosen, and the steps in which less is tried.
-_FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
+FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
 # What the floor may cost, relative to the loss.
 _FLOOR_COST = 0.002
+# The least floor: what the sampler can use, and room for storing it.
+_LEAST_FLOOR = SMALLEST_PROBABILITY * (1 + 1e-4)
 # Loss rows that are held at a time.
-_MOST_MOMENTS = 200_000_000
-_MOST_CELLS = 20_000_000
+MOST_MOMENTS = 200_000_000
+MOST_CELLS = 20_000_000
 
 
-def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
-    """Return planar Laplace noise on a fine lattice, every cell of which is remapped to its best output.
+@dataclass(frozen=True)
+class FineNoise:
+    """Noise, its remap, and the floor of its rows.
+
+    Parameters
+    ----------
+    kernel
+        The noise.
+    reported
+        r: the output of every cell, of the lattice's shape.
+    floor
+        f.
+    facts
+        What else is worth telling: ``epsilon_used_per_km``, ``noise_cell_km``, ``noise_radius_km``,
+        ``floor``, ``outputs_reported``.
+    """
+
+    kernel: Kernel
+    reported: NDArray[np.intp]
+    floor: float
+    facts: dict[str, Any]
+
+
+def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math.inf) -> FineNoise:
+    """Choose noise cells, the output of each, and the floor.
 
     See :mod:`mdpext_dask.extend.noise` for the mechanism and why it keeps ε, and
     :mod:`mdpext_dask.extend.noise_remap` for the remap. The floor f is the largest that costs at most
@@ -33,24 +61,25 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
     ----------
     problem
         The problem.
-    seconds
-        How long it may take.
+    epsilon_per_km
+        ε to keep for distances d_2, in 1/km.
+    deadline
+        When to give up, by :func:`time.perf_counter`.
 
     Raises
     ------
     SolverError
         If it would take too long or too much memory, or rounding takes too much of ε.
     """
-    deadline = time.perf_counter() + seconds
-    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
+    epsilon = epsilon_per_km
     x_km, y_km = problem.grid.x_km(), problem.grid.y_km()
-    if np.count_nonzero(problem.prior) * problem.outputs > _MOST_MOMENTS:
+    if np.count_nonzero(problem.prior) * problem.outputs > MOST_MOMENTS:
         raise SolverError("fine noise: losses of all records and outputs do not fit into memory")
 
-    lattice = NoiseLattice.around(problem.grid, epsilon, _FURTHEST / epsilon)
-    if math.prod(lattice.shape) > _MOST_CELLS:
+    lattice = NoiseLattice.around(problem.grid, epsilon, FURTHEST / epsilon)
+    if math.prod(lattice.shape) > MOST_CELLS:
         raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
-    kernel = Kernel(lattice, epsilon, _threshold(lattice, _FURTHEST))
+    kernel = Kernel.of(lattice, epsilon, _threshold(lattice, FURTHEST))
     posterior = Posterior(
         lattice,
         problem.prior,
@@ -69,35 +98,57 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
 
     beyond = lattice.beyond_km()
     anywhere_km = float(posterior.moments.sum()) / problem.outputs / float(posterior.mass.sum())
-    for scaled in np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP):
+    for scaled in np.arange(_LEAST, FURTHEST + _STEP / 2, _STEP):
         radius, threshold = scaled / epsilon, _threshold(lattice, scaled)
         most = int(np.bincount(reported[beyond <= radius + lattice.cell_km]).max())
         # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
         share = problem.outputs * threshold * most * epsilon**2 / 5
         if share * anywhere_km <= _FLOOR_COST * loss_km:
             break
-    kernel = replace(kernel, threshold=threshold)
-    used = epsilon_within(problem, epsilon, kernel.log_error)
-    kernel = replace(kernel, epsilon_per_km=used)
+    used = epsilon_within(problem, epsilon, Kernel.of(lattice, epsilon, threshold).log_error)
+    kernel = Kernel.of(lattice, used, threshold)
     ratio = threshold * most / float(kernel.totals.min())
-    floor = ratio / (1 + problem.outputs * ratio)
+    # More is never a breach: what is added is the same for all records.
+    floor = max(ratio / (1 + problem.outputs * ratio), _LEAST_FLOOR)
+    facts = {
+        "epsilon_used_per_km": used,
+        "noise_cell_km": lattice.cell_km,
+        "noise_radius_km": float(radius),
+        "floor": floor,
+        "outputs_reported": len(np.unique(reported)),
+    }
+    return FineNoise(kernel, reported, floor, facts)
+
+
+def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
+    """Return planar Laplace noise on a fine lattice, every cell of which is remapped to its best output.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    seconds
+        How long it may take.
+
+    Raises
+    ------
+    SolverError
+        See :func:`choose_noise`.
+    """
+    deadline = time.perf_counter() + seconds
+    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
+    noise, every = choose_noise(problem, epsilon, deadline), slice(None)
 
     def rows(east: slice) -> Array:
         if time.perf_counter() > deadline:
             raise SolverError("fine noise: not all rows could be made in time")
-        return kernel.rows(east, reported, problem.outputs, floor)
+        return noise.kernel.rows((east, every), noise.reported, problem.outputs, noise.floor)
 
     return BaselineMechanism(
         rows=rows,
         guarantee=Guarantee.EPSILON,
         note="Epsilon for all pairs: noise in the plane keeps it, and remapping cells is post-processing.",
-        facts={
-            "epsilon_used_per_km": used,
-            "noise_cell_km": lattice.cell_km,
-            "noise_radius_km": float(radius),
-            "floor": floor,
-            "outputs_reported": len(np.unique(reported)),
-        },
+        facts=noise.facts,
     )
 
 

@@ -1,0 +1,224 @@
+"""Stores of noise: proved, as good as the noise they are made of, and the same however they are made."""
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mdpext_dask.auditors.audit import audit
+from mdpext_dask.errors import SpecError, StoreError
+from mdpext_dask.evaluation.baselines.fine_noise import laplace_fine
+from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
+from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.job.sections import ClusterSection
+from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.noise_stage import strictness
+from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.problem.grid import Grid
+from mdpext_dask.runtime.city import open_city
+from mdpext_dask.sampling.export import export_city
+from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
+from tests.support.forged import rehash
+from tests.support.refusals import refused
+from tests.support.regions import u_job
+
+Job = Callable[..., dict[str, dict[str, Any]]]
+NOISE = {"extension": {"method": "noise"}, "privacy": {"budget": "certified"}}
+
+
+def noise_job(small_job: Job, **sections: dict[str, Any]) -> dict[str, Any]:
+    both = {name: {**NOISE.get(name, {}), **sections.get(name, {})} for name in {*NOISE, *sections}}
+    return small_job(**both)
+
+
+def all_rows(path: Path | str) -> Any:
+    store = MechanismStore.open(str(path))
+    return rows_of(store, slice(0, store.grid.shape[0]), slice(0, store.grid.shape[1]))
+
+
+@pytest.fixture(scope="module")
+def built(small_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("noise") / "s.zarr"
+    build(parse_job(noise_job(small_job, store={"block_cells": [2, 2]})), str(path))
+    return path
+
+
+# --- what it is -----------------------------------------------------------------------------------
+
+
+def test_it_is_proved_and_loses_what_its_noise_does(built: Path) -> None:
+    store = MechanismStore.open(str(built))
+    report = audit(built, method="certificate")
+    assert report.holds
+    assert 0.95 <= report.epsilon / report.limit_per_km <= 1  # records are further apart than noise cells
+    assert audit(built, method="exhaustive").holds
+    assert audit(built, method="boundary").verdict == "shared rows agree"
+    problem = Problem.of_store(store)
+    rows = laplace_fine(problem, 100.0).rows
+    assert rows is not None
+    # Of the baseline no certificate is asked, so its ε is a bit more.
+    loss = expected_loss(problem, rows)
+    assert loss * (1 - 1e-6) <= store.attributes["loss_km"] <= loss * 1.003
+    assert evaluate(str(built), attacks=None)["loss_km"] == store.attributes["loss_km"]
+
+
+def test_there_is_no_seed(built: Path, small_job: Job) -> None:
+    spec = parse_job(noise_job(small_job))
+    planned, store = plan_job(spec), MechanismStore.open(str(built))
+    assert planned["seeds"] == 0
+    assert planned["seed_work"] == {"programs": 0, "rounds": 0, "trials": 0}
+    assert store.seed_arrays() == {"noise_output", "noise_mass", "noise_total", "noise_form"}
+    facts = store.seed_attributes["noise"]
+    assert 0 < facts["floor"] * store.outputs < 1e-3
+    assert all_rows(built).min() == np.float32(facts["floor"])
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    epsilon=st.sampled_from([0.3, 1.0, 4.0]),
+    p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]),
+    refine=st.sampled_from([[1], [3], [2, 2]]),
+    kind=st.sampled_from(["travel", "euclidean"]),
+    outputs=st.integers(1, 20),
+)
+def test_every_job_holds(
+    small_job: Job,
+    tmp_path_factory: pytest.TempPathFactory,
+    epsilon: float,
+    p: float,
+    refine: list[int],
+    kind: str,
+    outputs: int,
+) -> None:
+    job = noise_job(
+        small_job,
+        domain={"metric_p": p, "refine": refine},
+        privacy={"epsilon_per_km": epsilon},
+        loss={"kind": kind},
+        outputs={"count": outputs},
+    )
+    path = tmp_path_factory.mktemp("any") / "s.zarr"
+    summary = build(parse_job(job), str(path))
+    assert summary["state"] == "complete"
+    assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
+    assert audit(path, method="exhaustive").holds
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
+def test_steps_are_a_bit_stricter_than_noise(p: float) -> None:
+    found = strictness(Grid(0.0, 0.0, 20, 20, 1.0, (2,)), 3.0, p)
+    assert 1 <= found <= (1.0 + 1e-9 if p in (1.0, math.inf) else 1.0021)
+
+
+# --- the same, however it is made -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_cells", [[1, 1], [3, 2], [99, 99]])
+def test_blocks_do_not_decide_the_bytes(
+    built: Path, small_job: Job, path: Path, block_cells: list[int]
+) -> None:
+    build(parse_job(noise_job(small_job, store={"block_cells": block_cells})), str(path))
+    assert np.array_equal(all_rows(path).view(np.uint32), all_rows(built).view(np.uint32))
+
+
+def test_every_executor_makes_the_same(
+    built: Path, small_job: Job, path: Path, any_cluster: ClusterSection
+) -> None:
+    spec = parse_job(noise_job(small_job, store={"block_cells": [2, 2]}))
+    build(spec.model_copy(update={"cluster": any_cluster}), str(path))
+    found, before = (MechanismStore.open(str(each)) for each in (path, built))
+    assert found.content_sha256 == before.content_sha256
+    assert found.attributes["epsilon_certified"] == before.attributes["epsilon_certified"]
+
+
+def test_in_pieces(built: Path, small_job: Job, path: Path) -> None:
+    spec = parse_job(noise_job(small_job, store={"block_cells": [2, 2]}))
+    init(spec, str(path))
+    for index in reversed(range(MechanismStore.open(str(path)).plan.blocks)):
+        partition(str(path), index, index + 1)
+    assert finalise(str(path))["state"] == "complete"
+    assert MechanismStore.open(str(path)).content_sha256 == MechanismStore.open(str(built)).content_sha256
+
+
+def test_with_a_region(tmp_path: Path) -> None:
+    found = []
+    for cells in (1, 9):
+        job = u_job(tmp_path, store={"block_cells": [cells, cells]}, privacy={"budget": "certified"})
+        job["extension"] = {"method": "noise"}
+        path = tmp_path / f"{cells}.zarr"
+        assert build(parse_job(job), str(path))["state"] == "complete"
+        assert audit(str(path)).holds
+        assert audit(str(path), method="boundary").passed
+        found.append(all_rows(path))
+    assert np.array_equal(*found)
+    assert len(MechanismStore.open(str(tmp_path / "1.zarr")).plan.skipped) == 8
+
+
+def test_on_a_turned_grid(small_job: Job, path: Path) -> None:
+    build(parse_job(noise_job(small_job, domain={"rotation_deg": 30.0})), str(path))
+    assert audit(path, method="exhaustive").holds
+
+
+def test_a_city_of_it_draws_the_same(built: Path, tmp_path: Path) -> None:
+    facts = export_city(str(built), tmp_path / "m.mdp")
+    assert facts["packing"] == "rows"
+    assert audit(str(tmp_path / "m.mdp")).holds
+    city, store = open_city(tmp_path / "m.mdp"), open_mechanism(built)
+    lon, lat = -73.97, 40.77
+    assert np.array_equal(city.row(lon=lon, lat=lat), store.row(lon=lon, lat=lat))
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["noise_output", "noise_mass", "noise_total", "noise_form"])
+def test_changed_tables_are_found(built: Path, tmp_path: Path, name: str) -> None:
+    path = shutil.copytree(built, tmp_path / "copy.zarr")
+    array = MechanismStore.open(str(path), mode="r+").array(f"seed/{name}")
+    values = array[...]
+    middle = tuple(n // 2 for n in values.shape)
+    values[middle] = (values[middle] + 1) % 8 if name == "noise_output" else values[middle] * 1.01 + 1e-3
+    array[...] = values
+    report = audit(path)
+    assert report.verdict == "changed since it was written"
+    assert "seed" in report.changed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_output", 8), ("noise_output", -1), ("noise_mass", math.nan), ("noise_total", 0.0),
+     ("noise_form", 2.5), ("noise_form", math.inf), ("noise_form", 3.0)],
+)  # fmt: skip
+def test_damaged_tables_are_one_line(built: Path, tmp_path: Path, name: str, value: float) -> None:
+    path = shutil.copytree(built, tmp_path / "copy.zarr")
+    array = MechanismStore.open(str(path), mode="r+").array(f"seed/{name}")
+    values = array[...]
+    values[(0,) * values.ndim] = value
+    array[...] = values
+    rehash(path)
+    refused(StoreError, "damaged", audit, path, method="boundary")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"privacy": {"budget": "half"}}, "is for seeds"),
+        ({"privacy": {"epsilon_per_km": 1e-4}}, "cells of noise"),
+    ],
+)
+def test_what_cannot_be(small_job: Job, path: Path, sections: dict[str, Any], message: str) -> None:
+    def run(function: Callable[..., Any], *arguments: str) -> None:
+        function(parse_job(noise_job(small_job, **sections)), *arguments)
+
+    refused(SpecError, message, run, build, str(path))
+    refused(SpecError, message, run, plan_job)
+    assert not path.exists()
