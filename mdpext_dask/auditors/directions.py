@@ -28,15 +28,14 @@ from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, ArraySource
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.job.sections import NOISE
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, dual_exponent, log_ratio_error
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 
-# Wider ones are asked where narrower ones do not decide. Planar noise is certified at 1.082, 1.028, 1.013 and
-# 1.002 ε: 1/cos(θ/2) for the widest angle θ between two neighbours.
-RADII = (1, 2, 3, 8)
+# Wider ones are asked where narrower ones do not decide. On square lattices planar noise is certified at
+# 1.0824, 1.0131 and 1.0020 ε: 1/cos(θ/2) for the widest angle θ between two neighbours.
+RADII = (1, 3, 8)
 # Of one fine row of a portion of outputs, so that its working arrays stay in the processor's cache.
 _ROW_ELEMENTS = 16384
 # A maximum so near to a border of its cone counts as inside, which can only raise the result.
@@ -66,7 +65,7 @@ def certify_directions(
     """Certify a subject on a lattice, whose rows are sound, with steps as wide as it takes.
 
     Wider steps are asked only of outputs that narrower ones leave above the limit, in 1/km, and not at all
-    once a step itself is above it. Noise is known to need the widest.
+    once a step itself is above it.
     """
     source = subject.source
     shape = source.lattice_shape
@@ -82,12 +81,13 @@ def certify_directions(
         function, sides = steps_of_band, _sides_of(source)
     certified = np.full(source.outputs, math.inf)
     largest: dict[Step, Array] = {}
-    is_noise = store is not None and store.attributes["job"]["extension"]["method"] == NOISE
-    for radius in RADII[-1:] if is_noise else RADII:
+    radius = 0
+    for wider in RADII:
         outputs = np.flatnonzero(certified > limit)
-        asked = [step for step in steps_of(radius, shape) if step not in largest]
+        asked = [step for step in steps_of(wider, shape) if step not in largest]
         if not asked:  # the rectangle is as narrow as the steps
             continue
+        radius = wider
         found = np.zeros((len(asked), len(outputs)))
         with stages.stage("directions", len(tasks)):
             arguments = [(*task, asked, outputs) for task in tasks]

@@ -130,7 +130,7 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         if epsilon <= promise.kept_per_km:
             proved, violations = True, 0
     # What it says of itself is what was found for its own promise.
-    own = subject.own_limit_per_km
+    own = subject.own_limit_per_km if promise.metric_p == subject.own_metric_p else None
     if usable and own is not None and worst.epsilon > own:
         certified = min(certified, directions_at(own).epsilon)
     if not proved and subject.breaks(steepest):

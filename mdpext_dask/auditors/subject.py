@@ -89,6 +89,12 @@ class Subject:
     signed_by: str | None = None
     own_limit_per_km: float | None = None
 
+    @property
+    def own_metric_p(self) -> float | None:
+        """Exponent of the metric of a store or a city."""
+        whole = self.store or self.city
+        return None if whole is None else whole.metric_p
+
     def describe(self, triple: Triple | None) -> dict[str, Any]:
         """Return a triple as values, its log ratio computed anew from the exact rows; of none, nothing."""
         if triple is None:

@@ -6,8 +6,8 @@ import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST, MOST_CELLS, MOST_MOMENTS
-from mdpext_dask.extend.noise import NoiseLattice
+from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST, MOST_MOMENTS
+from mdpext_dask.extend.noise import MOST_CELLS, NoiseLattice
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry

@@ -29,6 +29,7 @@ from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, remap_of
 from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.schema import is_noise
 from mdpext_dask.store.signature import require_signed
 
 PACKINGS = ("auto", *city_header.PACKINGS)
@@ -203,7 +204,7 @@ def _write_sections(
 
     scores = None
     if packing == city_header.SEED:
-        if "score" not in store.seed_arrays():
+        if is_noise(store.seed_attributes):
             return None
         scores = store.read("seed/score")
     for tile, rows in _rows_of_tiles(store, tiles):

@@ -220,8 +220,8 @@ def _is(figure: Any, expected: float) -> bool:
 
 def _seed_rows_fit_scores(store: MechanismStore) -> bool:
     """Whether the corners' rows, which nothing is computed from, are those of their log scores."""
-    if schema.NOISE_OUTPUT in store.seed_arrays():
-        return True  # noise has no corners
+    if schema.is_noise(store.seed_attributes):
+        return True  # no corners
     try:
         step = store.array("seed/score").chunks[0]
         for first in range(0, store.grid.seeds_shape[0], step):

@@ -5,6 +5,7 @@ block is extended again from the seed as a whole, as when its receipt was writte
 differs.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
-from mdpext_dask.extend.noise import Kernel, NoiseLattice
+from mdpext_dask.extend.noise import MOST_CELLS, MOST_PER_CELL, Kernel, NoiseLattice
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.sections import NOISE, ExtensionSection
@@ -162,17 +163,25 @@ def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray
 
 def _of_noise(store: MechanismStore, block: Block) -> NDArray[np.float32]:
     """Return the rows that follow from a store's tables of noise."""
-    reported, masses, totals, form = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES)
+    tables = [store.array(f"seed/{name}") for name in schema.NOISE_TABLES]
     broken = StoreError(f"{store.url}: the tables of noise are damaged; run the job again")
-    if form.shape != (4,) or not np.isfinite(form).all() or (form[:3] % 1).any() or (form < 0).any():
+    if tables[3].shape != (4,) or [table.dtype.name for table in tables] != ["int32", *3 * ["float64"]]:
+        raise broken
+    form = store.read(f"seed/{schema.NOISE_FORM}")
+    if not np.isfinite(form).all() or (form[:3] % 1).any() or (form < 0).any() or form.max() > MOST_CELLS:
         raise broken
     per_cell, per_record, reach = map(int, form[:3])
     floor, outputs = float(form[3]), store.outputs
-    lattice = NoiseLattice(store.grid, per_cell, per_record, reach)
-    window = per_cell, per_cell, 2 * reach + 1, 2 * reach + 1
-    fits = min(per_cell, per_record) == 1 and (masses.shape, totals.shape) == (window, window[:2])
+    if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL:
+        raise broken
+    lattice, window = NoiseLattice(store.grid, per_cell, per_record, reach), 2 * reach + 1
+    shapes = lattice.shape, (per_cell, per_cell, window, window), (per_cell, per_cell)
+    # Nothing is read that is not as large as it should be.
+    if math.prod(lattice.shape) > MOST_CELLS or tuple(table.shape for table in tables[:3]) != shapes:
+        raise broken
+    reported, masses, totals = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES[:3])
     # Lost chunks read as NaN, and as -1.
-    if not (fits and reported.shape == lattice.shape and np.isfinite(masses).all() and (totals > 0).all()):
+    if not (np.isfinite(masses).all() and (totals > 0).all()):
         raise broken
     if not (reported.min() >= 0 and reported.max() < outputs and 0 < floor * outputs < 1):
         raise broken

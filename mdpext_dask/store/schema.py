@@ -112,6 +112,12 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
     }
 
 
+def is_noise(seed_attributes: Mapping[str, Any]) -> bool:
+    """Whether the seed, by the arrays that its digest is of, has tables of noise and no scores."""
+    names = seed_attributes.get("extension")
+    return isinstance(names, list) and NOISE_OUTPUT in names
+
+
 def as_stored(attributes: Mapping[str, Any]) -> dict[str, str | int | float]:
     """Return attributes of the root as they are stored: strings and numbers; JSON for anything else."""
     return {

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,26 @@ def test_a_city_of_it_draws_the_same(built: Path, tmp_path: Path) -> None:
     assert np.array_equal(city.row(lon=lon, lat=lat), store.row(lon=lon, lat=lat))
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "cell_km", "refine", "p"), [(1.0, 4.0, [3], 2.0), (4.0, 4.0, [2], 2.0), (1.0, 4.0, [3], 3.0)]
+)
+def test_a_city_claims_what_its_rows_are_certified_for(
+    small_job: Job, tmp_path: Path, epsilon: float, cell_km: float, refine: list[int], p: float
+) -> None:
+    job = noise_job(
+        small_job,
+        domain={"cell_km": cell_km, "refine": refine, "metric_p": p},
+        privacy={"epsilon_per_km": epsilon},
+        outputs={"count": 30},
+    )
+    build(parse_job(job), str(tmp_path / "s.zarr"))
+    export_city(str(tmp_path / "s.zarr"), tmp_path / "m.mdp")
+    of_store, of_city = audit(tmp_path / "s.zarr"), audit(str(tmp_path / "m.mdp"))
+    assert of_store.holds
+    assert of_city.holds
+    assert of_store.epsilon == of_city.epsilon
+
+
 # --- what is wrong --------------------------------------------------------------------------------
 
 
@@ -206,6 +227,40 @@ def test_damaged_tables_are_one_line(built: Path, tmp_path: Path, name: str, val
     array[...] = values
     rehash(path)
     refused(StoreError, "damaged", audit, path, method="boundary")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    [("noise_output", "float64", None), ("noise_mass", "float32", None),
+     ("noise_mass", "float64", (1, 1, 9_999, 9_999)), ("noise_output", "int32", (9_999, 9_999))],
+)  # fmt: skip
+def test_other_tables_are_not_read(
+    built: Path, tmp_path: Path, name: str, dtype: str, shape: tuple[int, ...] | None
+) -> None:
+    path = shutil.copytree(built, tmp_path / "copy.zarr")
+    store = MechanismStore.open(str(path), mode="r+")
+    values = store.read(f"seed/{name}")
+    content: dict[str, Any] = {"data": values.astype(dtype)}
+    if shape is not None:
+        content = {"shape": shape, "dtype": dtype}
+    dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+    store.create_seed_array(name, dimensions, shape or values.shape, fill_value=0, **content)
+    tracemalloc.start()
+    refused(StoreError, "damaged", audit, path, method="boundary")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000_000
+
+
+def test_tables_in_a_store_with_seeds_hide_nothing(small_job: Job, path: Path) -> None:
+    build(parse_job(small_job()), str(path))
+    store = MechanismStore.open(str(path), mode="r+")
+    rows = store.array("seed/probability")
+    rows[...] = rows[...][::-1]
+    store.create_seed_array(
+        "noise_output", ("a", "b"), (2, 2), fill_value=-1, data=np.zeros((2, 2), np.int32)
+    )
+    assert "seed/probability" in audit(path).changed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_epsilon
 from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
-from mdpext_dask.extend.noise import Kernel, NoiseLattice
+from mdpext_dask.extend.noise import MOST_CELLS, Kernel, NoiseLattice
 from mdpext_dask.extend.noise_remap import Posterior, best_outputs
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
@@ -24,7 +24,6 @@ _FLOOR_COST = 0.002
 _LEAST_FLOOR = SMALLEST_PROBABILITY * (1 + 1e-4)
 # Loss rows that are held at a time.
 MOST_MOMENTS = 200_000_000
-MOST_CELLS = 20_000_000
 
 
 @dataclass(frozen=True)
