@@ -8,16 +8,19 @@ of so much less than ε.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdpext_dask.auditors.directions import RADII, slopes, steps_of
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.fine_noise import choose_noise
+from mdpext_dask.evaluation.baselines.fine_noise import FineNoise, choose_noise
 from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
 
 
 def noise_job(store: MechanismStore) -> None:
@@ -34,9 +37,21 @@ def noise_job(store: MechanismStore) -> None:
     noise = choose_noise(problem, euclidean)
     if noise.floor * problem.outputs >= 1:
         raise SolverError(f"noise: no floor is left for {problem.outputs} outputs; use fewer")
-    lattice = noise.kernel.lattice
+    _write(store, noise)
+
+
+def _write(store: MechanismStore, noise: FineNoise) -> None:
+    """Write the tables of noise in the place of a seed, under one digest."""
+    kernel, lattice = noise.kernel, noise.kernel.lattice
     form = np.array([lattice.per_cell, lattice.per_record, lattice.reach, noise.floor])
-    store.write_noise(noise.reported, noise.kernel.masses, noise.kernel.totals, form, noise.facts)
+    tables: list[NDArray[Any]] = [noise.reported.astype(np.int32), kernel.masses, kernel.totals, form]
+    for name, values in zip(NOISE_TABLES, tables, strict=True):
+        dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+        lost = -1 if name == NOISE_OUTPUT else np.nan
+        store.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
+    digest = sha256_of(*(store.array(f"seed/{name}") for name in NOISE_TABLES))
+    # The attributes come last: they mark the tables as written.
+    store.note_seed({"sha256": digest, "extension": list(NOISE_TABLES), "noise": noise.facts})
 
 
 def strictness(grid: Grid, epsilon_per_km: float, p: float) -> float:

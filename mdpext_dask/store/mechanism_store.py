@@ -472,34 +472,6 @@ class MechanismStore:
         except OSError as error:
             raise StoreError(f"{self.url}: the seed cannot be written: {first_line(error)}") from None
 
-    def write_noise(
-        self,
-        reported: NDArray[np.integer],
-        masses: NDArray[np.float64],
-        totals: NDArray[np.float64],
-        form: NDArray[np.float64],
-        facts: Mapping[str, Any],
-    ) -> None:
-        """Write the tables of noise in the place of a seed, under one digest.
-
-        Parameters
-        ----------
-        reported, masses, totals
-            See :class:`mdpext_dask.extend.noise.Kernel`.
-        form
-            Records to a cell, cells to a record, the reach in cells, and the floor f.
-        facts
-            What else to note.
-        """
-        tables: list[NDArray[Any]] = [reported.astype(np.int32), masses, totals, form]
-        for name, values in zip(schema.NOISE_TABLES, tables, strict=True):
-            dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
-            lost = -1 if name == schema.NOISE_OUTPUT else np.nan
-            self.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
-        digest = schema.sha256_of(*(self.array(f"seed/{name}") for name in schema.NOISE_TABLES))
-        # The attributes come last: they mark the tables as written.
-        self.note_seed({"sha256": digest, "extension": list(schema.NOISE_TABLES), "noise": dict(facts)})
-
     def note_seed(self, attributes: Mapping[str, Any]) -> None:
         """Write attributes of the seed group."""
         self._seed_group().attrs.update(attributes)
@@ -524,8 +496,7 @@ class MechanismStore:
         return attributes.get("sha256") in known
 
     def _seed_digest(self, names: Sequence[str]) -> str:
-        scores = () if schema.NOISE_OUTPUT in names else ("score",)
-        return schema.sha256_of(*(self.array(f"seed/{name}") for name in (*scores, *names)))
+        return schema.sha256_of(*(self.array(f"seed/{name}") for name in schema.digested(names)))
 
     def write_seed_cost(self, cost: NDArray[np.float64]) -> None:
         """Write C, float64 of shape (J, K), in km: what the seed LP minimises."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import metadata
 from typing import Any, TypeGuard
@@ -110,6 +110,11 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
         **({"attribution": "Map data (c) OpenStreetMap contributors, ODbL 1.0"} if is_map else {}),
         **facts,
     }
+
+
+def digested(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the arrays that a seed's digest is of: its scores and these, or tables of noise alone."""
+    return tuple(names) if NOISE_OUTPUT in names else ("score", *names)
 
 
 def is_noise(seed_attributes: Mapping[str, Any]) -> bool:
