@@ -311,7 +311,7 @@ def test_a_crash_is_no_failed_guarantee(folder: Path, inside: Inside, monkeypatc
 def test_an_interrupt_is_one_line_exit_3_and_leaves_no_process(folder: Path, kind: str) -> None:
     """SIGINT to the whole group, as a terminal sends it, while blocks are extended."""
     # A seed in a moment, and then some seconds of blocks.
-    job = JOB.replace("refine = [2, 2]", "refine = [150]").replace("inline", kind)
+    job = JOB.replace("refine = [2, 2]", "refine = [800]").replace("inline", kind)
     (folder / "job.toml").write_text(job)
     command = [sys.executable, "-m", "mdpext_dask.cli", "run", "job.toml", "--progress", "none", "--json"]
     process = subprocess.Popen(
