@@ -9,7 +9,7 @@ import numpy as np
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST
+from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.extend.noise import NoiseLattice
@@ -249,8 +249,7 @@ class JobCosts:
         """The cells of noise, if the job has noise."""
         if self.spec.extension.method != NOISE:
             return None
-        epsilon = self.spec.privacy.epsilon_per_km
-        return NoiseLattice.around(self.plan.grid, epsilon, FURTHEST / epsilon)
+        return cells_of(self.plan.grid, self.spec.privacy.epsilon_per_km)
 
     @property
     def noise_seconds(self) -> float:

@@ -6,8 +6,8 @@ import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.baselines.fine_noise import FURTHEST, MOST_MOMENTS
-from mdpext_dask.extend.noise import MOST_CELLS, NoiseLattice
+from mdpext_dask.evaluation.baselines.fine_noise import MOST_MOMENTS, cells_of
+from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
@@ -154,7 +154,7 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
         If there are more cells of noise than can be gone through.
     """
     grid, epsilon = geometry.grid, spec.privacy.epsilon_per_km
-    lattice = NoiseLattice.around(grid, epsilon, FURTHEST / epsilon)
+    lattice = cells_of(grid, epsilon)
     cells, inside = math.prod(lattice.shape), math.prod(n - 2 * lattice.reach for n in lattice.shape)
     if cells > MOST_CELLS:
         raise SpecError(
@@ -174,7 +174,7 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
 
 def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:
     """Return what a worker holds of noise: outputs of cells, and masses, as they are and those above τ."""
-    lattice = NoiseLattice.around(grid, spec.privacy.epsilon_per_km, FURTHEST / spec.privacy.epsilon_per_km)
+    lattice = cells_of(grid, spec.privacy.epsilon_per_km)
     masses = lattice.per_cell**2 * (2 * lattice.reach + 1) ** 2
     return FLOAT64 * (math.prod(lattice.shape) + 3 * masses)
 

@@ -39,7 +39,7 @@ def test_all_of_epsilon_is_used_and_a_lower_floor_breaks_it(monkeypatch: pytest.
     rows = rows_of(laplace_fine, problem)
     assert holds(rows, problem)
     assert not holds(rows, problem, epsilon=2.7)
-    monkeypatch.setattr(fine_noise, "FURTHEST", 8.0)
+    monkeypatch.setattr(fine_noise, "_FURTHEST", 8.0)
     monkeypatch.setattr(fine_noise, "_LEAST", 2.0)
     monkeypatch.setattr(fine_noise, "_FLOOR_COST", math.inf)
     near = rows_of(laplace_fine, problem)

@@ -13,11 +13,12 @@ from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_eps
 from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
 from mdpext_dask.extend.noise import MOST_CELLS, Kernel, NoiseLattice
 from mdpext_dask.extend.noise_remap import Posterior, best_outputs
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 
 # ε R up to which noise is followed while the remap is chosen, and the steps in which less is tried.
-FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
+_FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
 # What the floor may cost, relative to the loss.
 _FLOOR_COST = 0.002
 # The least floor: what the sampler can use, and room for storing it.
@@ -75,10 +76,10 @@ def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math
     if np.count_nonzero(problem.prior) * problem.outputs > MOST_MOMENTS:
         raise SolverError("fine noise: losses of all records and outputs do not fit into memory")
 
-    lattice = NoiseLattice.around(problem.grid, epsilon, FURTHEST / epsilon)
+    lattice = cells_of(problem.grid, epsilon)
     if math.prod(lattice.shape) > MOST_CELLS:
         raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
-    kernel = Kernel.of(lattice, epsilon, _threshold(lattice, FURTHEST))
+    kernel = Kernel.of(lattice, epsilon, _threshold(lattice, _FURTHEST))
     posterior = Posterior(
         lattice,
         problem.prior,
@@ -97,7 +98,7 @@ def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math
 
     beyond = lattice.beyond_km()
     anywhere_km = float(posterior.moments.sum()) / problem.outputs / float(posterior.mass.sum())
-    for scaled in np.arange(_LEAST, FURTHEST + _STEP / 2, _STEP):
+    for scaled in np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP):
         radius, threshold = scaled / epsilon, _threshold(lattice, scaled)
         most = int(np.bincount(reported[beyond <= radius + lattice.cell_km]).max())
         # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
@@ -117,6 +118,11 @@ def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math
         "outputs_reported": len(np.unique(reported)),
     }
     return FineNoise(kernel, reported, floor, facts)
+
+
+def cells_of(grid: Grid, epsilon_per_km: float) -> NoiseLattice:
+    """Return the cells of noise around a grid, as far as noise is followed."""
+    return NoiseLattice.around(grid, epsilon_per_km, _FURTHEST / epsilon_per_km)
 
 
 def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
