@@ -31,7 +31,7 @@ from mdpext_dask.store.rows import rows_at, rows_of
 
 # Size of a part in float64, of which a work item holds a few copies, and its records, at most.
 _PART_BYTES = 8 * 2**20
-_PART_RECORDS = 2**16
+_PART_RECORDS = 2**14
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
 
 

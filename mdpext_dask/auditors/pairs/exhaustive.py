@@ -28,6 +28,8 @@ _PARTNERS = 8
 _BOUNDS = 3
 # Numbers of a record, and of a pair of tiles, whatever the outputs; measured.
 _NUMBERS = 20
+# Numbers of a record that is kept, beside its row and ℓ: record number, point, place, position.
+_KEPT_NUMBERS = 6
 
 
 @dataclass(frozen=True)
@@ -148,17 +150,23 @@ def pairs_of(records: int) -> int:
 def peak_bytes(source: Source) -> int:
     """Return the predicted peak of what a work item allocates, in bytes.
 
-    Parts that are kept: rows as they are read, and ℓ. One that is being read: its rows, and ℓ while it is put
-    in order. Bounds of pairs of tiles, and tables of a pair of tiles.
+    Parts that are kept: rows as they are read, ℓ, and where records are. One that is being read: its rows,
+    and ℓ while it is put in order. Bounds of pairs of tiles, and tables of a pair of tiles.
     """
     entries = source.largest_part * source.outputs
-    part = entries * (source.item_bytes + FLOAT64)
+    part = _bytes_of_part(source)
     kept = min(max(_KEPT_BYTES, 2 * part), source.parts * part)
     reading = entries * (source.item_bytes + 3 * FLOAT64)
     tiles = math.ceil(source.largest_part / TILE)
     bounds = _BOUNDS * FLOAT64 * min(tiles**2 * source.outputs // 2, BOUNDS_AT_ONCE)
     numbers = _NUMBERS * FLOAT64 * (source.largest_part + tiles**2)
     return int(max(kept - part + reading, kept + bounds) + numbers + 8 * TILE**2 * FLOAT64)
+
+
+def _bytes_of_part(source: Source) -> int:
+    """Return what the largest part that is kept takes, in bytes."""
+    row = source.outputs * (source.item_bytes + FLOAT64) + _KEPT_NUMBERS * FLOAT64
+    return source.largest_part * row
 
 
 # The parts of one audit that this process has read last; a worker may have several threads.
@@ -178,8 +186,7 @@ def _kept_part(source: Source, index: int) -> tuple[Part | None, list[Finding]]:
         if key not in _kept:
             if any(token != source.token for token, _ in _kept):
                 _kept.clear()
-            each = source.largest_part * source.outputs * (source.item_bytes + FLOAT64)
-            while len(_kept) >= max(_KEPT_BYTES // each, 2):
+            while len(_kept) >= max(_KEPT_BYTES // _bytes_of_part(source), 2):
                 _kept.popitem(last=False)
             _kept[key] = load_part(source, index)
         _kept.move_to_end(key)
