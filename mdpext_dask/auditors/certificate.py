@@ -44,10 +44,11 @@ from mdpext_dask.seed.budget import (
     log_ratio_error,
     vector_norm,
 )
-from mdpext_dask.store.blocks import FLOAT64
+from mdpext_dask.store.blocks import FLOAT64, Block
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
+from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import local_rows_of
 
 # Of one fine row of a strip, so that its working arrays stay in the processor's cache.
 _STRIP_ELEMENTS = 8192
@@ -123,13 +124,14 @@ def certify_cells(
     metric_p: float,
     limit: float = math.inf,
     usable: Range = SAMPLER_RANGE,
+    copies: int = 1,
 ) -> Certificate:
     """Return the certificate of a rectangle of records.
 
     Parameters
     ----------
     probability
-        M(y|x), float of shape (len(x_km), len(y_km), K), at least 2 × 2 records.
+        M(y|x), float of shape (len(x_km), len(y_km), n), at least 2 × 2 records.
     x_km, y_km
         Coordinates, float64, strictly increasing, in km.
     metric_p
@@ -138,21 +140,24 @@ def certify_cells(
         ε, in 1/km, above which a (cell, output) counts as a violation.
     usable
         Which rows can be used at all.
+    copies
+        How many outputs the last column stands for; they are alike, so their certificates are.
     """
     step_x, step_y = np.diff(x_km), np.diff(y_km)
     rows, columns, outputs = probability.shape
+    counts = np.append(np.ones(outputs - 1, dtype=np.intp), copies)
     finite = np.isfinite(x_km).all() and np.isfinite(y_km).all()
     if not (finite and (step_x > 0).all() and (step_y > 0).all()):
-        return Certificate(math.inf, Place(0, 0, 0), (rows - 1) * (columns - 1) * outputs)
+        return Certificate(math.inf, Place(0, 0, 0), (rows - 1) * (columns - 1) * int(counts.sum()))
     sound = _sound(probability, usable)
     if sound is not None:
         first_x, first_y, first_output = (int(v[0]) for v in np.nonzero(~sound))
         place = _cell_of(first_x, first_y, first_output, probability.shape)
-        return Certificate(math.inf, place, int((~sound).sum()))
+        return Certificate(math.inf, place, int((~sound).sum(axis=(0, 1)) @ counts))
 
     q = dual_exponent(metric_p)
     shortest = float(step_x.min()), float(step_y.min())
-    allowance = _allowance(probability, shortest, metric_p, usable)
+    allowance = _allowance(probability, shortest, metric_p, usable, copies)
     # A cell is over the limit if it is so after rounding outward; surely, if it is so after rounding inward.
     raw_limit = rank_of_norm((limit - allowance) / (1 + NORM_RELATIVE_ERROR), q)
     sure_limit = rank_of_norm((limit + allowance) * (1 + NORM_RELATIVE_ERROR), q)
@@ -161,7 +166,7 @@ def certify_cells(
     for start in range(0, len(step_y), width):
         stop = min(start + width, len(step_y))
         unsure: list[Place] = []
-        ranks = _ranks(probability[:, start : stop + 1], step_x, step_y[start:stop], q, usable)
+        ranks = _ranks(probability[:, start : stop + 1], step_x, step_y[start:stop], q, usable, copies)
         try:
             for i, rank in enumerate(ranks):
                 peak = float(rank.max())
@@ -169,19 +174,20 @@ def certify_cells(
                     j, output = divmod(int(rank.argmax()), outputs)
                     largest, place = peak, Place(i, j + start, output)
                 if peak > raw_limit:
-                    violations += int((rank > sure_limit).sum())
+                    violations += int((rank > sure_limit).sum(axis=0) @ counts)
                     near = np.argwhere((rank > raw_limit) & (rank <= sure_limit))
                     unsure += [Place(i, j + start, output) for j, output in near.tolist()]
         except _UnsoundTotalError as found:
             i, j = found.args
-            return Certificate(math.inf, _cell_of(i, j + start, 0, probability.shape), outputs)
+            return Certificate(math.inf, _cell_of(i, j + start, 0, probability.shape), int(counts.sum()))
         recomputed += len(unsure)
         for cell in unsure:
             x, y = slice(cell.i, cell.i + 2), slice(cell.j, cell.j + 2)
+            whole, alike = np.repeat(probability[x, y], counts, axis=-1), int(counts[cell.output])
             try:
-                violations += cell_exceeds(probability[x, y], x_km[x], y_km[y], cell.output, metric_p, limit)
+                violations += alike * cell_exceeds(whole, x_km[x], y_km[y], cell.output, metric_p, limit)
             except Undecided:
-                violations += 1  # what nothing decides is no proof
+                violations += alike  # what nothing decides is no proof
     norm = math.sqrt(largest) if q == 2 else largest
     epsilon = norm * (1 + NORM_RELATIVE_ERROR) + allowance
     if norm * max(float(step_x.max()), float(step_y.max())) > INFINITE_DIFFERENCE:
@@ -210,26 +216,33 @@ def certify_block(url: str, index: int, metric_p: float, limit: float) -> BlockC
         ε, in 1/km, above which a (cell, output) counts as a violation.
     """
     store = MechanismStore.open(url)
-    block = store.plan[index]
-    damage = damage_of_block(store, index)
-    grid = store.grid
+    block, grid = store.plan[index], store.grid
+    damage = damage_found(store, block)
     x, y = grid.x_km()[block.closed_x], grid.y_km()[block.closed_y]
-    for name, values, part in (("x", x, block.closed_x), ("y", y, block.closed_y)):
-        if not np.array_equal(store.read(name, part), values):
-            damage = replace(damage, changed=(*damage.changed, name))
     try:
-        probability = rows_of(store, block.closed_x, block.closed_y)
+        rows = local_rows_of(store, block.closed_x, block.closed_y)
     except StoreError:
         # Bytes that cannot be decoded are nothing that a sampler could keep a promise with.
-        probability = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
-    found = certify_cells(probability, x, y, metric_p, limit)
+        lost = np.full((*block.closed_shape, store.outputs), np.nan, dtype=np.float32)
+        rows = LocalRows.of(lost, None)
+    found = certify_cells(rows.entries, x, y, metric_p, limit, copies=rows.copies)
     findings: list[Finding] = []
     if math.isinf(found.epsilon):
         records = grid.record_numbers(x=block.closed_x, y=block.closed_y)
-        rows = probability.reshape(len(records), -1)
-        findings = inspect_rows(records, rows, SAMPLER_RANGE, normalised=False)[1]
+        whole = rows.dense().reshape(len(records), -1)
+        findings = inspect_rows(records, whole, SAMPLER_RANGE, normalised=False)[1]
+    found = found._replace(place=replace(found.place, output=int(rows.outputs[found.place.output])))
     cells = _moved(found, block.closed_x.start, block.closed_y.start)
     return BlockCertificate(index, cells, tuple(findings), damage)
+
+
+def damage_found(store: MechanismStore, block: Block) -> ShardDamage:
+    """Return which shards of a block are not those of its receipt, and which coordinates not its grid's."""
+    damage, grid = damage_of_block(store, block.index), store.grid
+    for name, values, part in (("x", grid.x_km(), block.closed_x), ("y", grid.y_km(), block.closed_y)):
+        if not np.array_equal(store.read(name, part), values[part]):
+            damage = replace(damage, changed=(*damage.changed, name))
+    return damage
 
 
 def bands_of(shape: tuple[int, int], outputs: int) -> Iterator[slice]:
@@ -350,10 +363,14 @@ def _sound(probability: NDArray[np.floating], usable: Range) -> NDArray[np.bool_
 
 
 def _allowance(
-    probability: NDArray[np.floating], sides_km: tuple[float, float], metric_p: float, usable: Range
+    probability: NDArray[np.floating],
+    sides_km: tuple[float, float],
+    metric_p: float,
+    usable: Range,
+    copies: int,
 ) -> float:
     """Return what rounding may hide from a norm, in 1/km; more for entries too small to store."""
-    outputs = probability.shape[2]
+    outputs = probability.shape[2] + copies - 1
     if usable == SAMPLER_RANGE:
         return certificate_allowance(outputs, *sides_km, metric_p)
     positive = probability[probability > 0]
@@ -363,7 +380,7 @@ def _allowance(
 
 
 def _ranks(
-    probability: NDArray[np.floating], step_x: Array, step_y: Array, q: float, usable: Range
+    probability: NDArray[np.floating], step_x: Array, step_y: Array, q: float, usable: Range, copies: int = 1
 ) -> Iterator[Array]:
     """Yield :func:`norm_rank` of the fine cells between fine rows, in a buffer that is reused.
 
@@ -382,6 +399,8 @@ def _ranks(
         row, between = logs[i % 2], north[i % 2]
         np.copyto(row, probability[i])
         np.add.reduce(row, axis=-1, keepdims=True, out=total)
+        if copies > 1:
+            total += (copies - 1) * row[:, -1:]
         if not total.max() <= usable.largest_total:
             raise _UnsoundTotalError(i, int(total.argmax()))
         if usable.least > 0:

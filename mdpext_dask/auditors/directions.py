@@ -31,11 +31,11 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, dual_exponent, log_ratio_error
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import local_rows_of
 
 # Wider ones are asked where narrower ones do not decide. On square lattices planar noise is certified at
-# 1.0824, 1.0131 and 1.0020 ε: 1/cos(θ/2) for the widest angle θ between two neighbours.
-RADII = (1, 3, 8)
+# 1.0824, 1.0131, 1.0020 and 1.0005 ε: 1/cos(θ/2) for the widest angle θ between two neighbours.
+RADII = (1, 3, 8, 16)
 # Of one fine row of a portion of outputs, so that its working arrays stay in the processor's cache.
 _ROW_ELEMENTS = 16384
 # A maximum so near to a border of its cone counts as inside, which can only raise the result.
@@ -114,7 +114,9 @@ def steps_of_block(url: str, index: int, steps: list[Step], outputs: NDArray[np.
         slice(0, block.owned_x.stop - x.start),
         slice(block.owned_y.start - y.start, block.owned_y.stop - y.start),
     )
-    return largest_steps(rows_of(store, x, y), owned, steps, outputs)
+    rows = local_rows_of(store, x, y)
+    columns, of_output = np.unique(rows.columns_of(outputs), return_inverse=True)
+    return largest_steps(rows.entries, owned, steps, columns, rows.copies)[:, of_output]
 
 
 def steps_of_band(
@@ -167,33 +169,36 @@ def largest_steps(
     owned: tuple[slice, slice],
     steps: list[Step],
     outputs: NDArray[np.intp],
+    copies: int = 1,
 ) -> Array:
     """Return L_u over the steps that begin at some records of a rectangle.
 
     Parameters
     ----------
     probability
-        M(y|x) of the rectangle, float of shape (n_x, n_y, K), with sound rows.
+        M(y|x) of the rectangle, float of shape (n_x, n_y, n), with sound rows.
     owned
         Records where steps begin; those that would leave the rectangle are left out.
     steps
         S vectors (a, b) with a ≥ 0.
     outputs
-        Which k of the K outputs, shape (k,).
+        Which k of these n columns, shape (k,).
+    copies
+        How many outputs the last column stands for.
 
     Returns
     -------
     float64 of shape (S, k), with what rounding may hide.
     """
-    across, along, all_outputs = probability.shape
+    across, along, columns = probability.shape
     least, most = 1.0, 1.0
     totals = np.empty((across, along))
     for i in range(across):
         row = probability[i].astype(np.float64)
-        totals[i] = row.sum(axis=-1)
+        totals[i] = row.sum(axis=-1) + (copies - 1) * row[:, -1]
         least = min(least, float(row[row > 0].min(initial=1.0)))
         most = max(most, float(totals[i].max()))
-    error = log_ratio_error(all_outputs, max(abs(math.log(least)), abs(math.log(most))))
+    error = log_ratio_error(columns + copies - 1, max(abs(math.log(least)), abs(math.log(most))))
     log_totals = np.log(totals, out=totals)[..., None]
     # An output of one probability for all, as those far from all records have, differs in totals alone.
     near = np.flatnonzero((probability.min(axis=(0, 1)) < probability.max(axis=(0, 1)))[outputs])

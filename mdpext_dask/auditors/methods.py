@@ -15,6 +15,7 @@ from mdpext_dask.auditors.certificate import Place, bands_of, certify_band, cert
 from mdpext_dask.auditors.city import damaged_tiles, false_claims
 from mdpext_dask.auditors.directions import DirectionCertificate, certify_directions
 from mdpext_dask.auditors.findings import NOT_FINITE, inspect_rows, merged
+from mdpext_dask.auditors.noise import certify_noise
 from mdpext_dask.auditors.pairs import exhaustive, sampled
 from mdpext_dask.auditors.pairs.compare import SIZE_EDGES, Tally, Triple, logs_of
 from mdpext_dask.auditors.pairs.intervals import mean_interval, stratified_interval
@@ -102,6 +103,33 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
             f"{subject.name}: the certificate needs records on all crossings of a lattice in the plane; use "
             "--method exhaustive"
         )
+    own = subject.own_limit_per_km if promise.metric_p == subject.own_metric_p else None
+    noise = certify_noise(subject, executor, stages)
+    if noise is not None and noise.epsilon <= promise.kept_per_km:
+        details: dict[str, Any] = {
+            "epsilon_by_block": _by_block(noise.by_block, store),
+            "epsilon_of_cells": None,
+            "cells_above_limit": 0,
+            "epsilon_of_directions": None,
+            "radius_of_directions": None,
+            "epsilon_of_noise": noise.epsilon,
+        }
+        return _report(
+            subject,
+            result.CERTIFICATE,
+            result.HOLDS,
+            noise.epsilon,
+            started,
+            details,
+            damage=noise.damage,
+            certified=noise.epsilon,
+            triples_checked=exhaustive.pairs_of(source.records) * source.outputs,
+            violations=0,
+            violation_ratio=0.0,
+            recomputed=0,
+            worst={},
+            blocks_at_fault=tuple(index for index, damage in enumerate(noise.damage) if damage),
+        )
     function: Any = certify_block
     tasks: list[tuple[Any, ...]]
     if store is not None:
@@ -130,29 +158,28 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         if epsilon <= promise.kept_per_km:
             proved, violations = True, 0
     # What it says of itself is what was found for its own promise.
-    own = subject.own_limit_per_km if promise.metric_p == subject.own_metric_p else None
-    if usable and own is not None and worst.epsilon > own:
-        certified = min(certified, directions_at(own).epsilon)
+    if usable and own is not None:
+        if noise is not None and noise.epsilon <= own:
+            certified = noise.epsilon
+        elif worst.epsilon > own:
+            certified = min(certified, directions_at(own).epsilon)
     if not proved and subject.breaks(steepest):
         verdict = result.VIOLATED
     else:
         verdict = verdict_on_rows(findings) or (result.HOLDS if proved else result.NOT_PROVED)
-    by_block: list[Any] = [json_number(part.cells.epsilon) for part in found]
-    if store is not None:  # as rows from west to east, each from south to north
-        along = store.plan.blocks_shape[1]
-        by_block = [by_block[start : start + along] for start in range(0, len(by_block), along)]
     at_fault = [
         part.block
         for part in found
         if part.damage or not (proved or part.cells.epsilon <= promise.kept_per_km)
     ]
     details = {
-        "epsilon_by_block": by_block,
+        "epsilon_by_block": _by_block([part.cells.epsilon for part in found], store),
         "epsilon_of_cells": json_number(worst.epsilon),
         "cells_above_limit": above,
         # Asked only where cells do not decide.
         "epsilon_of_directions": None if directions is None else json_number(directions.epsilon),
         "radius_of_directions": None if directions is None else directions.radius,
+        "epsilon_of_noise": None if noise is None else json_number(noise.epsilon),
     }
     across, along = source.lattice_shape
     return _report(
@@ -172,6 +199,13 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         findings=findings,
         blocks_at_fault=tuple(at_fault),
     )
+
+
+def _by_block(epsilons: Sequence[float], store: MechanismStore | None) -> list[Any]:
+    """Return what blocks certify; of a store, as rows from west to east, each from south to north."""
+    numbers: list[Any] = [json_number(epsilon) for epsilon in epsilons]
+    along = 0 if store is None else store.plan.blocks_shape[1]
+    return [numbers[start : start + along] for start in range(0, len(numbers), along)] if along else numbers
 
 
 def _steepest_of_cell(subject: Subject, place: Place) -> Triple:

@@ -266,6 +266,8 @@ def _figures(report: AuditReport) -> list[tuple[str, str]]:
         cells, radius = report.details["epsilon_of_cells"], report.details["radius_of_directions"]
         both = f"of cells {cells:.9g}/km, of steps by at most {radius} records {by_steps:.9g}/km"
         rows.append(("certificates", f"{both}; the smaller counts"))
+    if (of_noise := report.details.get("epsilon_of_noise")) is not None:
+        rows.append(("of noise", f"{of_noise:.9g}/km: rows are those of the store's tables of noise"))
     if report.recomputed:
         rows.append(("near ties", f"{report.recomputed:,} decided beyond float64"))
     if interval := report.details.get("violation_ratio_interval"):

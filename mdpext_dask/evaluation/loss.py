@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
 from mdpext_dask.store.blocks import Block
+from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.loss import LossColumn, loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import local_rows_of
 
 
 def expected_loss_block(url: str, index: int) -> float:
@@ -62,25 +63,36 @@ class Line:
     column
         Where they are, their prior and their losses.
     rows
-        M as stored, float64 of shape (n, K): rows sum to 1 but for rounding.
+        M as stored, of near and far outputs: rows sum to 1 but for rounding.
     """
 
     column: LossColumn
-    rows: NDArray[np.float64]
+    rows: LocalRows
+
+    @cached_property
+    def _entries(self) -> NDArray[np.float64]:
+        """M of the columns that rows have, float64 of shape (n, columns)."""
+        return np.asarray(self.rows.entries[self.column.i, self.column.used], dtype=np.float64)
 
     @cached_property
     def _totals(self) -> NDArray[np.float64]:
-        return np.asarray(self.rows.sum(axis=1))
+        return np.asarray((self._entries * self.rows.counts).sum(axis=1))
 
     @cached_property
     def expected_km(self) -> NDArray[np.float64]:
         """ℓ(x) = Σ_y M(y|x) c(x, y), float64 of shape (n,), in km."""
-        return np.asarray((self.rows * self.column.loss_km).sum(axis=1) / self._totals)
+        every, outputs = self.column.loss_km, self.rows.outputs
+        losses = every
+        if self.rows.copies > 1:  # the last column's losses are those of all that it stands for
+            losses = every[:, outputs]
+            losses[:, -1] = every.sum(axis=1) - losses[:, :-1].sum(axis=1)
+        return np.asarray((self._entries * losses).sum(axis=1) / self._totals)
 
     @property
     def joint(self) -> NDArray[np.float64]:
         """π(x) M(y|x), float64 of shape (n, K)."""
-        return np.asarray(self.rows * (self.column.prior / self._totals)[:, None])
+        every = self.rows.columns_of(np.arange(self.rows.total_outputs))
+        return np.asarray(self._entries[:, every] * (self.column.prior / self._totals)[:, None])
 
     def part_km(self) -> float:
         """Return the part of UL(M) of these records, in km."""
@@ -106,10 +118,11 @@ def lines_of(
         If what is stored is damaged.
     """
     prior = np.asarray(store.read("prior", block.owned_x, block.owned_y), dtype=np.float64)
+    rows = None if probability is None else LocalRows.of(probability, None)
     for column in loss_columns(store, block.owned_x, block.owned_y, prior):
-        if probability is None:
-            probability = rows_of(store, block.owned_x, block.owned_y)
-        yield Line(column, probability[column.i, column.used].astype(np.float64))
+        if rows is None:
+            rows = local_rows_of(store, block.owned_x, block.owned_y)
+        yield Line(column, rows)
 
 
 def finite(loss_km: float, store: MechanismStore) -> float:

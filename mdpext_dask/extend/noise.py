@@ -19,8 +19,10 @@ location-based systems" (CCS 2013).
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -70,6 +72,31 @@ class NoiseLattice:
         return cls(
             grid, per_cell, per_record, math.ceil(reach_km / (grid.spacing_km * per_cell / per_record)) + 1
         )
+
+    @classmethod
+    def checked(cls, grid: Grid, per_cell: float, per_record: float, reach: float) -> "NoiseLattice":
+        """Return the lattice that stored numbers describe.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or far too large a one.
+        """
+        numbers = per_cell, per_record, reach
+        # Written so that NaN is none.
+        if not all(0 <= number <= MOST_CELLS and number % 1 == 0 for number in numbers):
+            raise ValueError("its numbers are none of a lattice of noise cells")
+        found = cls(grid, *map(int, numbers))
+        if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL or math.prod(found.shape) > MOST_CELLS:
+            raise ValueError("its numbers are none of a lattice of noise cells, or of too large a one")
+        return found
+
+    @property
+    def tables(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What dtype and shape the tables of :class:`NoiseTables` have: outputs of cells, masses, totals."""
+        side, window = self.per_cell, 2 * self.reach + 1
+        shapes = self.shape, (side, side, window, window), (side, side)
+        return list(zip(("int32", "float64", "float64"), shapes, strict=True))
 
     @property
     def cell_km(self) -> float:
@@ -194,6 +221,59 @@ class Kernel:
                     out=row,
                 )
         rows += floor
+        return rows
+
+
+@dataclass(frozen=True)
+class NoiseTables:
+    """All that rows of noise follow from.
+
+    Parameters
+    ----------
+    kernel
+        Masses of cells around a record.
+    reported
+        r: the output of every cell, integers of the lattice's shape.
+    outputs, floor
+        K and f.
+    """
+
+    kernel: Kernel
+    reported: NDArray[np.integer]
+    outputs: int
+    floor: float
+
+    @classmethod
+    def checked(
+        cls, lattice: NoiseLattice, tables: Iterable[NDArray[Any]], outputs: int, floor: float
+    ) -> "NoiseTables":
+        """Return tables that have been stored: outputs of cells, masses, totals.
+
+        Raises
+        ------
+        ValueError
+            If rows cannot follow from them.
+        """
+        reported, masses, totals = tables = tuple(tables)
+        if [(table.dtype.name, table.shape) for table in tables] != lattice.tables:
+            raise ValueError("the tables of noise are not those of their lattice")
+        # Lost chunks read as NaN, and as -1.
+        if not (np.isfinite(masses).all() and (masses >= 0).all() and (totals > 0).all()):
+            raise ValueError("the masses of noise are damaged")
+        if not (reported.min() >= 0 and reported.max() < outputs and 0 < floor * outputs < 1):
+            raise ValueError("the outputs of noise cells are damaged")
+        return cls(Kernel(lattice, masses, totals), reported, outputs, floor)
+
+    def lines(self, x: slice, y: slice) -> Iterator[Array]:
+        """Yield M(·|x) of a rectangle of records, column by column, float64 of shape (records north, K)."""
+        for i in range(x.start, x.stop):
+            yield self.kernel.rows((slice(i, i + 1), y), self.reported, self.outputs, self.floor)[0]
+
+    def stored_rows(self, x: slice, y: slice) -> NDArray[np.float32]:
+        """Return M(y|x) as it is stored, float32 of shape (records east, records north, K)."""
+        rows = np.empty((x.stop - x.start, y.stop - y.start, self.outputs), dtype=np.float32)
+        for out, line in zip(rows, self.lines(x, y), strict=True):
+            out[:] = line
         return rows
 
 

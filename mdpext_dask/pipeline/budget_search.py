@@ -39,7 +39,8 @@ from mdpext_dask.pipeline.trials import CONTENT, Trial, Trials, told
 from mdpext_dask.seed.budget import axis_budgets, direction_budgets, even_split, many_seeds, tighten
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.seed.solve import GAP
-from mdpext_dask.store.mechanism_store import MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import job_of
 
 Budgets = tuple[NDArray[np.float64], NDArray[np.float64]]
 

@@ -2,7 +2,8 @@
 
 There is no seed program. The tables are in the seed group and under its digest, and a block's rows follow
 from them alone (:func:`mdpext_dask.store.rows.extended_block`). That noise keeps ε is said in
-:mod:`mdpext_dask.extend.noise`; what is proved of the store is its certificate, that of steps between records
+:mod:`mdpext_dask.extend.noise`; what is proved of the store is its certificate
+(:mod:`mdpext_dask.auditors.noise`), by steps between records
 (:mod:`mdpext_dask.auditors.directions`), which is stricter by a factor that is known beforehand. The noise is
 of so much less than ε.
 """
@@ -19,8 +20,12 @@ from mdpext_dask.evaluation.baselines.fine_noise import FineNoise, choose_noise
 from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.problem.grid import Grid
+from mdpext_dask.store.local_rows import keep_floor
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
+
+# Of the logarithm of what is stored: half a unit in the last place, and the error of the next order.
+_FLOAT32_ERROR = 2.0**-24 * (1 + 2.0**-20)
 
 
 def noise_job(store: MechanismStore) -> None:
@@ -34,7 +39,7 @@ def noise_job(store: MechanismStore) -> None:
     design = float(store.attributes["epsilon_design_per_km"])
     problem = replace(Problem.of_store(store), epsilon_per_km=design)
     euclidean = euclidean_epsilon(design, store.metric_p) / strictness(store.grid, design, store.metric_p)
-    noise = choose_noise(problem, euclidean)
+    noise = choose_noise(problem, euclidean, rounding=_FLOAT32_ERROR)
     if noise.floor * problem.outputs >= 1:
         raise SolverError(f"noise: no floor is left for {problem.outputs} outputs; use fewer")
     _write(store, noise)
@@ -49,6 +54,7 @@ def _write(store: MechanismStore, noise: FineNoise) -> None:
         dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
         lost = -1 if name == NOISE_OUTPUT else np.nan
         store.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
+    keep_floor(store, noise.floor)
     digest = sha256_of(*(store.array(f"seed/{name}") for name in NOISE_TABLES))
     # The attributes come last: they mark the tables as written.
     store.note_seed({"sha256": digest, "extension": list(NOISE_TABLES), "noise": noise.facts})

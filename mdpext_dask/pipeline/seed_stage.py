@@ -14,7 +14,8 @@ from mdpext_dask.pipeline.cells.improve import CellPrograms
 from mdpext_dask.pipeline.noise_stage import noise_job
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
-from mdpext_dask.store.mechanism_store import MechanismStore, job_of
+from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import job_of
 
 # Of ε: budgets of the seeds that cell programs may begin with, on coarse seeds and on dense ones, where ε h_0
 # is at most so much.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, ImplausibleWarning, StoreError, first_line
+from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
@@ -148,10 +149,12 @@ class CityFile:
         StoreError
             If they are not what was exported.
         """
+        x, y = self.tiles.records(tile)
         if self.header["packing"] == city_header.SEED:
             rows = self.tiles.extended(self._scores, tile)
+        elif self.noise is not None:
+            rows = self.noise.stored_rows(x, y)
         else:
-            x, y = self.tiles.records(tile)
             packed = self.section(tile)
             try:
                 rows = city_layout.unpack_rows(packed, (x.stop - x.start, y.stop - y.start, self.outputs))
@@ -169,9 +172,30 @@ class CityFile:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
         packed = self.section(0)
         try:
-            return city_layout.unpack_scores(packed, (*self.grid.seeds_shape, self.outputs))
+            return city_layout.unpack_table(packed, "float64", (*self.grid.seeds_shape, self.outputs))
         except ValueError:
             raise StoreError(f"{self.path}: the seed's scores are damaged; export it again") from None
+
+    @cached_property
+    def noise(self) -> NoiseTables | None:
+        """The tables of noise that rows follow from, if they do.
+
+        Raises
+        ------
+        StoreError
+            If they are damaged.
+        """
+        lattice = city_header.noise_lattice_of(self.header, self.grid)
+        if lattice is None:
+            return None
+        try:
+            tables = (
+                city_layout.unpack_table(self.section(number), *kind)
+                for number, kind in enumerate(lattice.tables)
+            )
+            return NoiseTables.checked(lattice, tables, self.outputs, float(self.header["noise"]["floor"]))
+        except ValueError:
+            raise StoreError(f"{self.path}: its tables of noise are damaged; export it again") from None
 
     def section(self, number: int) -> bytes:
         """Return the bytes of a section.

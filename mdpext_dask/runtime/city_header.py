@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mdpext_dask.errors import printable
+from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.problem.grid import Grid, coarse_radius_km
 
-# How rows are kept: as the seed's scores, or as they are.
-PACKINGS = SEED, ROWS = "seed", "rows"
+# How rows are kept: as the seed's scores, as tables of noise, or as they are.
+PACKINGS = SEED, NOISE, ROWS = "seed", "noise", "rows"
+# Sections of a city of noise, in order.
+NOISE_SECTIONS = "reported", "masses", "totals"
 # Rows of a tile, in bytes; exported tiles have 256 KiB, or one source cell.
 LARGEST_TILE_BYTES = 2**28
 _LARGEST_KM, _SHORTEST_KM = 1e9, 1e-9
@@ -216,6 +219,15 @@ _HEADER = _object(
         "rows_sha256": _each(_SHA256, 1, _MOST_CELLS),
     },
     {
+        "noise": _object(
+            {
+                "per_cell": _whole(1, _MOST_SUBDIVISIONS),
+                "per_record": _whole(1, _MOST_SUBDIVISIONS),
+                "reach": _whole(0, _MOST_CELLS),
+                "floor": _number(0, 1),
+            },
+            {},
+        ),
         "epsilon_planar_per_km": _EPSILON,
         "distortion": _number(0, _LARGEST_DISTORTION),
         "certificate_sha256": _SHA256,
@@ -232,6 +244,20 @@ _HEADER = _object(
 def grid_of(header: Mapping[str, Any]) -> Grid:
     """Return the grid of a header whose fields have been checked."""
     return Grid(**{**header["grid"], "refine": tuple(header["grid"]["refine"])})
+
+
+def noise_lattice_of(header: Mapping[str, Any], grid: Grid) -> NoiseLattice | None:
+    """Return the noise cells of a header whose fields have been checked, if it has any.
+
+    Raises
+    ------
+    ValueError
+        If they are none, or too many.
+    """
+    form = header.get("noise")
+    if form is None:
+        return None
+    return NoiseLattice.checked(grid, form["per_cell"], form["per_record"], form["reach"])
 
 
 def _check_sizes(header: Mapping[str, Any]) -> None:
@@ -251,7 +277,11 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
     if _FLOAT32 * math.prod(side * grid.factor + 1 for side in tile) * k > LARGEST_TILE_BYTES:
         raise ValueError(f"tile_cells: rows of a tile take more than {LARGEST_TILE_BYTES >> 20} MiB")
     tiles = math.prod(-(-all_of // side) for all_of, side in zip(cells, tile, strict=True))
-    lengths = {"rows_sha256": tiles, "sections": 1 if header["packing"] == SEED else tiles}
+    sections = {SEED: 1, NOISE: len(NOISE_SECTIONS)}.get(header["packing"], tiles)
+    lengths = {"rows_sha256": tiles, "sections": sections}
+    if (header["packing"] == NOISE) != ("noise" in header):
+        raise ValueError("noise must be there where the packing is noise, and there only")
+    noise_lattice_of(header, grid)
     if header["kept"] is not None:
         lengths["kept"] = 2 * -(-grid.source_cells // 8)
     if header["remap"] is not None:

@@ -9,8 +9,10 @@
 
 Records are cut into *tiles* of whole source cells, each with the SHA-256 of its rows as float32,
 little-endian, in the order (x, y, output). Either the only section is the seed's log scores, float64,
-compressed, and a tile is extended from the corners of its cells, as when the store was made; or every tile
-is a section with its rows. Both ways, rows are used only if their digest is the one in the header.
+compressed, and a tile is extended from the corners of its cells, as when the store was made; or the sections
+are tables of noise, compressed: the outputs of its cells, int32, and their masses and totals, float64, from
+which rows follow as in the store; or every tile is a section with its rows. In all cases, rows are used only
+if their digest is the one in the header.
 """
 
 import hashlib
@@ -151,20 +153,21 @@ def rows_sha256(rows: NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows, dtype="<f4").data).hexdigest()
 
 
-def pack_scores(scores: NDArray[np.float64]) -> bytes:
-    """Compress log scores without loss."""
-    return _compressed(np.ascontiguousarray(scores, dtype="<f8"))
+def pack_table(table: NDArray[Any]) -> bytes:
+    """Compress a table, float64 or int32, without loss."""
+    return _compressed(np.ascontiguousarray(table, dtype=table.dtype.newbyteorder("<")))
 
 
-def unpack_scores(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return what :func:`pack_scores` was given, float64 of this shape.
+def unpack_table(packed: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return what :func:`pack_table` was given, of this dtype and shape.
 
     Raises
     ------
     ValueError
         If the bytes do not hold it.
     """
-    return _decompressed(packed, "<f8", shape).astype(np.float64, copy=False)
+    kind: np.dtype[Any] = np.dtype(dtype)
+    return _decompressed(packed, kind.newbyteorder("<"), shape).astype(kind, copy=False)
 
 
 def pack_rows(rows: NDArray[np.float32]) -> bytes:
@@ -209,7 +212,7 @@ def _compressed(values: NDArray[Any]) -> bytes:
     return zlib.compress(values.reshape(-1).view(np.uint8).reshape(-1, values.itemsize).T.tobytes(), _LEVEL)
 
 
-def _decompressed(packed: bytes, dtype: str, shape: tuple[int, int, int]) -> NDArray[Any]:
+def _decompressed(packed: bytes, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return what :func:`_compressed` was given; anything else than so many bytes is a ValueError."""
     width = np.dtype(dtype).itemsize
     size, stream = width * math.prod(shape), zlib.decompressobj()

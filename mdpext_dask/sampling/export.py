@@ -2,16 +2,16 @@
 
 What is sampled from the file is what was certified, bit for bit: the store is first compared with its
 receipts, and the digest of every tile's rows goes into the file. Where the log-convex extension of the seed's
-log scores gives the rows, only the scores are written, a few bytes for a thousand; the extension gives the
-same bits on every machine, and the digests notice if one ever does not. Other rows are compressed without
-loss.
+log scores gives the rows, only the scores are written, a few bytes for a thousand, and of noise only its
+tables; these give the same bits on every machine, and the digests notice if one ever does not. Other rows are
+compressed without loss.
 """
 
 import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,7 @@ from mdpext_dask.sampling.mechanism import Mechanism, check_finished, require_sa
 from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, remap_of
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import noise_tables, rows_of
 from mdpext_dask.store.schema import is_noise
 from mdpext_dask.store.signature import require_signed
 
@@ -59,8 +59,8 @@ def export_city(
     output
         Where the file goes, whole or not at all.
     packing
-        ``"seed"`` for log scores of the seed, ``"rows"`` for compressed rows, or ``"auto"`` for the scores
-        where they give the rows.
+        ``"seed"`` for log scores of the seed, ``"noise"`` for tables of noise, ``"rows"`` for compressed
+        rows, or ``"auto"`` for the first of these that gives the rows.
     remap
         Whether the city is used with the store's remap; default: where the store has one.
     overwrite
@@ -97,7 +97,7 @@ def export_city(
     header = _header(store, remap_of(store, remap))
     tiles = city_layout.Tiles(store.grid, city_layout.tile_cells(store.grid, store.outputs))
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
-        wanted = [city_header.SEED, city_header.ROWS] if packing == "auto" else [packing]
+        wanted = [*city_header.PACKINGS] if packing == "auto" else [packing]
         if packing == "auto" and store.grid.factor < _LEAST_FACTOR:
             wanted.remove(city_header.SEED)
         for packed in wanted:
@@ -105,12 +105,19 @@ def export_city(
             if written is not None:
                 break
         else:
-            raise SpecError(
-                f"--packing seed: the rows of {url} are not those that its seed extends to; use rows"
-            )
+            reasons = {
+                city_header.SEED: "are not those that its seed extends to; use rows",
+                city_header.NOISE: "are no noise; use auto",
+                city_header.ROWS: "are noise, which is exported as its tables; use noise",
+            }
+            raise SpecError(f"--packing {packing}: the rows of {url} {reasons[packed]}")
         # If the store is still the one that was verified, so is all that has been read since.
         require_same(store)
         header |= {"packing": packed, "sections": written[0], "rows_sha256": written[1]}
+        if packed == city_header.NOISE:
+            lattice, floor = (tables := noise_tables(store)).kernel.lattice, tables.floor
+            numbers = {name: getattr(lattice, name) for name in ("per_cell", "per_record", "reach")}
+            header["noise"] = {**numbers, "floor": floor}
         content = city_layout.encode(header)
         try:
             city_layout.read_header(lambda n, at: content[at : at + n], len(content), output)
@@ -189,7 +196,7 @@ def _fitted(store: MechanismStore) -> dict[str, Any] | None:
 def _write_sections(
     store: MechanismStore, tiles: city_layout.Tiles, spool: IO[bytes], packing: str
 ) -> tuple[list[tuple[int, str]], list[str]] | None:
-    """Write the seed's scores, or the rows of all tiles; None where the scores do not give the rows.
+    """Write the seed's scores, tables of noise, or the rows of all tiles; None where these do not follow.
 
     Returns
     -------
@@ -202,20 +209,33 @@ def _write_sections(
         spool.write(section)
         sections.append((len(section), hashlib.sha256(section).hexdigest()))
 
-    scores = None
-    if packing == city_header.SEED:
-        if is_noise(store.seed_attributes):
-            return None
-        scores = store.read("seed/score")
+    # Noise goes by its tables and nothing else: what they prove does not follow from rows alone.
+    if (packing == city_header.NOISE) != is_noise(store.seed_attributes):
+        return None
+    tables, rows_from = _tables(store, tiles, packing)
     for tile, rows in _rows_of_tiles(store, tiles):
-        if scores is None:
+        if not tables:
             write(city_layout.pack_rows(rows))
-        elif not np.array_equal(tiles.extended(scores, tile).view(np.uint32), rows.view(np.uint32)):
+        elif not np.array_equal(rows_from(tile).view(np.uint32), rows.view(np.uint32)):
             return None
         digests.append(city_layout.rows_sha256(rows))
-    if scores is not None:
-        write(city_layout.pack_scores(scores))
+    for table in tables:
+        write(city_layout.pack_table(table))
     return sections, digests
+
+
+def _tables(
+    store: MechanismStore, tiles: city_layout.Tiles, packing: str
+) -> tuple[list[NDArray[Any]], Callable[[int], NDArray[np.float32]]]:
+    """Return the tables of a packing, none for rows, and what gives the rows of a tile from them."""
+    if packing == city_header.SEED:
+        scores = store.read("seed/score")
+        return [scores], lambda tile: tiles.extended(scores, tile)
+    if packing == city_header.NOISE:
+        noise = noise_tables(store)
+        tables = [noise.reported, noise.kernel.masses, noise.kernel.totals]
+        return tables, lambda tile: noise.stored_rows(*tiles.records(tile))
+    return [], lambda tile: rows_of(store, *tiles.records(tile))
 
 
 def _rows_of_tiles(

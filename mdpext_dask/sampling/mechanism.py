@@ -332,8 +332,8 @@ class RowCache:
     def __init__(self, store: MechanismStore) -> None:
         self._store = store
         self._shape = store.grid.shape
-        self._side_x, self._side_y, outputs = store.plan.chunk_shape
-        chunks = _CACHE_BYTES // (self._side_x * self._side_y * outputs * FLOAT32)
+        self._side_x, self._side_y, _ = store.array(schema.PROBABILITY).chunks
+        chunks = _CACHE_BYTES // (self._side_x * self._side_y * store.outputs * FLOAT32)
         self._chunk = lru_cache(maxsize=max(chunks, _LEAST_CHUNKS))(self._read_chunk)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -390,7 +390,7 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     outputs = np.empty(len(records), dtype=np.intp)
     distinct, which = np.unique(records, return_inverse=True)
     i, j = np.divmod(distinct, store.grid.shape[1])
-    side_x, side_y, _ = store.plan.chunk_shape
+    side_x, side_y, _ = store.array(schema.PROBABILITY).chunks
     order = np.lexsort((j // side_y, i // side_x))
     place = np.empty(len(order), dtype=np.intp)
     place[order] = np.arange(len(order))

@@ -20,8 +20,10 @@ FLOAT32, FLOAT64 = 4, 8
 _BLOCK_BYTES = 32 * 2**20
 _LEAST_BLOCKS = 16
 _LEAST_BLOCK_BYTES = 256 * 2**10
-# An inner chunk is what must be read to look up one record.
+# An inner chunk is what must be read to look up one record; of local rows, those with an output near it.
 _CHUNK_BYTES = 192 * 2**10
+# Outputs of a chunk of local rows: few, so that chunks without a near output are many.
+_CHUNK_OUTPUTS = 128
 # Seeds are read in chunks of at most this, so that a worker reads its corners and little more.
 _SEED_CHUNK_BYTES = 256 * 2**10
 # Memory for writing a block (a copy in the shard's order, its compressed chunks, the joined file) as a share
@@ -119,12 +121,15 @@ class Plan:
         Source cells of a full block, to the east and to the north.
     skipped
         Blocks that are not stored.
+    local
+        Whether rows are local, so that chunks are cut along the outputs as well; matters to new stores only.
     """
 
     grid: Grid
     outputs: int
     block_cells: tuple[int, int]
     skipped: frozenset[int] = frozenset()
+    local: bool = False
 
     @classmethod
     def of(
@@ -133,6 +138,8 @@ class Plan:
         outputs: int,
         block_cells: tuple[int, int] | None = None,
         kept: NDArray[np.bool_] | None = None,
+        *,
+        local: bool = False,
     ) -> "Plan":
         """Return the plan for a grid; it depends on the job alone, never on the number of workers.
 
@@ -143,7 +150,7 @@ class Plan:
         if block_cells is None:
             block_cells = _choose_block_cells(grid, outputs)
         sides = min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)
-        plan = cls(grid, outputs, sides)
+        plan = cls(grid, outputs, sides, local=local)
         if kept is None or kept.all():
             return plan
         stored = np.zeros(plan.blocks_shape, dtype=bool)
@@ -188,15 +195,20 @@ class Plan:
 
     @property
     def shard_shape(self) -> tuple[int, int, int]:
-        """Shape of a shard: the fine rows of a full block, all outputs."""
-        factor = self.grid.factor
-        return self.block_cells[0] * factor, self.block_cells[1] * factor, self.outputs
+        """Shape of a shard: the fine rows of a full block, all outputs, up to a whole number of chunks."""
+        factor, chunk = self.grid.factor, self._chunk_outputs
+        outputs = math.ceil(self.outputs / chunk) * chunk
+        return self.block_cells[0] * factor, self.block_cells[1] * factor, outputs
+
+    @property
+    def _chunk_outputs(self) -> int:
+        return min(self.outputs, _CHUNK_OUTPUTS) if self.local else self.outputs
 
     @property
     def chunk_shape(self) -> tuple[int, int, int]:
         """Shape of an inner chunk; its sides divide the shard's."""
-        side_x, side_y, outputs = self.shard_shape
-        chunk_x, chunk_y = side_x, side_y
+        side_x, side_y, _ = self.shard_shape
+        chunk_x, chunk_y, outputs = side_x, side_y, self._chunk_outputs
         while chunk_x * chunk_y * outputs * FLOAT32 > _CHUNK_BYTES and chunk_x * chunk_y > 1:
             if chunk_x >= chunk_y:
                 chunk_x = _next_divisor(side_x, chunk_x)

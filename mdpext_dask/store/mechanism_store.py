@@ -30,7 +30,8 @@ from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
-from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of, parse_job
+from mdpext_dask.job.sections import NOISE
+from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.projection import Projection
@@ -89,7 +90,8 @@ class MechanismStore:
             If it cannot be written.
         """
         store = objects.open_objects(url)
-        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+        local = spec.extension.method == NOISE
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept, local=local)
         try:
             root = zarr.create_group(
                 store,
@@ -208,6 +210,7 @@ class MechanismStore:
         objects.put_json(self.objects, ROOT_KEY, document)
         self._root = _open_root(self.objects, "r+", f"{self.url}: {ROOT_KEY} is damaged")
         self._attributes = schema.as_read(self._root.attrs)
+        self.__dict__.pop("_probability", None)
 
     @property
     def state(self) -> str:
@@ -593,8 +596,3 @@ def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:
         raise StoreError(f"{complaint}: there is no Zarr group") from None
     except DAMAGE as error:
         raise StoreError(f"{complaint}: {first_line(error)}") from None
-
-
-def job_of(store: MechanismStore) -> JobSpec:
-    """Return the job that a store was made for."""
-    return parse_job(store.attributes["job"], source=store.url)

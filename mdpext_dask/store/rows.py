@@ -5,7 +5,6 @@ block is extended again from the seed as a whole, as when its receipt was writte
 differs.
 """
 
-import math
 from functools import lru_cache
 
 import numpy as np
@@ -13,13 +12,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
-from mdpext_dask.extend.noise import MOST_CELLS, MOST_PER_CELL, Kernel, NoiseLattice
+from mdpext_dask.extend.noise import NoiseLattice, NoiseTables
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.sections import NOISE, ExtensionSection
-from mdpext_dask.job.spec import fingerprint_of, is_job_of
+from mdpext_dask.job.spec import JobSpec, fingerprint_of, is_job_of, parse_job
 from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
+from mdpext_dask.store.local_rows import LocalRows, floor_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Prefixes of the names of a store's seed, and of one that is only tried.
@@ -34,6 +34,11 @@ _BLOCKS_KEPT = 2
 def extension_of_store(store: MechanismStore) -> ExtensionSection:
     """Return the section of a store's job that says how it is extended."""
     return ExtensionSection.model_validate(store.attributes["job"]["extension"])
+
+
+def job_of(store: MechanismStore) -> JobSpec:
+    """Return the job that a store was made for."""
+    return parse_job(store.attributes["job"], source=store.url)
 
 
 def operator_of_store(store: MechanismStore) -> Operator:
@@ -132,7 +137,7 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
         return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
     operator = operator_of_store(store)
     if prefix == SEED and extension_of_store(store).method == NOISE:
-        return _of_noise(store, block)
+        return noise_tables(store).stored_rows(block.closed_x, block.closed_y)
     corners = _read_corners(store, block, operator, prefix)
     return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
 
@@ -161,34 +166,25 @@ def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray
     return rows
 
 
-def _of_noise(store: MechanismStore, block: Block) -> NDArray[np.float32]:
-    """Return the rows that follow from a store's tables of noise."""
-    tables = [store.array(f"seed/{name}") for name in schema.NOISE_TABLES]
-    broken = StoreError(f"{store.url}: the tables of noise are damaged; run the job again")
-    if tables[3].shape != (4,) or [table.dtype.name for table in tables] != ["int32", *3 * ["float64"]]:
-        raise broken
-    form = store.read(f"seed/{schema.NOISE_FORM}")
-    if not np.isfinite(form).all() or (form[:3] % 1).any() or (form < 0).any() or form.max() > MOST_CELLS:
-        raise broken
-    per_cell, per_record, reach = map(int, form[:3])
-    floor, outputs = float(form[3]), store.outputs
-    if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL:
-        raise broken
-    lattice, window = NoiseLattice(store.grid, per_cell, per_record, reach), 2 * reach + 1
-    shapes = lattice.shape, (per_cell, per_cell, window, window), (per_cell, per_cell)
-    # Nothing is read that is not as large as it should be.
-    if math.prod(lattice.shape) > MOST_CELLS or tuple(table.shape for table in tables[:3]) != shapes:
-        raise broken
-    reported, masses, totals = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES[:3])
-    # Lost chunks read as NaN, and as -1.
-    if not (np.isfinite(masses).all() and (totals > 0).all()):
-        raise broken
-    if not (reported.min() >= 0 and reported.max() < outputs and 0 < floor * outputs < 1):
-        raise broken
-    kernel, rows = Kernel(lattice, masses, totals), np.empty((*block.closed_shape, outputs), dtype=np.float32)
-    for out, i in zip(rows, range(block.closed_x.start, block.closed_x.stop), strict=True):
-        out[:] = kernel.rows((slice(i, i + 1), block.closed_y), reported, outputs, floor)[0]
-    return rows
+def noise_tables(store: MechanismStore) -> NoiseTables:
+    """Return a store's tables of noise.
+
+    Raises
+    ------
+    StoreError
+        If they are damaged.
+    """
+    arrays = [store.array(f"seed/{name}") for name in schema.NOISE_TABLES]
+    form = np.full(1, np.nan) if arrays[3].shape != (4,) else store.read(f"seed/{schema.NOISE_FORM}")
+    try:
+        lattice = NoiseLattice.checked(store.grid, *form.tolist()[:3])
+        # Nothing is read that is not as large as it should be.
+        if [(array.dtype.name, array.shape) for array in arrays[:3]] != lattice.tables:
+            raise ValueError("they are not of the lattice")
+        tables = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES[:3])
+        return NoiseTables.checked(lattice, tables, store.outputs, float(form[3]))
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{store.url}: the tables of noise are damaged; run the job again") from error
 
 
 # --- rows, stored or not --------------------------------------------------------------------------
@@ -196,6 +192,16 @@ def _of_noise(store: MechanismStore, block: Block) -> NDArray[np.float32]:
 
 def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
     """Return M(y|x) of a rectangle of records, float32 of shape (records east, records north, K).
+
+    See :func:`local_rows_of`.
+    """
+    return local_rows_of(store, x, y).dense()
+
+
+def local_rows_of(store: MechanismStore, x: slice, y: slice) -> LocalRows:
+    """Return M(y|x) of a rectangle of records, of near outputs and of all others as one.
+
+    Rows that have been lost are NaN.
 
     Parameters
     ----------
@@ -220,7 +226,7 @@ def rows_of(store: MechanismStore, x: slice, y: slice) -> NDArray[np.float32]:
         rows[relative(part_x, x.start), relative(part_y, y.start)] = fine[
             relative(part_x, block.owned_x.start), relative(part_y, block.owned_y.start)
         ]
-    return rows
+    return LocalRows.of(rows, floor_of(store))
 
 
 def rows_at(
@@ -242,8 +248,8 @@ def rows_at(
     StoreError
         As for :func:`rows_of`.
     """
-    chunk_x, chunk_y, outputs = store.plan.chunk_shape
-    rows = np.empty((len(i), outputs), dtype=np.float32)
+    chunk_x, chunk_y, _ = store.array(schema.PROBABILITY).chunks
+    rows = np.empty((len(i), store.outputs), dtype=np.float32)
     chunk = (i // chunk_x) * (store.grid.shape[1] // chunk_y + 1) + j // chunk_y
     side_x, side_y, _ = store.plan.shard_shape
     # Chunks of one block follow each other: if it is skipped, it is extended once.

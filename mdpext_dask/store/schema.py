@@ -24,8 +24,9 @@ from mdpext_dask.seed.budget import vector_norm
 from mdpext_dask.store.blocks import Plan
 
 # Version 1 kept lists and objects among the attributes of the root as they are, which netCDF cannot hold, and
-# had no groups around receipts and audits.
-FORMAT_VERSION = 2
+# had no groups around receipts and audits. Version 2 stored every chunk of rows, and NaN was what is not
+# stored; see mdpext_dask.store.local_rows.
+FORMAT_VERSION = 3
 # The state of a store while its template is being written.
 CREATING = "creating"
 PROBABILITY = "probability"
@@ -158,7 +159,7 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
         dtype="float32",
         chunks=plan.chunk_shape,
         shards=plan.shard_shape,
-        # Not 0: an all-zero chunk would not be stored and would look unwritten.
+        # Not 0: an all-zero chunk would not be stored and would look unwritten. Local rows get their floor.
         fill_value=np.nan,
         compressors=_COMPRESSORS,
         dimension_names=("x", "y", "output"),

@@ -314,7 +314,7 @@ def test_packed_rows_come_back_to_the_last_bit(seed: int, shape: tuple[int, int,
         refused(ValueError, "", city_layout.unpack_rows, packed, wrong)
     refused(ValueError, "", city_layout.unpack_rows, packed + b"x", shape)
     scores = rng.integers(0, 2**64, shape, dtype=np.uint64).view(np.float64)
-    again = city_layout.unpack_scores(city_layout.pack_scores(scores), shape)
+    again = city_layout.unpack_table(city_layout.pack_table(scores), "float64", shape)
     assert np.array_equal(again.view(np.uint64), scores.view(np.uint64))
 
 

@@ -34,7 +34,7 @@ def write_city(path: Path, packing: str = city_header.SEED, *, steep: float = 0.
     rows = [tiles.extended(scores, tile) for tile in range(len(tiles))]
     whole = city_layout.Tiles(GRID, (3, 2)).extended(scores, 0)
     seed = packing == city_header.SEED
-    sections = [city_layout.pack_scores(scores)] if seed else [city_layout.pack_rows(part) for part in rows]
+    sections = [city_layout.pack_table(scores)] if seed else [city_layout.pack_rows(part) for part in rows]
     distortion, lonlat = PLANE.distortion(GRID.box.radius_km), PLANE.to_degrees(xy)
     header = {
         "epsilon_per_km": 1.0, "epsilon_planar_per_km": planar_epsilon(1.0, distortion),

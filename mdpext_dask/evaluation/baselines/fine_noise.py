@@ -50,7 +50,9 @@ class FineNoise:
     facts: dict[str, Any]
 
 
-def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math.inf) -> FineNoise:
+def choose_noise(
+    problem: Problem, epsilon_per_km: float, deadline: float = math.inf, rounding: float = 0.0
+) -> FineNoise:
     """Choose noise cells, the output of each, and the floor.
 
     See :mod:`mdpext_dask.extend.noise` for the mechanism and why it keeps ε, and
@@ -65,6 +67,8 @@ def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math
         ε to keep for distances d_2, in 1/km.
     deadline
         When to give up, by :func:`time.perf_counter`.
+    rounding
+        What storing rows may change of their logarithms.
 
     Raises
     ------
@@ -105,7 +109,7 @@ def choose_noise(problem: Problem, epsilon_per_km: float, deadline: float = math
         share = problem.outputs * threshold * most * epsilon**2 / 5
         if share * anywhere_km <= _FLOOR_COST * loss_km:
             break
-    used = epsilon_within(problem, epsilon, Kernel.of(lattice, epsilon, threshold).log_error)
+    used = epsilon_within(problem, epsilon, Kernel.of(lattice, epsilon, threshold).log_error + rounding)
     kernel = Kernel.of(lattice, used, threshold)
     ratio = threshold * most / float(kernel.totals.min())
     # More is never a breach: what is added is the same for all records.

@@ -7,7 +7,7 @@ from typing import Any
 from mdpext_dask.events import STAGES
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import software_versions
+from mdpext_dask.store.schema import PROBABILITY, software_versions
 
 # The store has the seconds of these stages; the rest of the total is shown apart.
 _STAGE_NAMES = {
@@ -26,6 +26,7 @@ _LICENCES = {"Map data (c) OpenStreetMap contributors, ODbL 1.0": "https://www.o
 def making_of(store: MechanismStore) -> dict[str, Any]:
     """Return stages, software, job, seed and layout of a store."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
+    rows = store.array(PROBABILITY)
     return {
         "stages": _stages(attributes.get("seconds") or {}),
         "software": dict(attributes.get("software") or {}),
@@ -52,7 +53,7 @@ def making_of(store: MechanismStore) -> dict[str, Any]:
             ),
             ("blocks", f"{plan.blocks:,}, of which {len(plan.skipped):,} outside the region are not stored"),
             ("numbers", f"float32, {plan.store_bytes / 1e6:,.1f} MB before compression"),
-            ("shard, chunk", f"{plan.shard_shape} and {plan.chunk_shape} records × records × outputs"),
+            ("shard, chunk", f"{rows.shards} and {rows.chunks} records × records × outputs"),
             ("plane", _plane(store)),
         ],
     }
