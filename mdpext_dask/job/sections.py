@@ -27,7 +27,7 @@ FITTING = "auto"
 # A region that is the outline of the job's own place, or of another one.
 PLACE, PLACE_PREFIX = "place", "place:"
 # The outputs are thinned road nodes, as many as are of use.
-AUTO_OUTPUTS = "auto"
+AUTO_OUTPUTS: Literal["auto"] = "auto"
 # Half a turn either way covers every direction twice.
 LARGEST_ROTATION_DEG = 180
 

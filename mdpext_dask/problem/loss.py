@@ -92,14 +92,17 @@ class TravelLoss:
 
     def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(y_{k_i}, q)| in km, float64 of shape (n,)."""
-        return self._between_nodes(self._tree.query(xy_km)[1], self.output_node[output])
+        return self._between_nodes(self._nodes(xy_km), self.output_node[output])
 
     def between(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(z_i, q)| in km of places x_i and z_i, float64 of shape (n,).
 
         Places are taken at their nearest road nodes, as records are.
         """
-        return self._between_nodes(*(self._tree.query(xy)[1] for xy in (xy_km, other_xy_km)))
+        return self._between_nodes(self._nodes(xy_km), self._nodes(other_xy_km))
+
+    def _nodes(self, xy_km: Array) -> NDArray[np.intp]:
+        return np.asarray(self._tree.query(xy_km)[1], dtype=np.intp)
 
     def _between_nodes(self, node: NDArray[np.intp], other: NDArray[np.intp]) -> Array:
         here, there = (self.task_distance_km[nodes] for nodes in (node, other))

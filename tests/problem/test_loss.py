@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss, Loss, TravelLoss, assemble_seed_cost, corner_costs
+from mdpext_dask.problem.loss import (
+    EuclideanLoss,
+    Loss,
+    TableLoss,
+    TravelLoss,
+    assemble_seed_cost,
+    corner_costs,
+)
 
 Floats = NDArray[np.float64]
 

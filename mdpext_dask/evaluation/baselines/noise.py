@@ -207,7 +207,7 @@ def plain_laplace(problem: Problem) -> tuple[float, float]:
     nearest, generator = KDTree(problem.output_xy_km), np.random.default_rng(problem.random_seed)
 
     def losses(places: Array, noisy: Array) -> Array:
-        return problem.loss.pairs(places, nearest.query(noisy)[1])
+        return problem.loss.pairs(places, np.asarray(nearest.query(noisy)[1], dtype=np.intp))
 
     return mean_and_error(drawn_losses(problem, generator, losses, _PLAIN_DRAWS))
 
