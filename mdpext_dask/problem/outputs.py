@@ -18,7 +18,7 @@ from mdpext_dask.readers.point_chunks import PointColumns
 # Default limits on road nodes as outputs. Noise has no seed program, whose size is proportional to them ...
 MOST_ROAD_NODES, MOST_WITH_NOISE = 2000, 100_000
 # ... and is to have so many seeds times outputs where they are thinned, but some outputs in any case: about a
-# minute or two on two cores.
+# minute with log-convex extension on two cores, some minutes with cell programs.
 MOST_SEED_ENTRIES, LEAST_OUTPUTS = 20_000, 20
 # How far a road node is from its output on average, times ε: all road nodes as outputs would lose half a
 # per cent less (Manhattan, ε = 1, 2, 5; 0.3 % less than at 0.1, 0.8 % than at 0.2, 1.4 % than at 0.3).
