@@ -14,6 +14,7 @@ from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.bound.lower_bound import FACTS, BoundRequest, bound_facts
 from mdpext_dask.evaluation.figure import loss_map
+from mdpext_dask.evaluation.plain import plain_facts
 from mdpext_dask.evaluation.quantiles import weighted_quantiles
 from mdpext_dask.evaluation.spread import Spread, add_up, spread_block
 from mdpext_dask.events import Observer, silent
@@ -80,6 +81,8 @@ def evaluate(
     - `content_sha256`: the store's own digest of its bytes, None where it has none; whether they still are
       those, :func:`mdpext_dask.auditors.audit.audit` says, not this;
     - `loss_km`: the expected loss UL(M) of what is drawn; as all that follows, without a remap;
+    - `plain_loss_km`: what planar Laplace noise of the same ε loses that is reported at the nearest output,
+      `plain_standard_error_km`, `over_plain` = `loss_km` / `plain_loss_km` − 1, and `plain_in_words`;
     - `remapped_loss_km`: that of what is reported, if the store is used with a remap, else None;
     - `loss_quantiles_km`: quantiles of ℓ(x) = Σ_y M(y|x) c(x, y) over records under their prior, and
       `loss_quantiles_resolution_km`: by how much they may be too large, 0 up to ten million records;
@@ -129,6 +132,7 @@ def evaluate(
     result = {
         "state": store.state,
         **spread_facts(store, spread),
+        **plain_facts(store, spread.loss_km),
         "remapped_loss_km": None if used is None else used.remapped_loss_km,
         **bounded,
         "adversary": adversary,

@@ -20,6 +20,7 @@ def table(result: dict[str, Any]) -> list[Row]:
         *(refused if result.get("state") == "refused" else []),
         ("expected loss", f"{result['loss_km']:.6g} km"),
         *_remapped(result.get("remapped_loss_km")),
+        ("beside it", result["plain_in_words"]),
         ("of a record", of_record),
         ("of one report", of_report),
         ("distance", f"{result['distance_km']:.6g} km expected from record to report"),

@@ -26,6 +26,8 @@ METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE)
 FITTING = "auto"
 # A region that is the outline of the job's own place, or of another one.
 PLACE, PLACE_PREFIX = "place", "place:"
+# The outputs are thinned road nodes, as many as are of use.
+AUTO_OUTPUTS: Literal["auto"] = "auto"
 # Half a turn either way covers every direction twice.
 LARGEST_ROTATION_DEG = 180
 
@@ -231,9 +233,10 @@ class OutputsSection(Section):
     Parameters
     ----------
     choose
-        ``"road-nodes"``: `count` road nodes, drawn; ``"all-road-nodes"``: all of them; ``"seeds"``: the
-        corners of the source cells; ``"prior"``: `count` centres of a k-means of the prior; ``"file"``: the
-        points of `file`. Road nodes are those in the box or the region.
+        ``"auto"``: road nodes, the denser where roads are, as many as ε makes use of; ``"road-nodes"``:
+        `count` road nodes, drawn; ``"all-road-nodes"``: all of them; ``"seeds"``: the corners of the source
+        cells; ``"prior"``: `count` centres of a k-means of the prior; ``"file"``: the points of `file`. Road
+        nodes are those in the box or the region. Default: ``"road-nodes"`` with `count`, else ``"auto"``.
     count
         Number of outputs.
     random_seed
@@ -245,10 +248,13 @@ class OutputsSection(Section):
     outside
         What to do with points of the file outside the grid: ``"error"`` or ``"drop"``.
     limit
-        Largest number of outputs with ``"all-road-nodes"``; default: 2000.
+        Largest number of outputs with ``"auto"`` and ``"all-road-nodes"``; default: 100,000 with
+        ``extension.method = "noise"``; else 2000, and with ``"auto"`` no more than a seed program bears.
     """
 
-    choose: Literal["road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = "road-nodes"
+    choose: Literal["auto", "road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = (
+        AUTO_OUTPUTS
+    )
     count: AtLeastOne | None = None
     random_seed: RandomSeed = 0
     file: Named | None = None
@@ -259,13 +265,16 @@ class OutputsSection(Section):
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "OutputsSection":
+        if self.count is not None and "choose" not in self.model_fields_set:
+            # The job is frozen only after it has been validated. Still not set by the user.
+            object.__setattr__(self, "choose", "road-nodes")
         _go_together("choose", self.choose, ("file",), "file", self.file)
         if self.choose != "file" and (self.lon_column or self.lat_column):
             raise ValueError('lon_column and lat_column go with choose = "file" only')
         if self.choose != "file" and self.outside != "error":
             raise ValueError(f'outside = "{self.outside}" goes with choose = "file" only')
-        if self.choose != "all-road-nodes" and self.limit is not None:
-            raise ValueError('limit goes with choose = "all-road-nodes" only')
+        if self.choose not in (AUTO_OUTPUTS, "all-road-nodes") and self.limit is not None:
+            raise ValueError('limit goes with choose = "auto" or "all-road-nodes" only')
         if self.choose in ("road-nodes", "prior"):
             if self.count is None:
                 raise ValueError(f'choose = "{self.choose}" needs count')

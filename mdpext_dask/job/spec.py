@@ -48,7 +48,7 @@ _ALTERNATIVES = {("domain", "roads"): "place", ("domain", "place"): "roads"}
 _DEPENDENTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("outputs", "choose"): {
         "count": ("road-nodes", "prior"), "file": ("file",), "outside": ("file",),
-        "limit": ("all-road-nodes",),
+        "limit": ("auto", "all-road-nodes"),
     },
     ("prior", "kind"): {"file": ("file", "raster")},
     ("loss", "kind"): {
@@ -94,7 +94,7 @@ class JobSpec(Section):
     job: job_sections.JobSection = job_sections.JobSection()
     domain: job_sections.DomainSection
     privacy: job_sections.PrivacySection
-    outputs: job_sections.OutputsSection
+    outputs: job_sections.OutputsSection = job_sections.OutputsSection()
     prior: job_sections.PriorSection = job_sections.PriorSection()
     loss: job_sections.LossSection = job_sections.LossSection()
     seed: job_sections.SeedSection = job_sections.SeedSection()
@@ -380,6 +380,8 @@ def _changed(spec: JobSpec, changes: Iterable[tuple[str, str, Any]]) -> JobSpec:
     document = spec.canonical()
     if "method" not in spec.extension.model_fields_set:
         document["extension"]["method"] = FITTING
+    if "choose" not in spec.outputs.model_fields_set:
+        del document["outputs"]["choose"]
     for section, key, value in changes:
         _set(document, section, key, value)
     return parse_job(document, source=spec.job.name)

@@ -32,7 +32,7 @@ from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SH
 from mdpext_dask.problem.domain import check_places
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.outputs import check_counts, output_count
+from mdpext_dask.problem.outputs import check_counts, notes_on_outputs, output_count
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
 from mdpext_dask.store.blocks import FLOAT64, Plan
@@ -324,7 +324,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     """
     tell_beyond(observer, spec)
     geometry = build_geometry(spec)
-    notes = geometry.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
+    notes = geometry.notes + notes_on_outputs(spec, geometry)
+    notes += notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
     for note in notes:
         observer(Note(note))
     costs = JobCosts.of(spec, geometry)
@@ -344,7 +345,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     return {
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,
-        # Of network, region and ε; those of prior and outputs come with a run.
+        # Of network, region, thinned outputs and ε; those of prior and files come with a run.
         "notes": list(notes),
         "records": grid.records,
         "records_inside": grid.count_vertices_of(geometry.kept),

@@ -8,7 +8,7 @@ from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import MOST_MOMENTS, cells_of
 from mdpext_dask.extend.noise import MOST_CELLS
-from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
+from mdpext_dask.job.sections import AUTO_OUTPUTS, CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
@@ -162,12 +162,13 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
             f"{MOST_CELLS:.0e}; use a larger ε, larger cells or less refinement"
         )
     used = min(inside, geometry.network.nodes) if isinstance(geometry, RoadGeometry) else inside
-    moments = used * output_count(spec, geometry)
+    moments = used * (outputs := output_count(spec, geometry))
     if moments > MOST_MOMENTS:
+        thin = f'outputs.choose = "{AUTO_OUTPUTS}" with outputs.limit = {MOST_MOMENTS // used}'
         raise SpecError(
             f'outputs: extension.method = "noise" holds losses of {used:,} places with a prior and '
-            f"{output_count(spec, geometry):,} outputs, {moments:.1e} numbers, more than {MOST_MOMENTS:.0e}; "
-            "use fewer outputs"
+            f"{outputs:,} outputs, {moments:.1e} numbers, more than {MOST_MOMENTS:.0e}; use fewer outputs"
+            + (f", as with {thin}" if isinstance(geometry, RoadGeometry) else "")
         )
     return FLOAT64 * (moments + 2 * cells) + noise_table_bytes(spec, grid)
 

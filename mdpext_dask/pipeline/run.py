@@ -16,6 +16,7 @@ from mdpext_dask.compute.executor import Executor, is_small, open_executor, open
 from mdpext_dask.compute.stages import Stages, at_work, observe_cluster
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.evaluation.loss import expected_loss_block, finite
+from mdpext_dask.evaluation.plain import plain_facts
 from mdpext_dask.events import JobFinished, Note, Observer, TaskDone, silent
 from mdpext_dask.extend.choose import is_own
 from mdpext_dask.job.beyond import tell_beyond
@@ -252,6 +253,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         "fallbacks": store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in done.values()),
         "peak_bytes_per_task": max(peaks) if peaks else store.plan.peak_bytes(method),
     }
+    facts |= plain_facts(store, loss_km)
     digest = store.content_digest(done)
     del done, peaks  # of many blocks they are large, and are read once more to close the store
     close(store, {**checked, **facts, "loss_km": loss_km}, digest, stages)

@@ -50,6 +50,9 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "method": attributes["job"]["extension"]["method"],
         "budget": attributes["job"]["privacy"]["budget"],
         "loss_km": attributes.get("loss_km"),
+        # Older stores do not say what planar Laplace noise loses.
+        "plain_loss_km": attributes.get("plain_loss_km"),
+        "plain_in_words": attributes.get("plain_in_words"),
         # Whether it is used with a remap; losses here are those without.
         "remap": has_remap(store),
         "seed_primal": seed.get("primal_km"),

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
+from mdpext_dask.job.sections import AUTO_OUTPUTS
 from mdpext_dask.job.spec import FROM_LOSS_FILE, JobSpec, check_min_probability
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, TravelLoss
@@ -74,7 +75,8 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
             tasks, weight = _choose_tasks(spec, geometry)
             distance = geometry.network.distances_to(tasks, directed=spec.loss.directed)
             loss = TravelLoss(geometry.node_xy_km, distance, weight, outputs.node)
-    notes += _more_than_records(len(output_xy), geometry)
+    if spec.outputs.choose != AUTO_OUTPUTS:
+        notes += _more_than_records(len(output_xy), geometry)
     projection, nowhere = geometry.projection, np.full_like(output_xy, np.nan)
     return Domain(
         projection=projection,
@@ -96,8 +98,8 @@ def _more_than_records(outputs: int, geometry: Geometry) -> tuple[str, ...]:
     if outputs <= records:
         return ()
     return (
-        f"outputs: {outputs:,} for {records:,} records: more places to report than places to be at; the "
-        "seed program grows with each, so check that this is meant",
+        f"outputs: {outputs:,} for {records:,} records: more places to report than places to be at; time "
+        "and memory grow with each, so check that this is meant",
     )
 
 

@@ -21,7 +21,7 @@ from mdpext_dask.readers.roads.downloads import digests
 from mdpext_dask.readers.roads.read_network import RoadNetwork, points_path, read_roads
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
     """Projection, grid and region of a job.
 
@@ -93,7 +93,7 @@ class Geometry:
         return xy, points.weight, seen
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # hashed by identity, as a key of caches
 class RoadGeometry(Geometry):
     """The geometry of a job on a road network.
 

@@ -5,6 +5,7 @@ at its nearest road node; or simply ‖x − y‖₂; or what a table says. Loss
 fine lattice, so no array larger than (records of a row) × outputs is ever held.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -24,6 +25,10 @@ class Loss(Protocol):
         """Return c(x, y_k) in km, float64 of shape (n, K), for records of shape (n, 2) in km."""
         ...
 
+    def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
+        """Return c(x_i, y_{k_i}) in km, float64 of shape (n,): an entry of each of :meth:`rows`."""
+        ...
+
 
 @dataclass(frozen=True)
 class EuclideanLoss:
@@ -40,6 +45,10 @@ class EuclideanLoss:
     def rows(self, xy_km: Array) -> Array:
         """Return ‖x − y_k‖₂ in km, float64 of shape (n, K)."""
         return np.asarray(cdist(xy_km, self.output_xy_km), dtype=np.float64)
+
+    def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
+        """Return ‖x_i − y_{k_i}‖₂ in km, float64 of shape (n,)."""
+        return np.asarray(np.hypot(*(xy_km - self.output_xy_km[output]).T))
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,22 @@ class TravelLoss:
         table = self.task_distance_km[nodes] * self.task_weight
         return np.asarray(cdist(table, self._output_table, "cityblock"), dtype=np.float64)[inverse]
 
+    def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
+        """Return Σ_q w_q |d(x_i, q) − d(y_{k_i}, q)| in km, float64 of shape (n,)."""
+        return self._between_nodes(self._nodes(xy_km), self.output_node[output])
+
     def between(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(z_i, q)| in km of places x_i and z_i, float64 of shape (n,).
 
         Places are taken at their nearest road nodes, as records are.
         """
-        here, there = (self.task_distance_km[self._tree.query(xy)[1]] for xy in (xy_km, other_xy_km))
+        return self._between_nodes(self._nodes(xy_km), self._nodes(other_xy_km))
+
+    def _nodes(self, xy_km: Array) -> NDArray[np.intp]:
+        return np.asarray(self._tree.query(xy_km)[1], dtype=np.intp)
+
+    def _between_nodes(self, node: NDArray[np.intp], other: NDArray[np.intp]) -> Array:
+        here, there = (self.task_distance_km[nodes] for nodes in (node, other))
         return np.asarray(np.abs(here.astype(np.float64) - there) @ self.task_weight)
 
 
@@ -122,12 +141,26 @@ class TableLoss:
         """Return the losses of the nearest record of each place in km, float64 of shape (n, K)."""
         i, j, _ = self.grid.nearest_records(xy_km)
         rows = np.empty((len(xy_km), self.table.shape[-1]))
+        for members, first, part in self._columns(i, j):
+            rows[members] = part[j[members] - first]
+        return rows
+
+    def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
+        """Return the losses of the nearest record of each place in km, float64 of shape (n,)."""
+        i, j, _ = self.grid.nearest_records(xy_km)
+        losses = np.empty(len(xy_km))
+        for members, first, part in self._columns(i, j):
+            losses[members] = part[j[members] - first, output[members]]
+        return losses
+
+    def _columns(
+        self, i: NDArray[np.intp], j: NDArray[np.intp]
+    ) -> Iterator[tuple[NDArray[np.intp], int, NDArray[Any]]]:
+        """Yield which records are in a lattice column, their first j, and the table from there on."""
         for east in np.unique(i):
             members = np.flatnonzero(i == east)
             first, last = int(j[members].min()), int(j[members].max())
-            part = self.table[int(east), slice(first, last + 1)]
-            rows[members] = part[j[members] - first]
-        return rows
+            yield members, first, self.table[int(east), slice(first, last + 1)]
 
 
 def corner_costs(grid: Grid, loss: Loss, prior: Array, cells: tuple[slice, slice]) -> Array:

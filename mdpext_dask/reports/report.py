@@ -19,6 +19,7 @@ from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
+from mdpext_dask.evaluation.plain import plain_facts
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.reports.evaluated import read_evaluation, read_kept_bound
@@ -187,7 +188,13 @@ def _find_out(
             kept, bound_seconds = read_kept_bound(store, spread.loss_km), BOUND_SECONDS
         seconds = 0.0 if before or kept else bound_seconds or 0.0
         bounded = bound_facts(store, executor, stages, spread.loss_km, BoundRequest(seconds))
-        result = {**spread_facts(store, spread), **bounded, **(kept or {}), "adversary": None}
+        result = {
+            **spread_facts(store, spread),
+            **plain_facts(store, spread.loss_km),
+            **bounded,
+            **(kept or {}),
+            "adversary": None,
+        }
         if before is not None:
             result.update(before)
         elif store.grid.records * store.outputs <= _MOST_ATTACKED:

@@ -166,8 +166,7 @@ def unpack_table(packed: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[A
     ValueError
         If the bytes do not hold it.
     """
-    kind: np.dtype[Any] = np.dtype(dtype)
-    return _decompressed(packed, kind.newbyteorder("<"), shape).astype(kind, copy=False)
+    return _decompressed(packed, np.dtype(dtype).newbyteorder("<").str, shape).astype(dtype, copy=False)
 
 
 def pack_rows(rows: NDArray[np.float32]) -> bytes:
@@ -212,7 +211,7 @@ def _compressed(values: NDArray[Any]) -> bytes:
     return zlib.compress(values.reshape(-1).view(np.uint8).reshape(-1, values.itemsize).T.tobytes(), _LEVEL)
 
 
-def _decompressed(packed: bytes, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def _decompressed(packed: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return what :func:`_compressed` was given; anything else than so many bytes is a ValueError."""
     width = np.dtype(dtype).itemsize
     size, stream = width * math.prod(shape), zlib.decompressobj()

@@ -20,6 +20,9 @@ from mdpext_dask import AttackRequest, BoundRequest, audit
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation import evaluate as evaluation
 from mdpext_dask.evaluation.attackers import passes
+from mdpext_dask.evaluation.baselines.noise import planar_laplace
+from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
+from mdpext_dask.evaluation.plain import plain_facts
 from mdpext_dask.evaluation.quantiles import BINS_PER_OCTAVE, SHARES, Tally, exact_sum, weighted_quantiles
 from mdpext_dask.evaluation.spread import band_edges_km
 from mdpext_dask.evaluation.words import table
@@ -42,6 +45,33 @@ KINDS = ("travel", "euclidean", "planar", "region")
 @pytest.fixture(params=KINDS)
 def finished(request: pytest.FixtureRequest, stores: Stores) -> Path:
     return stores(request.param)
+
+
+# --- what the plain thing loses -------------------------------------------------------------------
+
+
+def test_the_plain_thing_by_its_rows(finished: Path) -> None:
+    store = MechanismStore.open(str(finished))
+    problem = Problem.of_store(store)
+    exact = expected_loss(problem, planar_laplace(problem, math.inf).rows)
+    found = evaluate(str(finished))
+    error = found["plain_standard_error_km"]
+    assert abs(found["plain_loss_km"] - exact) < 4 * error
+    assert 0 < error < 0.01 * exact
+    assert found["over_plain"] == pytest.approx(found["loss_km"] / found["plain_loss_km"] - 1)
+    # As `run` has found it.
+    said = {key: store.attributes[key] for key in found if "plain" in key}
+    assert said == {key: found[key] for key in said}
+    assert ("beside it", found["plain_in_words"]) in table(found)
+
+
+def test_who_loses_more_than_the_plain_thing_is_told_what_to_set(stores: Stores) -> None:
+    store = MechanismStore.open(str(stores("travel")))
+    plain_km = plain_facts(store, 1.0)["plain_loss_km"]
+    more, less = (plain_facts(store, share * plain_km)["plain_in_words"] for share in (1.25, 0.8))
+    assert "this mechanism 25.0% more" in more
+    assert 'extension.method = "noise"' in more
+    assert less.endswith("this mechanism 20.0% less")
 
 
 # --- what is computed -----------------------------------------------------------------------------

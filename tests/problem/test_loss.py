@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss, Loss, TravelLoss, assemble_seed_cost, corner_costs
+from mdpext_dask.problem.loss import (
+    EuclideanLoss,
+    Loss,
+    TableLoss,
+    TravelLoss,
+    assemble_seed_cost,
+    corner_costs,
+)
 
 Floats = NDArray[np.float64]
 
@@ -106,6 +113,16 @@ def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: 
             expected[row, k] += weight[q] * gap
     loss = TravelLoss(node_xy, distance, weight, output_node)
     np.testing.assert_allclose(loss.rows(xy), expected, rtol=1e-12, atol=1e-12)
+    output = np.arange(places) % outputs
+    np.testing.assert_allclose(loss.pairs(xy, output), expected[np.arange(places), output], atol=1e-12)
+
+
+def test_pairs_are_entries_of_rows() -> None:
+    generator, grid = np.random.default_rng(2), Grid(0.0, 0.0, 2, 1, 1.0, (3,))
+    xy, output = generator.uniform(0, 1, (40, 2)), generator.integers(0, 4, 40)
+    table = TableLoss(grid, generator.uniform(0, 9, (*grid.shape, 4)))
+    for loss in (table, EuclideanLoss(generator.uniform(0, 2, (4, 2)))):
+        np.testing.assert_allclose(loss.pairs(xy, output), loss.rows(xy)[np.arange(40), output], rtol=1e-12)
 
 
 # --- the seed cost ---------------------------------------------------------------------------------

@@ -141,6 +141,78 @@ def test_too_many_road_nodes_are_counted(job: Make) -> None:
     assert build_domain(with_overrides(spec, ["outputs.limit=30"])).outputs == 30
 
 
+def test_many_road_nodes_are_for_noise(monkeypatch: pytest.MonkeyPatch, job: Make) -> None:
+    monkeypatch.setattr("mdpext_dask.problem.outputs.MOST_ROAD_NODES", 29)
+    refusal(
+        lambda: build_domain(job(outputs={"choose": "all-road-nodes"})),
+        'extension.method = "noise"', 'choose = "auto"',
+    )  # fmt: skip
+    assert build_domain(noisy(job, 1.0, choose="all-road-nodes")).outputs == 30
+
+
+# --- thinned road nodes ----------------------------------------------------------------------------
+
+
+def noisy(job: Make, epsilon: float, **outputs: Any) -> JobSpec:
+    privacy = {"epsilon_per_km": epsilon, "budget": "certified"}
+    return job(privacy=privacy, extension={"method": "noise"}, outputs=outputs)
+
+
+def test_no_choice_means_auto_and_a_count_road_nodes(job: Make) -> None:
+    assert job(outputs={}).outputs.choose == job(outputs={"limit": 3}).outputs.choose == "auto"
+    counted = job(outputs={"count": 4})
+    assert counted == job(outputs={"count": 4, "choose": "road-nodes"})
+    assert counted.fingerprint() == job(outputs={"count": 4, "choose": "road-nodes"}).fingerprint()
+    # As jobs are stored, and read again.
+    for spec in (counted, job(outputs={})):
+        assert parse_job(spec.canonical()) == spec
+    assert job(outputs={}).replace(outputs={"count": 4}) == counted
+    assert counted.replace(outputs={"choose": "auto"}) == job(outputs={})
+    assert with_overrides(counted, ["outputs.choose=auto", "outputs.limit=5"]).outputs.limit == 5
+    for choose in ("auto", "seeds"):
+        message = f'count does not go with choose = "{choose}"'
+        refusal(lambda choose=choose: job(outputs={"choose": choose, "count": 4}), message, kind=SpecError)
+
+
+@pytest.mark.parametrize("loss", ["travel", "euclidean"])
+def test_thinned_outputs_are_as_near_as_epsilon_needs(job: Make, loss: str) -> None:
+    counts = []
+    for epsilon in (0.05, 0.2, 0.5, 9.0):
+        spec = with_overrides(noisy(job, epsilon), [f"loss.kind={loss}"])
+        geometry = build_geometry(spec)
+        domain, planned = build_domain(spec), plan_job(spec)
+        counts.append(domain.outputs)
+        assert domain.outputs == planned["outputs"] == output_count(spec, geometry)
+        (note,) = (note for note in domain.notes if note.startswith("outputs:"))
+        assert note in planned["notes"]
+        assert f"{domain.outputs} of 30 road nodes" in note
+        away = np.hypot(*(geometry.node_xy_km[:, None] - domain.output_xy_km).transpose(2, 0, 1)).min(axis=1)
+        assert away.mean() <= 0.15 / epsilon
+        assert (away == 0).sum() >= domain.outputs
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, 30)
+
+
+def test_thinned_outputs_are_as_many_as_the_method_bears(monkeypatch: pytest.MonkeyPatch, job: Make) -> None:
+    for most in (1, 7, 30):
+        assert 0.5 * most <= build_domain(noisy(job, 9.0, limit=most)).outputs <= most
+    monkeypatch.setattr("mdpext_dask.problem.outputs.LEAST_OUTPUTS", 5)
+    monkeypatch.setattr("mdpext_dask.problem.outputs.MOST_SEED_ENTRIES", 1)
+    spec = job(privacy={"epsilon_per_km": 9.0}, outputs={})
+    assert build_domain(spec).outputs <= 5
+    assert any("at most 5" in note and '"noise"' in note for note in plan_job(spec)["notes"])
+    assert build_domain(with_overrides(spec, ["outputs.limit=20"])).outputs > 10
+
+
+def test_thinned_outputs_stay_in_the_region(tmp_path: Path, job: Make) -> None:
+    region = tmp_path / "region.geojson"
+    corner = shapely.box(EAST[0], NORTH[0], EAST[2], NORTH[2])
+    region.write_text(json.dumps(shapely.geometry.mapping(corner)))
+    domain = build_domain(job(domain={"region": str(region), "cell_km": 1.0}, outputs={}))
+    assert domain.outputs > 1
+    assert domain.grid.lie_in(domain.kept, domain.output_xy_km).all()
+
+
 # --- from the prior --------------------------------------------------------------------------------
 
 
@@ -216,7 +288,7 @@ def test_of_very_many_records_neighbours_are_taken_together(monkeypatch: pytest.
     [
         ({"choose": "prior"}, 'choose = "prior" needs count'),
         ({"choose": "all-road-nodes", "count": 3}, 'count does not go with choose = "all-road-nodes"'),
-        ({"choose": "seeds", "limit": 3}, 'limit goes with choose = "all-road-nodes" only'),
+        ({"choose": "seeds", "limit": 3}, 'limit goes with choose = "auto" or "all-road-nodes" only'),
         ({"count": 3, "outside": "drop"}, 'outside = "drop" goes with choose = "file" only'),
         ({"choose": "prior", "count": 3, "file": "x"}, 'file goes with choose = "file"'),
         ({"choose": "all-road-nodes", "limit": 0}, "outputs.limit"),
@@ -267,7 +339,7 @@ def save_raster(path: Path) -> str:
     return str(path)
 
 
-@pytest.fixture(params=["file", "prior", "all-road-nodes"])
+@pytest.fixture(params=["file", "prior", "all-road-nodes", "auto"])
 def choice(request: pytest.FixtureRequest, tmp_path: Path, job: Make) -> JobSpec:
     outputs: dict[str, Any] = {"choose": request.param}
     prior: dict[str, Any] = {"kind": "uniform"}
@@ -304,7 +376,7 @@ def test_repetitions_of_a_comparison(tmp_path: Path, choice: JobSpec) -> None:
     """Drawn outputs are drawn anew, k-means begins elsewhere, what is given stays."""
     case = Case("the job", choice, ("em",), "ours")
     first, second = (build_domain(case.repetition(k)).output_xy_km for k in range(2))
-    given = choice.outputs.choose in ("file", "all-road-nodes")
+    given = choice.outputs.choose in ("file", "all-road-nodes", "auto")
     assert np.array_equal(first, second) == given
     euclidean = Case("the job", with_overrides(choice, ["loss.kind=euclidean"]), ("em",), "ours")
     assert case.draws

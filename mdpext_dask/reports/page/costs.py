@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.noise import drawn_losses, exponential_mechanism, mean_and_error
+from mdpext_dask.evaluation.baselines.noise import exponential_mechanism
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.words import attack_rows
 from mdpext_dask.reports.page import words
@@ -24,7 +23,6 @@ _LEAST_SHARE = 5e-5
 _NORMAL_95 = 1.96
 # Numbers of a mechanism's rows beyond which making them takes longer than a report page should.
 _MOST_NUMBERS = 200_000_000
-_DRAWS, _DRAWS_AT_ONCE = 20_000, 4_000
 _LOSSES = {
     "travel": "mean error in road distance to the places that people travel to",
     "euclidean": "straight-line distance from the true place to the reported one",
@@ -98,7 +96,8 @@ def _bars(
     """Return losses to compare, in km, the least first."""
     without = "" if remap is None else ", without its remap"
     bars = [_bar(f"this mechanism{without}", result["loss_km"], "own")]
-    bars += others
+    plain = result["plain_loss_km"], "other", result["plain_standard_error_km"]
+    bars += [_bar("planar Laplace noise, nearest output", *plain), *others]
     if remap is not None:
         bars.append(_bar("this mechanism", remap.remapped_loss_km, "own"))
     if result["lower_bound_km"] is not None:
@@ -190,25 +189,7 @@ def exponential_loss(problem: Problem) -> float | None:
     return expected_loss(problem, made.rows)
 
 
-def laplace_loss(problem: Problem, random_seed: int = 0) -> tuple[float, float]:
-    """Return UL of planar Laplace noise that is reported at the nearest output, and its standard error.
-
-    Both are in km, and estimated from draws of a seeded generator: this is an evaluation, and nothing that is
-    drawn is ever released (Andrés, Bordenabe, Chatzikokolakis & Palamidessi, CCS 2013).
-    """
-    generator = np.random.default_rng(random_seed)
-    nearest = KDTree(problem.output_xy_km)
-
-    def loss_of(places: NDArray[np.float64], noisy: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(problem.loss.rows(places)[np.arange(len(places)), nearest.query(noisy)[1]])
-
-    return mean_and_error(drawn_losses(problem, generator, loss_of, (_DRAWS, _DRAWS_AT_ONCE)))
-
-
 def others(problem: Problem) -> list[dict[str, Any]]:
-    """Return the losses of other mechanisms as bars; `error_km` is None where nothing is estimated."""
-    exponential, (loss, error) = exponential_loss(problem), laplace_loss(problem)
-    bars = [_bar("planar Laplace noise, nearest output", loss, "other", error)]
-    if exponential is not None:
-        bars.append(_bar("exponential mechanism", exponential, "other"))
-    return bars
+    """Return the losses of other mechanisms, besides planar Laplace noise, as bars."""
+    exponential = exponential_loss(problem)
+    return [] if exponential is None else [_bar("exponential mechanism", exponential, "other")]
