@@ -21,6 +21,7 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
+from mdpext_dask.auditors.directions import RADII
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.seed.budget import planar_epsilon
@@ -392,7 +393,7 @@ def check_steps(mechanism: Mechanism, shape: tuple[int, int]) -> None:
     order = np.lexsort(mechanism.points.T[::-1])
     logs = np.array(mechanism.logs, dtype=np.float64)[order].reshape(*shape, -1)
     sides = np.diff(np.unique(mechanism.points[:, 0])).min(), np.diff(np.unique(mechanism.points[:, 1])).min()
-    for radius in (1, 3, 8):
+    for radius in RADII:
         certified = float(by_steps(logs, sides, mechanism.p, radius).max())
         if certified >= mechanism.cells[0][0]:
             continue
