@@ -26,6 +26,7 @@ from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
+from mdpext_dask.events import Note
 from mdpext_dask.job.spec import json_number
 from mdpext_dask.store.integrity import FINISHED, ShardDamage, damage_of_block, extra_shards, inconsistencies
 from mdpext_dask.store.loss import is_problem_of
@@ -33,6 +34,8 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Pairs that are drawn, if neither a number nor a time is given.
 DEFAULT_PAIRS = 1_000_000
+# Triples that one worker compares in a second, measured; and from when on people want to know beforehand.
+_TRIPLES_A_SECOND, _LONG_SECONDS = 3e8, 120.0
 # Batches between two looks at the clock, for each worker.
 _BATCHES_A_WAVE = 2
 _LARGEST_WAVE = 1000
@@ -241,6 +244,11 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
     """
     started = time.perf_counter()
     source, promise = subject.source, subject.promise
+    triples = exhaustive.pairs_of(source.records) * source.outputs
+    if (most := triples / (_TRIPLES_A_SECOND * executor.workers)) > _LONG_SECONDS:
+        on_lattice = "; --method certificate proves all pairs in one pass" if source.lattice_shape else ""
+        minutes = f"about {most / 60:,.0f} minutes"
+        stages.observer(Note(f"{triples:.2g} triples take {minutes} if bounds rule out none{on_lattice}"))
     damage = _damage(subject.store, None, executor, stages)
     with stages.stage("near", source.parts):
         near = [(source, index, promise) for index in range(source.parts)]
@@ -258,7 +266,6 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
     # A row that cannot be used keeps no promise towards any other.
     refused = (exhaustive.pairs_of(source.records) - exhaustive.pairs_of(usable)) * source.outputs
     violations = tally.violations + refused
-    total = exhaustive.pairs_of(source.records) * source.outputs
     findings = merged(finding for summary in summaries for finding in summary.findings)
     if tally.violations:
         verdict = subject.verdict_on_pairs(tally.worst)
@@ -286,9 +293,9 @@ def compare_all(subject: Subject, executor: Executor, stages: Stages) -> AuditRe
         started,
         details,
         damage=damage.values(),
-        triples_checked=total,
+        triples_checked=triples,
         violations=violations,
-        violation_ratio=violations / total if total else 0.0,
+        violation_ratio=violations / triples if triples else 0.0,
         recomputed=tally.recomputed,
         worst=described[0] if described else {},
         findings=findings,

@@ -8,6 +8,7 @@ from them alone (:func:`mdpext_dask.store.rows.extended_block`). That noise keep
 of so much less than ε.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +42,8 @@ def noise_job(store: MechanismStore) -> None:
     euclidean = euclidean_epsilon(design, store.metric_p) / strictness(store.grid, design, store.metric_p)
     noise = choose_noise(problem, euclidean, rounding=_FLOAT32_ERROR)
     if noise.floor * problem.outputs >= 1:
-        raise SolverError(f"noise: no floor is left for {problem.outputs} outputs; use fewer")
+        most = math.ceil(1 / noise.floor) - 1
+        raise SolverError(f"noise: no floor is left for {problem.outputs} outputs; use at most {most:,}")
     _write(store, noise)
 
 

@@ -207,7 +207,7 @@ def _hold(lonlat: Array, grid: Grid, projection: Projection | None) -> NDArray[n
 
 
 def notes_on_epsilon(epsilon_per_km: float, grid: Grid) -> tuple[str, ...]:
-    """Return a note where ε hides not even 10 m, or where reports say next to nothing in all of the grid.
+    """Return a note where ε hides not even 10 m, or no record from the next, or nothing at all.
 
     Parameters
     ----------
@@ -221,6 +221,9 @@ def notes_on_epsilon(epsilon_per_km: float, grid: Grid) -> tuple[str, ...]:
     factors = [f"{_factor(epsilon_per_km * d)} at {name}" for d, name in ((0.1, "100 m"), (1.0, "1 km"))]
     if epsilon_per_km * _HIDDEN_KM > _TELLING:
         what = "hides not even 10 m"
+    elif epsilon_per_km * grid.spacing_km > _TELLING:
+        what = "hides a place from no other record"
+        factors.append(f"{_factor(epsilon_per_km * grid.spacing_km)} between records")
     elif epsilon_per_km * longest < _TELLING:
         what = "leaves next to nothing in a report"
         factors.append(f"{_factor(epsilon_per_km * longest)} across the grid")

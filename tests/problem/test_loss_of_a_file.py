@@ -288,7 +288,7 @@ def test_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captu
     Path("p.csv").write_text("x_km,y_km\n-1.9,30.1\n")
     assert call(capfd, "sample", "rome-20km.zarr", "p.csv", "-o", "o.csv")["points"] == 1
     # The demo, turned into the same problem by overrides alone.
-    demo = PROJECT / "workflows" / "manhattan.toml"
+    demo = PROJECT / "workflows" / "manhattan-published.toml"
     assert call(capfd, "plan", demo, *options) == planned
 
 

@@ -195,7 +195,8 @@ def test_tasks_and_outputs_outside_are_refused_with_the_furthest(
 @pytest.mark.parametrize(
     ("epsilon", "parts"),
     [
-        (100.0, []), (1.0, []), (0.028, []),
+        (1 / GRID.spacing_km, []), (1.0, []), (0.028, []),
+        (1.01 / GRID.spacing_km, ["hides a place from no other record", "2.746 between records"]),
         (101.0, ["101 hides not even 10 m", "2.434e+04 at 100 m", "e^101 at 1 km"]),
         (200.0, ["4.852e+08 at 100 m", "e^200 at 1 km"]),
         (0.027, ["leaves next to nothing", "1.003 at 100 m", "1.027 at 1 km", "2.643 across the grid"]),

@@ -313,7 +313,7 @@ def test_image_and_services(tmp_path: Path, services: Services, dockerfile: list
     for program in ("dask-scheduler", "dask-worker"):
         answer_of(program, "--help")
 
-    job = str(PROJECT / "workflows" / "manhattan.toml")
+    job = str(PROJECT / "workflows" / "manhattan-published.toml")
     planned = json.loads(answer_of("mdpext", "plan", job, "--json"))
     assert planned["records"] == 99_169
     answer = _run_services(host, services, changes=["privacy.budget=bound"])

@@ -27,8 +27,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 )
 def test_the_demo(tmp_path: Path, budget: str, epsilon: float, loss_km: float, gap: float) -> None:
     path = tmp_path / "manhattan.zarr"
-    assert load_job(PROJECT / "workflows" / "manhattan.toml").privacy.budget == "certified"
-    spec = load_job(PROJECT / "workflows" / "manhattan.toml", [f"privacy.budget={budget}"])
+    assert load_job(PROJECT / "workflows" / "manhattan-published.toml").privacy.budget == "certified"
+    spec = load_job(PROJECT / "workflows" / "manhattan-published.toml", [f"privacy.budget={budget}"])
     planned = plan_job(spec)
     summary = build(spec, str(path))
     assert summary["state"] == "complete"
@@ -51,7 +51,7 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
     summaries = {}
     for budget in ("bound", "certified"):
         changes = [*smaller, f"privacy.budget={budget}", "cluster.kind=inline"]
-        spec = load_job(PROJECT / "workflows" / "manhattan.toml", changes)
+        spec = load_job(PROJECT / "workflows" / "manhattan-published.toml", changes)
         summaries[budget] = build(spec, str(tmp_path / f"{budget}.zarr"))
     assert audit(str(tmp_path / "certified.zarr")).holds
     certified = summaries["certified"]

@@ -54,7 +54,7 @@ def cities(roads: Path) -> Iterator[tuple[str, Path, list[str]]]:
     yield "Rome", HERE / "rome.toml", [f"domain.roads={roads / 'rome'}"]
     london = [f"domain.roads={roads / 'london'}", f"domain.cell_km={LONDON_CELL_KM}"]
     yield "London", HERE / "rome.toml", london
-    yield "Manhattan", HERE / "manhattan.toml", []
+    yield "Manhattan", HERE / "manhattan-published.toml", []
 
 
 def kernel_rate(outputs: int, repeats: int) -> float:

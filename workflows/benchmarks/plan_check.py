@@ -20,7 +20,7 @@ from mdpext_dask.job.spec import load_job
 from mdpext_dask.pipeline.run import build
 
 HERE = Path(__file__).resolve().parents[1]
-_MANHATTAN, _ROME = HERE / "manhattan.toml", HERE / "rome.toml"
+_MANHATTAN, _ROME = HERE / "manhattan-published.toml", HERE / "rome.toml"
 _DENSE = ["domain.cell_km=0.5", "domain.refine=[12]"]
 _FEW = ["outputs.count=16", "domain.refine=[2, 2]"]
 JOBS: dict[str, tuple[Path, list[str]]] = {

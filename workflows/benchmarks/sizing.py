@@ -12,7 +12,7 @@ from mdpext_dask.pipeline.cost_model import plan_job
 FOLDER = Path(__file__).resolve().parents[1]
 # Jobs that need nothing but the package, and what to set in them.
 JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("manhattan.toml", ()),
+    ("manhattan-published.toml", ()),
     ("scale.toml", ()),
     ("scale.toml", ("domain.cell_km=0.31", "domain.refine=[4, 5, 8]", "outputs.count=300")),
 )

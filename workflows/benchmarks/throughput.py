@@ -30,7 +30,7 @@ from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.mechanism_store import EXTENDING, MechanismStore
 
-DEMO = Path(__file__).resolve().parents[1] / "manhattan.toml"
+DEMO = Path(__file__).resolve().parents[1] / "manhattan-published.toml"
 
 
 def plain_write(url: str, index: int, target: str, ready: str) -> None:
