@@ -6,7 +6,7 @@ import psutil
 
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.baselines.fine_noise import MOST_MOMENTS, cells_of
+from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
@@ -163,10 +163,10 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
         )
     used = min(inside, geometry.network.nodes) if isinstance(geometry, RoadGeometry) else inside
     moments = used * output_count(spec, geometry)
-    if moments > MOST_MOMENTS:
+    if moments > 200_000_000:
         raise SpecError(
             f'outputs: extension.method = "noise" holds losses of {used:,} places with a prior and '
-            f"{output_count(spec, geometry):,} outputs, {moments:.1e} numbers, more than {MOST_MOMENTS:.0e}; "
+            f"{output_count(spec, geometry):,} outputs, {moments:.1e} numbers, more than 2e8; "
             "use fewer outputs"
         )
     return FLOAT64 * (moments + 2 * cells) + noise_table_bytes(spec, grid)
