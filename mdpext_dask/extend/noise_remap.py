@@ -6,8 +6,9 @@ here cost loss only: all records of a cell are given the mean of their masses, a
 
 Where the loss is a distance, of roads or of places, outputs that cannot be the best are left out: with
 c(x, y) ≥ c(y0, y) − c(x, y0), G[c, y] ≥ m_c c(y0, y) − G[c, y0] for m_c = Σ_x π(x) I_c(x); so no output with
-c(y0, y) > 2 G[c, y0] / m_c is better than y0. For a y0 in the middle of the posterior that leaves outputs
-some 1/ε away. The bound needs the losses of y0 alone, so those of outputs far away are never computed.
+c(y0, y) > (G[c, y0] + G[c, y1]) / m_c is better than y1. For y0 and y1 among the outputs in the middle of the
+posteriors that leaves outputs some 1/ε away. The bound needs the losses of a few outputs, so those of outputs
+far away are never computed. Of losses that are no distance, all outputs are compared.
 
 Work is cut into tiles of cells, which need nothing of each other: only the records that the noise takes into
 a tile, and the outputs that may be best there. The tiles are the lattice's, and so is the order of sums, so
@@ -39,6 +40,8 @@ TILE, BLOCK = 128, 16
 MOST_MOMENTS, _AT_A_TIME = 200_000_000, 2**21
 # A bound that is computed with rounding must not leave out what is exactly as good.
 _ROUNDING = 1 + 1e-9
+# Of so many cells, the posterior of one says which outputs y0 and y1 are sought among.
+_TRIED = 17
 
 # Reads the prior of some lattice columns and rows of records.
 PriorOf = Callable[[slice, slice], Array]
@@ -90,10 +93,14 @@ class Remap:
         return np.pad(self.masses, BLOCK)
 
     @cached_property
-    def _radius(self) -> float:
-        """How far noise goes, in cells."""
+    def _squared_radius(self) -> int:
+        """Square of how far noise goes, in cells."""
         offsets = np.argwhere(self.masses) - len(self.masses) // 2
-        return math.sqrt(int((offsets**2).sum(axis=1).max(initial=0)))
+        return int((offsets**2).sum(axis=1).max(initial=0))
+
+    @cached_property
+    def _is_distance(self) -> bool:
+        return self.loss.from_output(0) is not None
 
     @cached_property
     def _tree(self) -> KDTree:
@@ -131,7 +138,8 @@ class Remap:
             np.maximum(np.maximum(start - cells, cells - (start + side - 1)), 0)
             for start, side, cells in zip(first, block.shape, places.cells, strict=True)
         ]
-        near = np.flatnonzero(away[0] ** 2 + away[1] ** 2 <= self._radius**2)
+        within = np.maximum(*away) <= len(self.masses) // 2
+        near = np.flatnonzero(within & (away[0] ** 2 + away[1] ** 2 <= self._squared_radius))
         if not len(near):
             return 0.0, 0.0
         own = (away[0][near] == 0) & (away[1][near] == 0)
@@ -144,18 +152,7 @@ class Remap:
         if not len(reached):
             return 0.0, 0.0
         weights, mass = weights[reached], mass[reached]
-        candidates = np.arange(len(self.output_xy_km))
-        anywhere_km = None
-        likely = weights.sum(axis=0) * places.mass[near]
-        central = int(self._tree.query(likely @ places.xy_km[near] / likely.sum())[1])
-        from_central = self.loss.from_output(central)
-        if from_central is not None:
-            [moments] = places.moments(np.array([central]), near)
-            furthest = float((2 * (weights @ moments) / mass).max())
-            candidates = np.flatnonzero(from_central <= furthest * _ROUNDING)
-            # Between |a − b| and a + b lies c(x, y), with a = c(x, y0) and b = c(y0, y); halfway, the larger.
-            here = float(places.mass[near][own].sum())
-            anywhere_km = float(np.maximum(moments[own].sum(), here * from_central).mean())
+        candidates, anywhere_km = self._candidates(weights, mass, near, own, places)
         moments = places.moments(candidates, near)
         if anywhere_km is None:
             anywhere_km = float(moments[:, own].sum()) / len(candidates)
@@ -164,6 +161,34 @@ class Remap:
         i, j = np.divmod(reached, block.shape[1])
         block[i, j] = candidates[best]
         return float(costs[np.arange(len(best)), best].sum()), anywhere_km
+
+    def _candidates(
+        self, weights: Array, mass: Array, near: NDArray[np.intp], own: NDArray[np.bool_], places: "_Places"
+    ) -> tuple[NDArray[np.intp], float | None]:
+        """Return the outputs that may be the best of some cell, and what a tile sums; see the module.
+
+        Parameters
+        ----------
+        weights, mass
+            I_c of the places, float64 of shape (cells, near), and m_c.
+        near, own, places
+            Which places, and which of these are in the block.
+        """
+        if not self._is_distance:
+            return np.arange(len(self.output_xy_km)), None
+        tried = slice(None, None, _TRIED)
+        middles = (weights[tried] * places.mass[near]) @ places.xy_km[near] / mass[tried, None]
+        tries = np.unique(self._tree.query(middles)[1])
+        moments = places.moments(tries, near)
+        mean_km = weights @ moments.T / mass[:, None]
+        furthest = (mean_km + mean_km.min(axis=1, keepdims=True)).max(axis=0)
+        central = int(furthest.argmin())
+        from_central = self.loss.from_output(int(tries[central]))
+        assert from_central is not None  # it is a distance
+        # Between |a − b| and a + b lies c(x, y), with a = c(x, y0) and b = c(y0, y); halfway, the larger.
+        here = float(places.mass[near][own].sum())
+        anywhere_km = float(np.maximum(moments[central, own].sum(), here * from_central).mean())
+        return np.flatnonzero(from_central <= furthest[central] * _ROUNDING), anywhere_km
 
 
 class _Places:
@@ -201,7 +226,10 @@ class _Places:
         self.xy_km = np.stack([x_km[self.cells[0]], y_km[self.cells[1]]], axis=-1)
         self._records_km = np.stack([lattice.grid.x_km()[i], lattice.grid.y_km()[j]], axis=-1)
         self._loss = remap.loss
-        self._moments: dict[int, Array] = {}
+        # Rows of the moments that are known, with room for as many more, and which row is an output's.
+        self._moments: Array = np.empty((0, len(self.mass)))
+        self._row = np.full(len(remap.output_xy_km), -1)
+        self._known = 0
 
     def _sums(self, values: Array) -> Array:
         """Add up what is given of records, shape (k, n), by their places."""
@@ -221,20 +249,26 @@ class _Places:
         SolverError
             If the losses of this tile do not fit into memory.
         """
-        missing = np.array([y for y in outputs.tolist() if y not in self._moments], dtype=np.intp)
-        held = (len(self._moments) + len(missing)) * len(self.mass)
-        if held > MOST_MOMENTS:
+        missing = outputs[self._row[outputs] < 0]
+        known = self._known + len(missing)
+        if known * len(self.mass) > MOST_MOMENTS:
             raise SolverError(
                 f"noise: a tile of {TILE} x {TILE} cells takes losses between {len(self.mass):,} places and "
-                f"{len(self._moments) + len(missing):,} outputs, {held:.1e} numbers, more than "
-                f"{MOST_MOMENTS:.0e}; use fewer outputs or less refinement"
+                f"{known:,} outputs, {known * len(self.mass):.1e} numbers, more than {MOST_MOMENTS:.0e}; use "
+                "fewer outputs or less refinement"
             )
+        if known > len(self._moments):
+            grown = np.empty((2 * known, len(self.mass)))
+            grown[: self._known] = self._moments[: self._known]
+            self._moments = grown
         step = max(_AT_A_TIME // len(self._prior), 1)
         for start in range(0, len(missing), step):
             part = missing[start : start + step]
-            weighted = self._columns(part) * self._prior
-            self._moments.update(zip(part.tolist(), self._sums(weighted), strict=True))
-        return np.array([self._moments[y][near] for y in outputs.tolist()])
+            rows = np.arange(self._known, self._known + len(part))
+            self._moments[rows] = self._sums(self._columns(part) * self._prior)
+            self._row[part] = rows
+            self._known += len(part)
+        return self._moments[self._row[outputs][:, None], near]
 
 
 def tile_count(lattice: NoiseLattice) -> int:
