@@ -37,7 +37,7 @@ from mdpext_dask.seed.solve import one_blas_thread
 # Cells to a side of a tile, and of a block in it: of one block, the same outputs are candidates.
 TILE, BLOCK = 128, 16
 # Losses that a tile holds at most, and those that are computed at a time.
-MOST_MOMENTS, _AT_A_TIME = 200_000_000, 2**21
+MOST_MOMENTS, AT_A_TIME = 200_000_000, 2**21
 # A bound that is computed with rounding must not leave out what is exactly as good.
 _ROUNDING = 1 + 1e-9
 # Of so many cells, the posterior of one says which outputs y0 and y1 are sought among.
@@ -261,14 +261,14 @@ class _Places:
             grown = np.empty((2 * known, len(self.mass)))
             grown[: self._known] = self._moments[: self._known]
             self._moments = grown
-        step = max(_AT_A_TIME // len(self._prior), 1)
+        step = max(AT_A_TIME // len(self._prior), 1)
         for start in range(0, len(missing), step):
             part = missing[start : start + step]
             rows = np.arange(self._known, self._known + len(part))
             self._moments[rows] = self._sums(self._columns(part) * self._prior)
             self._row[part] = rows
             self._known += len(part)
-        return self._moments[self._row[outputs][:, None], near]
+        return np.asarray(self._moments[self._row[outputs][:, None], near])
 
 
 def tile_count(lattice: NoiseLattice) -> int:

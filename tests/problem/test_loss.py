@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss, Loss, TravelLoss, assemble_seed_cost, corner_costs
+from mdpext_dask.problem.loss import (
+    EuclideanLoss,
+    Loss,
+    TableLoss,
+    TravelLoss,
+    assemble_seed_cost,
+    corner_costs,
+)
 
 Floats = NDArray[np.float64]
 
@@ -106,6 +113,27 @@ def test_travel_loss_is_its_formula(seed: int, nodes: int, tasks: int, outputs: 
             expected[row, k] += weight[q] * gap
     loss = TravelLoss(node_xy, distance, weight, output_node)
     np.testing.assert_allclose(loss.rows(xy), expected, rtol=1e-12, atol=1e-12)
+
+
+@given(problem=_problems, data=st.data())
+def test_some_outputs_cost_what_all_do(problem: _Problem, data: st.DataObject) -> None:
+    outputs = np.array(data.draw(st.lists(st.integers(0, problem.outputs - 1), max_size=4)), dtype=np.intp)
+    records, rows = problem.records(), problem.loss.rows(problem.records())
+    table = TableLoss(problem.grid, rows.reshape(*problem.grid.shape, -1))
+    for loss in (problem.loss, table):
+        assert np.array_equal(loss.columns(records)(outputs), rows[:, outputs].T)
+    assert table.from_output(0) is None
+
+
+@given(problem=_problems)
+def test_outputs_are_as_far_from_each_other_as_triangles_allow(problem: _Problem) -> None:
+    rows = problem.loss.rows(problem.records())
+    for output in range(problem.outputs):
+        away = problem.loss.from_output(output)
+        assert away is not None
+        assert away[output] == 0
+        assert (rows + rows[:, [output]] >= away * (1 - 1e-9) - 1e-9).all()
+        assert (np.abs(rows - rows[:, [output]]) <= away * (1 + 1e-9) + 1e-9).all()
 
 
 # --- the seed cost ---------------------------------------------------------------------------------

@@ -134,10 +134,14 @@ def cells_of(grid: Grid, epsilon_per_km: float) -> NoiseLattice:
     return NoiseLattice.around(grid, epsilon_per_km, _FURTHEST / epsilon_per_km)
 
 
+def posterior_reach(lattice: NoiseLattice, epsilon_per_km: float) -> int:
+    """Return how many cells away from a record its noise is followed in posteriors."""
+    return min(math.ceil(_POSTERIOR / epsilon_per_km / lattice.cell_km) + 1, lattice.reach)
+
+
 def posterior_masses(lattice: NoiseLattice, epsilon_per_km: float) -> Array:
     """Return the masses that posteriors are made of: the mean of those of all records in a cell, in km²."""
-    reach = min(math.ceil(_POSTERIOR / epsilon_per_km / lattice.cell_km) + 1, lattice.reach)
-    near = replace(lattice, reach=reach)
+    near = replace(lattice, reach=posterior_reach(lattice, epsilon_per_km))
     return np.asarray(
         Kernel.of(near, epsilon_per_km, _threshold(lattice, _POSTERIOR)).masses.mean(axis=(0, 1))
     )
