@@ -9,10 +9,11 @@ import numpy as np
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.errors import SpecError
-from mdpext_dask.evaluation.baselines.fine_noise import cells_of
+from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.extend.noise import NoiseLattice
+from mdpext_dask.extend.noise_remap import BLOCK, TILE, tile_count
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE
 from mdpext_dask.job.spec import JobSpec, check_min_probability
@@ -23,7 +24,10 @@ from mdpext_dask.pipeline.memory import (
     check_memory,
     client_bytes,
     noise_bytes,
+    noise_outputs,
+    noise_places,
     noise_table_bytes,
+    noise_tile,
     receipt_bytes,
     seed_bytes,
     table_bytes,
@@ -35,7 +39,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, notes_on_outputs, output_count
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
-from mdpext_dask.store.blocks import FLOAT64, Plan
+from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes; where
@@ -83,9 +87,12 @@ _PROGRAM = 0.63
 # Cell programs: a number of a lattice in a try; and what the client takes to make planar noise, which the
 # last level is begun from as well, for an element.
 _CELL, _NOISE = 4e-6, 1.0e-5
-# Choosing the remap of noise: to begin with, a cell and a record with a prior, and so many outputs more as
-# much again. Then a cell within ε R of a record, and the steps of its certificate, for an element.
-_REMAP, _REMAP_PAIR, _REMAP_OUTPUTS = 3.0, 1.5e-9, 400
+# Choosing the remap of noise: to begin with; a tile; a pair of a noise cell and a place within reach, and an
+# output more of it; a loss between a place of a tile and an output.
+_REMAP, _REMAP_TILE, _REMAP_PAIR, _REMAP_OUTPUT, _REMAP_LOSS = 1.0, 0.05, 5e-9, 3e-11, 6e-8
+# Candidates lie within so much, times 1 / ε, of a block of cells.
+_REMAP_RADIUS = 3.0
+# A cell of noise within ε R of a record, and the steps of its certificate, for an element.
 _REACH_CELLS, _NEAR_CELL, _STEPS = 15.0, 8e-9, 4.2e-7
 # Starting processes, and what they import.
 _START = 2.2
@@ -215,8 +222,9 @@ class JobCosts:
 
     @property
     def tasks(self) -> int:
-        """A task for each block in loss, extend, audit, evaluate and every trial; and the seed programs."""
-        return (4 + self.trials) * self.plan.blocks + self.solves + self.rounds + self.cells.tasks
+        """A task for each block in loss, extend, audit, evaluate and every trial; and those of the seed."""
+        stages, seeds = (4, self.solves + self.rounds) if self.noise is None else (3, tile_count(self.noise))
+        return (stages + self.trials) * self.plan.blocks + seeds + self.cells.tasks
 
     @property
     def dispatch(self) -> float:
@@ -251,14 +259,22 @@ class JobCosts:
             return None
         return cells_of(self.plan.grid, self.spec.privacy.epsilon_per_km)
 
-    @property
+    @cached_property
     def noise_seconds(self) -> float:
-        """How long the client takes to choose the output of every cell of noise, in s."""
-        if self.noise is None:
+        """How long a worker takes for a tile of cells of noise on average, in s."""
+        spec, grid, noise = self.spec, self.plan.grid, self.noise
+        if noise is None:
             return 0.0
-        cells = math.prod(self.noise.shape)
-        used = min(math.prod(n - 2 * self.noise.reach for n in self.noise.shape), self.nodes or cells)
-        return _REMAP + cells * used * _REMAP_PAIR * (1 + self.plan.outputs / _REMAP_OUTPUTS)
+        epsilon, places = spec.privacy.epsilon_per_km, noise_places(spec, grid, self.nodes)
+        reach, tiles = posterior_reach(noise, epsilon), tile_count(noise)
+        block = BLOCK * noise.cell_km + 2 * _REMAP_RADIUS / epsilon
+        outputs = noise_outputs(spec, grid, self.plan.outputs, block)
+        pairs = places * math.pi * reach**2
+        # So many tiles take the losses of a place.
+        times = min((1 + 2 * reach / TILE) ** 2, tiles)
+        losses = times * places * noise_tile(spec, grid, self.nodes, self.plan.outputs)[1]
+        work = pairs * (_REMAP_PAIR + outputs * _REMAP_OUTPUT) + losses * _REMAP_LOSS
+        return _REMAP_TILE + work / tiles
 
     def seconds(self, workers: int) -> dict[str, float]:
         """Return about how long each stage takes, and all of it, with so many workers, in s."""
@@ -273,7 +289,8 @@ class JobCosts:
         refining = min(program * _PROGRAM * self.rounds, self.spec.seed.refine_seconds or math.inf)
         seed = _FIRST_PROGRAM + program * solves + refining + self.trials * of_tasks.pop("trial")
         if self.noise is not None:
-            seed, of_tasks["loss"] = self.noise_seconds, 0.0
+            turns = math.ceil(tile_count(self.noise) / workers)
+            seed, of_tasks["loss"] = _REMAP + turns * self.noise_seconds, 0.0
         # Cell programs solve the seeds that they begin with themselves.
         cells = 0.0
         if self.cells.tasks:
@@ -301,6 +318,8 @@ class JobCosts:
         """Return what the scheduler has to do; see docs/scaling.md."""
         longest = self.task_seconds()
         answers = 4 * self.plan.grid.source_cells * self.plan.outputs * FLOAT64  # parts of the seed cost
+        if self.noise is not None:
+            answers = math.prod(self.noise.shape) * FLOAT32
         held = {str(n): min(self.plan.blocks, max(WINDOW, WINDOW_OF_WORKER * n)) for n in WORKER_COUNTS}
         return {
             "tasks_at_once": held,
@@ -366,7 +385,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "table_bytes_per_worker": table_bytes(spec.loss, geometry),
         # What solving the seed takes, of one worker.
         "seed_bytes": noise_bytes(spec, geometry) if costs.noise is not None else seed_bytes(plan),
-        "client_bytes": client_bytes(spec.loss, geometry, plan),
+        "client_bytes": client_bytes(spec, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,
         # What the seed takes, about; trials are of the whole mechanism.

@@ -1,7 +1,8 @@
 """Making the tables of a store of planar noise: the mass of cells around a record, and the output of each.
 
-There is no seed program. The tables are in the seed group and under its digest, and a block's rows follow
-from them alone (:func:`mdpext_dask.store.rows.extended_block`). That noise keeps ε is said in
+There is no seed program; the outputs of cells are chosen by tasks, a tile of cells each. The tables are in
+the seed group and under its digest, and a block's rows follow from them alone
+(:func:`mdpext_dask.store.rows.extended_block`). That noise keeps ε is said in
 :mod:`mdpext_dask.extend.noise`; what is proved of the store is its certificate
 (:mod:`mdpext_dask.auditors.noise`), by steps between records
 (:mod:`mdpext_dask.auditors.directions`), which is stricter by a factor that is known beforehand. The noise is
@@ -9,19 +10,22 @@ of so much less than ε.
 """
 
 import math
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.directions import RADII, slopes, steps_of
+from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SolverError
-from mdpext_dask.evaluation.baselines.fine_noise import FineNoise, choose_noise
+from mdpext_dask.evaluation.baselines.fine_noise import FineNoise, cells_of, choose_noise, remap_of
 from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
-from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.extend.noise_remap import Remap, Tile, tile_count
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.local_rows import keep_floor
+from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
 
@@ -29,29 +33,62 @@ from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
 _FLOAT32_ERROR = 2.0**-24 * (1 + 2.0**-20)
 
 
-def noise_job(store: MechanismStore) -> None:
+def noise_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Choose the noise and its remap, and write their tables as the store's seed.
 
     Raises
     ------
     SolverError
-        If the noise cells or the losses do not fit into memory, or rounding takes too much of ε.
+        If the losses of a tile of noise cells do not fit into memory, or rounding takes too much of ε.
     """
-    design = float(store.attributes["epsilon_design_per_km"])
-    problem = replace(Problem.of_store(store), epsilon_per_km=design)
-    euclidean = euclidean_epsilon(design, store.metric_p) / strictness(store.grid, design, store.metric_p)
-    noise = choose_noise(problem, euclidean, rounding=_FLOAT32_ERROR)
-    if noise.floor * problem.outputs >= 1:
-        most = math.ceil(1 / noise.floor) - 1
-        raise SolverError(f"noise: no floor is left for {problem.outputs} outputs; use at most {most:,}")
-    _write(store, noise)
+    design, p = float(store.attributes["epsilon_design_per_km"]), store.metric_p
+    euclidean = euclidean_epsilon(design, p) / strictness(store.grid, design, p)
+    tiles = tile_count(cells_of(store.grid, euclidean))
+    work = [(store.url, euclidean, index) for index in range(tiles)]
+    with stages.stage("seed", tiles, "tiles"):
+        noise = choose_noise(
+            store.grid,
+            store.outputs,
+            euclidean,
+            lambda _: stages.in_order(executor, "seed", remap_tile, work),
+            _FLOAT32_ERROR,
+        )
+        if noise.floor * store.outputs >= 1:
+            most = math.ceil(1 / noise.floor) - 1
+            raise SolverError(f"noise: no floor is left for {store.outputs} outputs; use at most {most:,}")
+        _write(store, noise)
+
+
+def remap_tile(url: str, epsilon_per_km: float, index: int) -> Tile:
+    """Return the best outputs of a tile of the cells of noise around a store's records.
+
+    Parameters
+    ----------
+    url
+        The store.
+    epsilon_per_km
+        ε of the noise, for d_2.
+    index
+        Which tile.
+    """
+    store = MechanismStore.open(url)
+    remap = _remap(url, store.problem_sha256, epsilon_per_km)
+    return remap.tile(index, lambda east, north: store.read("prior", east, north))
+
+
+@lru_cache(maxsize=1)
+def _remap(url: str, problem_sha256: str, epsilon_per_km: float) -> Remap:
+    """Return the remap of a store's noise, whose masses are computed once per process."""
+    store = MechanismStore.open(url)
+    lattice = cells_of(store.grid, epsilon_per_km)
+    return remap_of(lattice, epsilon_per_km, cached_loss(url, problem_sha256), store.output_xy_km())
 
 
 def _write(store: MechanismStore, noise: FineNoise) -> None:
     """Write the tables of noise in the place of a seed, under one digest."""
     kernel, lattice = noise.kernel, noise.kernel.lattice
     form = np.array([lattice.per_cell, lattice.per_record, lattice.reach, noise.floor])
-    tables: list[NDArray[Any]] = [noise.reported.astype(np.int32), kernel.masses, kernel.totals, form]
+    tables: list[NDArray[Any]] = [noise.reported, kernel.masses, kernel.totals, form]
     for name, values in zip(NOISE_TABLES, tables, strict=True):
         dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
         lost = -1 if name == NOISE_OUTPUT else np.nan

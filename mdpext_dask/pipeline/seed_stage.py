@@ -28,8 +28,7 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         return
     spec = job_of(store)
     if spec.extension.method == NOISE:
-        with stages.stage("seed"):
-            noise_job(store)
+        noise_job(store, executor, stages)
         return
     if not store.has_seed_cost:
         with stages.stage("loss", store.plan.blocks, "blocks"):

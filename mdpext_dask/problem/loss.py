@@ -2,10 +2,10 @@
 
 c(x, y) = Σ_q w_q | d_G(x, q) − d_G(y, q) |, the error in road distance to places q, each place x taken
 at its nearest road node; or simply ‖x − y‖₂; or what a table says. Losses are made row by row of the
-fine lattice, so no array larger than (records of a row) × outputs is ever held.
+fine lattice, or for some outputs, so no array over all records and outputs is ever held.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,6 +17,9 @@ from scipy.spatial.distance import cdist
 
 from mdpext_dask.problem.grid import Array, Grid
 
+# Losses between n records and some outputs, in km: from k of their numbers to float64 of shape (k, n).
+Columns = Callable[[NDArray[np.intp]], Array]
+
 
 class Loss(Protocol):
     """A loss matrix that is evaluated where it is needed."""
@@ -27,6 +30,14 @@ class Loss(Protocol):
 
     def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
         """Return c(x_i, y_{k_i}) in km, float64 of shape (n,): an entry of each of :meth:`rows`."""
+        ...
+
+    def columns(self, xy_km: Array) -> Columns:
+        """Return what gives the losses of records of shape (n, 2), in km, to outputs that it is asked for."""
+        ...
+
+    def from_output(self, output: int) -> Array | None:
+        """Return c(y, y_k) of an output y in km, float64 of shape (K,); None if the loss is no distance."""
         ...
 
 
@@ -49,6 +60,14 @@ class EuclideanLoss:
     def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
         """Return ‖x_i − y_{k_i}‖₂ in km, float64 of shape (n,)."""
         return np.asarray(np.hypot(*(xy_km - self.output_xy_km[output]).T))
+
+    def columns(self, xy_km: Array) -> Columns:
+        """Return ‖x − y_k‖₂ in km for the outputs that are asked for."""
+        return lambda outputs: np.asarray(cdist(self.output_xy_km[outputs], xy_km))
+
+    def from_output(self, output: int) -> Array:
+        """Return ‖y − y_k‖₂ in km, float64 of shape (K,)."""
+        return np.asarray(self.rows(self.output_xy_km[[output]])[0])
 
 
 @dataclass(frozen=True)
@@ -86,13 +105,26 @@ class TravelLoss:
         w |a − b| = |w a − w b|, so it is a city-block distance of weighted table rows; records that
         share a road node share the row.
         """
-        nodes, inverse = np.unique(self._tree.query(xy_km)[1], return_inverse=True)
-        table = self.task_distance_km[nodes] * self.task_weight
+        table, inverse = self._table_rows(xy_km)
         return np.asarray(cdist(table, self._output_table, "cityblock"), dtype=np.float64)[inverse]
 
     def pairs(self, xy_km: Array, output: NDArray[np.intp]) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(y_{k_i}, q)| in km, float64 of shape (n,)."""
         return self._between_nodes(self._nodes(xy_km), self.output_node[output])
+
+    def columns(self, xy_km: Array) -> Columns:
+        """Return the same for the outputs that are asked for."""
+        table, inverse = self._table_rows(xy_km)
+        return lambda outputs: np.asarray(cdist(self._output_table[outputs], table, "cityblock"))[:, inverse]
+
+    def _table_rows(self, xy_km: Array) -> tuple[Array, NDArray[np.intp]]:
+        """Return weighted distances of the nodes at some places, of shape (nodes, Q), and which is whose."""
+        nodes, inverse = np.unique(self._tree.query(xy_km)[1], return_inverse=True)
+        return self.task_distance_km[nodes] * self.task_weight, inverse
+
+    def from_output(self, output: int) -> Array:
+        """Return Σ_q w_q |d(y, q) − d(y_k, q)| in km, float64 of shape (K,)."""
+        return np.asarray(cdist(self._output_table[[output]], self._output_table, "cityblock")[0])
 
     def between(self, xy_km: Array, other_xy_km: Array) -> Array:
         """Return Σ_q w_q |d(x_i, q) − d(z_i, q)| in km of places x_i and z_i, float64 of shape (n,).
@@ -161,6 +193,14 @@ class TableLoss:
             members = np.flatnonzero(i == east)
             first, last = int(j[members].min()), int(j[members].max())
             yield members, first, self.table[int(east), slice(first, last + 1)]
+
+    def columns(self, xy_km: Array) -> Columns:
+        """Return the same for the outputs that are asked for; the table is read each time."""
+        return lambda outputs: self.rows(xy_km)[:, outputs].T
+
+    def from_output(self, output: int) -> None:  # noqa: ARG002 as of the others
+        """Return nothing: a table need not keep the triangle inequality."""
+        return
 
 
 def corner_costs(grid: Grid, loss: Loss, prior: Array, cells: tuple[slice, slice]) -> Array:

@@ -78,7 +78,7 @@ def test_small_probabilities_are_kept_or_refused() -> None:
 
 
 def test_an_epsilon_that_rounding_swallows_is_refused() -> None:
-    refused(SolverError, "lost in rounding", epsilon_within, problem_of(np.zeros((1, 2)), 1e-9), 1e-9, 1e-9)
+    refused(SolverError, "lost in rounding", epsilon_within, Grid(0.0, 0.0, 2, 1, 1.0, (3,)), 1, 1e-9, 1e-9)
 
 
 # --- strict audits --------------------------------------------------------------------------------

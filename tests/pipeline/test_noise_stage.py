@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from mdpext_dask.auditors.audit import audit
 from mdpext_dask.errors import SpecError, StoreError
-from mdpext_dask.evaluation.baselines.fine_noise import laplace_fine
+from mdpext_dask.evaluation.baselines.fine_noise import cells_of, laplace_fine
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import plan_job
-from mdpext_dask.pipeline.noise_stage import strictness
+from mdpext_dask.pipeline.noise_stage import remap_tile, strictness
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime.city import open_city
@@ -120,6 +121,24 @@ def test_steps_are_a_bit_stricter_than_noise(p: float) -> None:
     assert 1 <= found <= (1.0 + 1e-9 if p in (1.0, math.inf) else 1.0021)
 
 
+@pytest.mark.parametrize(("kind", "outputs"), [("travel", 300), ("euclidean", 40)])
+def test_a_tile_takes_no_more_memory_than_planned(
+    small_job: Job, path: Path, kind: str, outputs: int
+) -> None:
+    spec = parse_job(noise_job(small_job, loss={"kind": kind}, outputs={"count": outputs}))
+    build(spec, str(path))
+    store = MechanismStore.open(str(path))
+    lattice = cells_of(store.grid, 1.0)
+    assert tile_count(lattice) > 1
+    remap_tile(str(path), 1.0, 0)  # reads the loss
+    tracemalloc.start()
+    for index in range(tile_count(lattice)):
+        remap_tile(str(path), 1.0, index)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= plan_job(spec)["seed_bytes"]
+
+
 # --- the same, however it is made -----------------------------------------------------------------
 
 
@@ -138,6 +157,7 @@ def test_every_executor_makes_the_same(
     build(spec.model_copy(update={"cluster": any_cluster}), str(path))
     found, before = (MechanismStore.open(str(each)) for each in (path, built))
     assert found.content_sha256 == before.content_sha256
+    assert found.seed_sha256() == before.seed_sha256()
     assert found.attributes["epsilon_certified"] == before.attributes["epsilon_certified"]
 
 

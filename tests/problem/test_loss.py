@@ -125,6 +125,28 @@ def test_pairs_are_entries_of_rows() -> None:
         np.testing.assert_allclose(loss.pairs(xy, output), loss.rows(xy)[np.arange(40), output], rtol=1e-12)
 
 
+@given(problem=_problems, data=st.data())
+def test_some_outputs_cost_what_all_do(problem: _Problem, data: st.DataObject) -> None:
+    records, rows = problem.records(), problem.loss.rows(problem.records())
+    last = rows.shape[1] - 1
+    outputs = np.array(data.draw(st.lists(st.integers(0, last), min_size=1, max_size=4)), dtype=np.intp)
+    table = TableLoss(problem.grid, rows.reshape(*problem.grid.shape, -1))
+    for loss in (problem.loss, table):
+        assert np.array_equal(loss.columns(records)(outputs), rows[:, outputs].T)
+    assert table.from_output(0) is None
+
+
+@given(problem=_problems)
+def test_outputs_are_as_far_from_each_other_as_triangles_allow(problem: _Problem) -> None:
+    rows = problem.loss.rows(problem.records())
+    for output in range(rows.shape[1]):
+        away = problem.loss.from_output(output)
+        assert away is not None
+        assert away[output] == 0
+        assert (rows + rows[:, [output]] >= away * (1 - 1e-9) - 1e-9).all()
+        assert (np.abs(rows - rows[:, [output]]) <= away * (1 + 1e-9) + 1e-9).all()
+
+
 # --- the seed cost ---------------------------------------------------------------------------------
 
 

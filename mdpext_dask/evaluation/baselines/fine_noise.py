@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,20 @@ from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_epsilon
 from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
 from mdpext_dask.extend.noise import MOST_CELLS, Kernel, NoiseLattice
-from mdpext_dask.extend.noise_remap import Posterior, best_outputs
+from mdpext_dask.extend.noise_remap import Remap, Tile, tile_cells, tile_count
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.loss import EuclideanLoss, TravelLoss
+from mdpext_dask.problem.loss import Loss
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 
-# ε R up to which noise is followed while the remap is chosen, and the steps in which less is tried.
+# ε R up to which noise may be followed, and the steps in which less is tried.
 _FURTHEST, _LEAST, _STEP = 26.0, 8.0, 0.5
+# ε R up to which posteriors are followed. Noise goes further with a probability of 2e-6; cells that are so
+# far from every record report the output nearest to them.
+_POSTERIOR = 16.0
 # What the floor may cost, relative to the loss.
 _FLOOR_COST = 0.002
 # The least floor: what the sampler can use, and room for storing it.
 _LEAST_FLOOR = SMALLEST_PROBABILITY * (1 + 1e-4)
-# Loss rows that are held at a time.
-MOST_MOMENTS = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class FineNoise:
     kernel
         The noise.
     reported
-        r: the output of every cell, of the lattice's shape.
+        r: the output of every cell, int32 of the lattice's shape.
     floor
         f.
     facts
@@ -45,13 +47,17 @@ class FineNoise:
     """
 
     kernel: Kernel
-    reported: NDArray[np.intp]
+    reported: NDArray[np.int32]
     floor: float
     facts: dict[str, Any]
 
 
 def choose_noise(
-    problem: Problem, epsilon_per_km: float, deadline: float = math.inf, rounding: float = 0.0
+    grid: Grid,
+    outputs: int,
+    epsilon_per_km: float,
+    tiles_of: Callable[[NoiseLattice], Iterable[Tile]],
+    rounding: float = 0.0,
 ) -> FineNoise:
     """Choose noise cells, the output of each, and the floor.
 
@@ -61,72 +67,96 @@ def choose_noise(
 
     Parameters
     ----------
-    problem
-        The problem.
+    grid, outputs
+        The records, and K.
     epsilon_per_km
         ε to keep for distances d_2, in 1/km.
-    deadline
-        When to give up, by :func:`time.perf_counter`.
+    tiles_of
+        Returns the tiles of :func:`remap_of`, in their order.
     rounding
         What storing rows may change of their logarithms.
 
     Raises
     ------
     SolverError
-        If it would take too long or too much memory, or rounding takes too much of ε.
+        If there are too many cells, or rounding takes too much of ε.
     """
     epsilon = epsilon_per_km
-    x_km, y_km = problem.grid.x_km(), problem.grid.y_km()
-    if np.count_nonzero(problem.prior) * problem.outputs > MOST_MOMENTS:
-        raise SolverError("fine noise: losses of all records and outputs do not fit into memory")
-
-    lattice = cells_of(problem.grid, epsilon)
+    lattice = cells_of(grid, epsilon)
     if math.prod(lattice.shape) > MOST_CELLS:
         raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
-    kernel = Kernel.of(lattice, epsilon, _threshold(lattice, _FURTHEST))
-    posterior = Posterior(
-        lattice,
-        problem.prior,
-        lambda i, j: problem.loss.rows(np.stack([np.full(len(j), x_km[i]), y_km[j]], axis=-1)),
-        problem.outputs,
-    )
-    metric = isinstance(problem.loss, EuclideanLoss | TravelLoss)
-    reported, loss_km = best_outputs(
-        kernel,
-        posterior,
-        problem.output_xy_km,
-        (lambda y: problem.loss.rows(problem.output_xy_km[[y]])[0]) if metric else None,
-    )
-    if time.perf_counter() > deadline:
-        raise SolverError("fine noise: the remap could not be chosen in time")
+    reported = np.empty(lattice.shape, dtype=np.int32)
+    lost = anywhere_km = 0.0
+    for index, tile in enumerate(tiles_of(lattice)):
+        reported[tile_cells(lattice, index)] = tile.reported
+        lost, anywhere_km = lost + tile.lost, anywhere_km + tile.anywhere_km
+    loss_km = lost / float(posterior_masses(lattice, epsilon).sum())
 
-    beyond = lattice.beyond_km()
-    anywhere_km = float(posterior.moments.sum()) / problem.outputs / float(posterior.mass.sum())
-    for scaled in np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP):
-        radius, threshold = scaled / epsilon, _threshold(lattice, scaled)
-        most = int(np.bincount(reported[beyond <= radius + lattice.cell_km]).max())
-        # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
-        share = problem.outputs * threshold * most * epsilon**2 / 5
-        if share * anywhere_km <= _FLOOR_COST * loss_km:
-            break
-    used = epsilon_within(problem, epsilon, Kernel.of(lattice, epsilon, threshold).log_error + rounding)
+    scales = np.arange(_LEAST, _FURTHEST + _STEP / 2, _STEP)
+    most = _most_cells(lattice, reported, outputs, scales / epsilon + lattice.cell_km)
+    # The true V is 2 π / ε² less its tail; cut short, it is no less than this.
+    shares = outputs * np.array([_threshold(lattice, scaled) for scaled in scales]) * most * epsilon**2 / 5
+    cheap = np.flatnonzero(shares * anywhere_km <= _FLOOR_COST * loss_km)
+    chosen = int(cheap[0]) if len(cheap) else len(scales) - 1
+    threshold = _threshold(lattice, scales[chosen])
+    log_error = Kernel.of(lattice, epsilon, threshold).log_error + rounding
+    used = epsilon_within(grid, outputs, epsilon, log_error)
     kernel = Kernel.of(lattice, used, threshold)
-    ratio = threshold * most / float(kernel.totals.min())
+    ratio = threshold * int(most[chosen]) / float(kernel.totals.min())
     # More is never a breach: what is added is the same for all records.
-    floor = max(ratio / (1 + problem.outputs * ratio), _LEAST_FLOOR)
+    floor = max(ratio / (1 + outputs * ratio), _LEAST_FLOOR)
     facts = {
         "epsilon_used_per_km": used,
         "noise_cell_km": lattice.cell_km,
-        "noise_radius_km": float(radius),
+        "noise_radius_km": float(scales[chosen] / epsilon),
         "floor": floor,
         "outputs_reported": len(np.unique(reported)),
     }
     return FineNoise(kernel, reported, floor, facts)
 
 
+def _most_cells(
+    lattice: NoiseLattice, reported: NDArray[np.int32], outputs: int, within_km: Array
+) -> NDArray[np.intp]:
+    """Return N: the most cells that one output collects no further from the records than each distance.
+
+    Parameters
+    ----------
+    lattice, reported, outputs
+        The cells, r, and K.
+    within_km
+        Distances, increasing, of shape (n,), in km.
+    """
+    counts = np.zeros((len(within_km) + 1, outputs), dtype=np.intp)
+    x_km, y_km = lattice.middles_km()
+    for x, row in zip(x_km, reported, strict=True):
+        places = np.stack([np.full(len(y_km), x), y_km], axis=-1)
+        step = np.searchsorted(within_km, lattice.grid.box.distance_km(places))
+        counts += np.bincount(step * outputs + row, minlength=counts.size).reshape(counts.shape)
+    return np.asarray(counts[:-1].cumsum(axis=0).max(axis=1))
+
+
 def cells_of(grid: Grid, epsilon_per_km: float) -> NoiseLattice:
     """Return the cells of noise around a grid, as far as noise is followed."""
     return NoiseLattice.around(grid, epsilon_per_km, _FURTHEST / epsilon_per_km)
+
+
+def posterior_reach(lattice: NoiseLattice, epsilon_per_km: float) -> int:
+    """Return how many cells away from a record its noise is followed in posteriors."""
+    return min(math.ceil(_POSTERIOR / epsilon_per_km / lattice.cell_km) + 1, lattice.reach)
+
+
+def posterior_masses(lattice: NoiseLattice, epsilon_per_km: float) -> Array:
+    """Return the masses that posteriors are made of: the mean of those of all records in a cell, in km²."""
+    near = replace(lattice, reach=posterior_reach(lattice, epsilon_per_km))
+    return np.asarray(
+        Kernel.of(near, epsilon_per_km, _threshold(lattice, _POSTERIOR)).masses.mean(axis=(0, 1))
+    )
+
+
+def remap_of(lattice: NoiseLattice, epsilon_per_km: float, loss: Loss, output_xy_km: Array) -> Remap:
+    """Return the remap of noise, see :class:`~mdpext_dask.extend.noise_remap.Remap`."""
+    return Remap(lattice, posterior_masses(lattice, epsilon_per_km), loss, output_xy_km)
 
 
 def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
@@ -142,11 +172,19 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
     Raises
     ------
     SolverError
-        See :func:`choose_noise`.
+        If it would take too long; see also :func:`choose_noise`.
     """
     deadline = time.perf_counter() + seconds
     epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
-    noise, every = choose_noise(problem, epsilon, deadline), slice(None)
+
+    def tiles(lattice: NoiseLattice) -> Iterable[Tile]:
+        remap = remap_of(lattice, epsilon, problem.loss, problem.output_xy_km)
+        for index in range(tile_count(lattice)):
+            if time.perf_counter() > deadline:
+                raise SolverError("fine noise: the remap could not be chosen in time")
+            yield remap.tile(index, lambda east, north: problem.prior[east, north])
+
+    noise, every = choose_noise(problem.grid, problem.outputs, epsilon, tiles), slice(None)
 
     def rows(east: slice) -> Array:
         if time.perf_counter() > deadline:

@@ -27,6 +27,7 @@ from mdpext_dask.evaluation.baselines.problem import (
     weighted_strips,
 )
 from mdpext_dask.evaluation.baselines.sectors import Cells, masses, voronoi_cells
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import TravelLoss
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, log_ratio_error
 from mdpext_dask.store.remap import best_remap, merge_columns
@@ -72,7 +73,7 @@ def exponential_mechanism(problem: Problem, seconds: float) -> BaselineMechanism
             "float64 holds; epsilon times the extent of the domain must be at most about 1,400"
         )
     log_error = epsilon / 2 * furthest * (NORM_RELATIVE_ERROR + _EXPONENTIAL_ERROR) + _EXPONENTIAL_ERROR
-    used = epsilon_within(problem, epsilon, log_error)
+    used = epsilon_within(problem.grid, problem.outputs, epsilon, log_error)
 
     def rows(east: slice) -> Array:
         distance = problem.distances_km(problem.records_xy_km(east), problem.output_xy_km)
@@ -141,7 +142,7 @@ def planar_laplace(problem: Problem, seconds: float) -> BaselineMechanism:
             f"planar Laplace: would take about {expected:.0f} s, more than the {seconds:.0f} s that it may"
         )
     error = max(_MARGIN * worst, _LEAST_ERROR)
-    used = epsilon_within(problem, epsilon, error)
+    used = epsilon_within(problem.grid, problem.outputs, epsilon, error)
 
     def rows(east: slice) -> Array:
         mass = _checked_masses(cells, used, problem.records_xy_km(east), error)
@@ -280,7 +281,7 @@ def _checked_masses(cells: Cells, epsilon: float, xy_km: Array, most: float) -> 
 # --- rounding -------------------------------------------------------------------------------------
 
 
-def epsilon_within(problem: Problem, epsilon_per_km: float, log_error: float) -> float:
+def epsilon_within(grid: Grid, outputs: int, epsilon_per_km: float, log_error: float) -> float:
     """Return the ε' for a formula whose rows are computed with errors, so that they keep ε all the same.
 
     Rows are divided by their totals when they are used. If every entry is within a factor e^{±r} of what it
@@ -290,8 +291,8 @@ def epsilon_within(problem: Problem, epsilon_per_km: float, log_error: float) ->
 
     Parameters
     ----------
-    problem
-        Records and outputs.
+    grid, outputs
+        Records, and K.
     epsilon_per_km
         ε to keep, in 1/km.
     log_error
@@ -302,15 +303,15 @@ def epsilon_within(problem: Problem, epsilon_per_km: float, log_error: float) ->
     SolverError
         If that takes half of ε or more.
     """
-    steps = np.concatenate([np.diff(problem.grid.x_km()), np.diff(problem.grid.y_km())])
+    steps = np.concatenate([np.diff(grid.x_km()), np.diff(grid.y_km())])
     spacing = float(steps.min()) * (1 - NORM_RELATIVE_ERROR)  # no two records are closer, for any p
-    sums = 4 * problem.outputs * _SUM_ERROR_PER_OUTPUT
-    audit = 2 * log_ratio_error(problem.outputs, _LARGEST_LOG)
+    sums = 4 * outputs * _SUM_ERROR_PER_OUTPUT
+    audit = 2 * log_ratio_error(outputs, _LARGEST_LOG)
     kept = epsilon_per_km * (1 - 2 * NORM_RELATIVE_ERROR)
     kept -= (4 * log_error + sums + audit) / spacing
     if not kept > epsilon_per_km / 2:
         raise SolverError(
-            f"epsilon of {epsilon_per_km:g}/km over a spacing of {problem.grid.spacing_km:g} km is lost in "
+            f"epsilon of {epsilon_per_km:g}/km over a spacing of {grid.spacing_km:g} km is lost in "
             "rounding; use larger cells or less refinement"
         )
     return float(kept)
