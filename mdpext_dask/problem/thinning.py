@@ -74,9 +74,9 @@ def along_a_curve(xy_km: NDArray[np.float64]) -> NDArray[np.intp]:
         Points, float64 of shape (n, 2), in km.
     """
     low = xy_km.min(axis=0)
-    across = float(np.ptp(xy_km, axis=0).max())
+    across = float(np.ptp(xy_km, axis=0).max()) or 1.0
     # Whole numbers below 2^16, so that the two of a point interleave into 32 bits.
-    steps = ((xy_km - low) * (_CURVE / max(across, np.finfo(float).tiny))).astype(np.uint64)
+    steps = ((xy_km - low) / across * _CURVE).astype(np.uint64)
     codes = np.zeros(len(xy_km), dtype=np.uint64)
     for bit in range(_CURVE.bit_length()):
         for axis in (0, 1):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import KDTree
 
-from mdpext_dask.problem.thinning import thinned
+from mdpext_dask.problem.thinning import along_a_curve, thinned
 
 
 @given(
@@ -41,3 +41,17 @@ def test_many_places_take_little_time_and_hold_the_distance() -> None:
     kept, mean_km = thinned(xy, 0.3, 100_000)
     assert mean_km == pytest.approx(0.3, rel=0.3)
     assert len(kept) < 5_000
+
+
+@given(st.lists(st.tuples(*[st.floats(-50, 50, allow_subnormal=False)] * 2), min_size=1, max_size=60))
+def test_a_curve_goes_through_all_places_once(places: list[tuple[float, float]]) -> None:
+    assert sorted(along_a_curve(np.array(places)).tolist()) == list(range(len(places)))
+
+
+def test_neighbours_on_a_curve_are_near_each_other() -> None:
+    xy = np.random.default_rng(0).uniform(0, 30, (4096, 2))
+    along = np.linalg.norm(np.diff(xy[along_a_curve(xy)], axis=0), axis=1)
+    assert along.mean() < 0.1 * np.linalg.norm(np.diff(xy, axis=0), axis=1).mean()
+    # A portion of so many is in a small part of the plane.
+    portion = xy[along_a_curve(xy)][:256]
+    assert np.ptp(portion, axis=0).max() <= 30 / 2

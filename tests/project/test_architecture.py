@@ -18,7 +18,7 @@ MOST_AT_THE_TOP, MOST_IN_A_ROOM, MOST_LINES = 6, 15, 600
 # Of other rooms, what draws on a device may import these alone: NumPy is all they need.
 RUNTIME_NEEDS = {
     "readers.longitudes", "problem.grid", "problem.identity", "problem.plausible", "problem.projection",
-    "extend.log_convex",
+    "extend.log_convex", "extend.noise",
 }  # fmt: skip
 # Library -> the rooms or modules that may import it.
 CONFINED = {
