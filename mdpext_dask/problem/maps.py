@@ -133,10 +133,11 @@ def draw_field(
 
 
 def draw_outputs(axes: "Axes", xy_km: NDArray[np.float64]) -> None:
-    """Draw outputs, float64 of shape (K, 2) in km, as white dots with an outline."""
+    """Draw outputs, float64 of shape (K, 2) in km, as white dots with an outline; thousands as black ones."""
+    size = min(2000 / len(xy_km), 14.0)
     axes.scatter(
         xy_km[:, 0], xy_km[:, 1],
-        s=min(max(2000 / len(xy_km), 3.0), 14.0), color="white", edgecolors="black", linewidths=0.7,
+        s=max(size, 1.0), color="white", edgecolors="black", linewidths=0.7 if size > 1 else 0.4,
         rasterized=len(xy_km) > MANY_POINTS, zorder=3, label="output", gid="outputs",
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ from mdpext_dask.problem.notebook_card import prior_in_squares
 from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.schema import is_noise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,8 +73,8 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_prior(axes, store, alpha=0.8)
     maps.draw_outputs(axes, store.output_xy_km())
     grid = store.grid
-    title = f"{grid.records:,} records, {grid.seeds:,} seeds, {store.outputs:,} outputs"
-    return _finished(axes, store, title)
+    seeds = "" if is_noise(store.seed_attributes) else f"{grid.seeds:,} seeds, "
+    return _finished(axes, store, f"{grid.records:,} records, {seeds}{store.outputs:,} outputs")
 
 
 def plot_prior(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
