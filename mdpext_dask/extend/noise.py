@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from mdpext_dask.problem.grid import Array, Grid
 
-# Side of a noise cell, times ε.
-CELL = 0.3
+# Side of a noise cell, times ε, about. Half of it lowers the loss by 0.3 % and takes four times as long.
+CELL = 0.34
 # Tables of masses grow with the square of it; and as many cells as there may be.
 MOST_PER_CELL, MOST_CELLS = 32, 20_000_000
 # Relative error of a cell's mass, as it is integrated here.
@@ -67,7 +67,7 @@ class NoiseLattice:
     def around(cls, grid: Grid, epsilon_per_km: float, reach_km: float) -> "NoiseLattice":
         """Return the lattice of cells of about :data:`CELL` / ε, at least `reach_km` beyond every record."""
         cell_km = CELL / epsilon_per_km
-        per_cell = max(min(math.floor(cell_km / grid.spacing_km), MOST_PER_CELL), 1)
+        per_cell = max(min(round(cell_km / grid.spacing_km), MOST_PER_CELL), 1)
         per_record = 1 if per_cell > 1 else max(math.ceil(grid.spacing_km / cell_km), 1)
         return cls(
             grid, per_cell, per_record, math.ceil(reach_km / (grid.spacing_km * per_cell / per_record)) + 1

@@ -92,8 +92,8 @@ _CELL, _NOISE = 4e-6, 1.0e-5
 _REMAP, _REMAP_TILE, _REMAP_PAIR, _REMAP_OUTPUT, _REMAP_LOSS = 1.0, 0.05, 5e-9, 3e-11, 6e-8
 # Candidates lie within so much, times 1 / ε, of a block of cells.
 _REMAP_RADIUS = 3.0
-# A cell of noise within ε R of a record, and the steps of its certificate, for an element.
-_REACH_CELLS, _NEAR_CELL, _STEPS = 15.0, 8e-9, 4.2e-7
+# A cell of noise within ε R of a record.
+_REACH_CELLS, _NEAR_CELL = 15.0, 8e-9
 # Starting processes, and what they import.
 _START = 2.2
 
@@ -238,7 +238,8 @@ class JobCosts:
         more = {"extend": scores, "trial": scores}
         if self.noise is not None:
             near = math.pi * (_REACH_CELLS / (self.spec.privacy.epsilon_per_km * self.noise.cell_km)) ** 2
-            more = {"extend": near * _NEAR_CELL / self.plan.outputs, "audit": _STEPS}
+            made = near * _NEAR_CELL / self.plan.outputs
+            more = {"extend": made, "audit": made}  # rows are made again, and compared
         return {stage: elements * (ELEMENT[stage] + more.get(stage, 0.0)) + TASK[stage] for stage in TASK}
 
     @property

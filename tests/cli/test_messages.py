@@ -80,7 +80,7 @@ BAD = [
     ("partition m.zarr --range 5:2", "--range: 5:2 is empty; A:B is A to B - 1"),
     ("evaluate m.zarr --stride 0", "--stride: ", "see mdpext evaluate --help"),
     ("evaluate m.zarr --bound-seconds -1", "--bound-seconds: must be at least 0"),
-    ("export m.zarr -o o.mdp --packing zip", "--packing: must be auto, seed or rows, got 'zip'"),
+    ("export m.zarr -o o.mdp --packing zip", "--packing: must be auto, seed, noise or rows, got 'zip'"),
     ("--operator mine status m.zarr", "--operator: must be module:Class, got 'mine'"),
     ("sample m.zarr points.csv -o o.csv --remap", "has no remap; run mdpext remap"),
     # Job files, by override.

@@ -96,7 +96,7 @@ def test_a_job_from_python_is_that_of_the_file(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "sections",
-    [{"privacy": {"epsilon_per_km": -1.0}}, {"privacy": {"epsilon": 1.0}}, {"outputs": {}},
+    [{"privacy": {"epsilon_per_km": -1.0}}, {"privacy": {"epsilon": 1.0}}, {"outputs": {"choose": "prior"}},
      {"privacy": {"epsilon_per_km": True}}, {"domain": {"cell_km": "3"}}, {"nothing": {"a": 1}}],
 )  # fmt: skip
 def test_errors_are_those_of_a_file(small_job: Job, sections: dict[str, Any]) -> None:

@@ -548,7 +548,7 @@ def test_where_and_how_it_cannot_be_exported(stores: Stores, tmp_path: Path) -> 
     store = stores["planar"]
     for kind, path, packing, complaint in (
         (SpecError, Path(store) / "c.mdp", "auto", "lies inside the store"),
-        (SpecError, tmp_path / "c.mdp", "zip", "--packing: must be auto, seed or rows"),
+        (SpecError, tmp_path / "c.mdp", "zip", "--packing: must be auto, seed, noise or rows"),
         (DataError, tmp_path / "missing" / "c.mdp", "auto", "cannot be written"),
     ):
         assert complaint in refusal(lambda path=path, how=packing: export_city(store, path, how), kind=kind)
