@@ -29,19 +29,20 @@ from numpy.typing import NDArray
 from mdpext_dask.auditors.certificate import damage_found
 from mdpext_dask.auditors.city import CitySource
 from mdpext_dask.auditors.directions import RADII, Step, slopes, steps_of
+from mdpext_dask.auditors.source import SAMPLER_RANGE
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
-from mdpext_dask.extend.noise import NoiseTables
-from mdpext_dask.problem.grid import Array
+from mdpext_dask.extend.noise import Kernel, NoiseTables
+from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.integrity import ShardDamage
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_tables, rows_of
 from mdpext_dask.store.schema import is_noise
 
-# Of a float64 logarithm of a mass plus τ, and of τ itself, with room.
-_LOG_ERROR = 1e-13
+# Of a difference of two float64 logarithms, of up to 750, of a mass plus τ.
+_LOG_ERROR = 5e-13
 _ROUNDING = 1e-12
 
 
@@ -85,11 +86,15 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
     if tables is None:
         return None
     epsilon, rounding = epsilon_of_tables(tables, subject.promise.metric_p)
+    if math.isinf(epsilon):  # as where records coincide
+        return None
     with stages.stage("audit", len(arguments)):
         found = stages.gather(executor, "audit", function, arguments)
-    step_km = tables.kernel.lattice.grid.spacing_km * (1 - _ROUNDING)
-    by_block = tuple(epsilon + 4 * (rounding + difference) / step_km for difference, _ in found)
-    return NoiseCertificate(by_block, tuple(damage for _, damage in found if damage is not None))
+    step_km = min(shortest_steps(tables.kernel.lattice.grid)) * (1 - _ROUNDING)
+    by_block = [epsilon + 4 * (rounding + difference) / step_km for difference, _ in found]
+    # Written so that NaN is infinite.
+    by_block = [each if 0 <= each < math.inf else math.inf for each in by_block]
+    return NoiseCertificate(tuple(by_block), tuple(damage for _, damage in found if damage is not None))
 
 
 def compare_block(url: str, index: int) -> tuple[float, ShardDamage]:
@@ -118,13 +123,18 @@ def compare_tile(source: CitySource, index: int) -> tuple[float, None]:
 
 
 def _difference(rows: NDArray[np.floating], tables: NoiseTables, x: slice, y: slice) -> float:
-    """Return by how much the logarithm of an entry differs from what follows from tables; may be infinite."""
+    """Return by how much the logarithm of an entry differs from what follows from tables; may be infinite.
+
+    It is for rows that the sampler refuses.
+    """
     largest = 0.0
     for ours, line in zip(rows, tables.lines(x, y), strict=True):
         ratio = ours / line
         least, most = float(ratio.min()), float(ratio.max())
+        total = ours.sum(axis=-1, dtype=np.float64).max()
         # Written so that NaN is infinitely far.
-        if not 0 < least <= most < math.inf:
+        usable = ours.min() >= SAMPLER_RANGE.least and total <= SAMPLER_RANGE.largest_total
+        if not (usable and 0 < least <= most < math.inf):
             return math.inf
         largest = max(largest, -math.log(least), math.log(most))
     return largest
@@ -145,33 +155,73 @@ def epsilon_of_tables(tables: NoiseTables, metric_p: float) -> tuple[float, floa
     window = masses.shape[-1]
     # A record that is `phase` squares into its cell sees the cells' first squares that many steps nearer.
     offsets = masses[::-1, ::-1].transpose(2, 0, 3, 1).reshape(per_cell * window, per_cell * window)
-    square_km = lattice.cell_km / per_cell
-    middle = per_cell * lattice.reach + (per_cell - 1) / 2
-    x, y = np.nonzero(offsets)
-    if not len(x):
+    sides_km = shortest_steps(lattice.grid)
+    # Tables that are none of noise may overflow: what is not finite proves nothing.
+    with np.errstate(all="ignore"):
+        counted = np.bincount(tables.reported[_reached(kernel)], minlength=tables.outputs).max()
+        scale = (1 - tables.outputs * tables.floor) / kernel.totals
+        threshold = tables.floor / (scale.max() * np.float64(counted))
+        logs = np.log(np.pad(offsets, step) + threshold)
+        epsilon = _epsilon_of_function(logs, step, sides_km, metric_p)
+        totals = tables.outputs * tables.floor + scale * masses.sum(axis=(2, 3))
+        rounding = kernel.log_error + float(np.log(totals.max() / totals.min())) + _ROUNDING
+    sound = 0 < threshold < math.inf and np.isfinite(logs).all() and min(sides_km) > 0
+    if not (sound and math.isfinite(epsilon) and math.isfinite(rounding)):
         return math.inf, 0.0
-    reached_km = float(np.hypot(x - middle, y - middle).max()) * square_km * (1 + _ROUNDING)
-    counted = np.bincount(tables.reported[lattice.beyond_km() <= reached_km], minlength=tables.outputs)
-    scale = (1 - tables.outputs * tables.floor) / kernel.totals
-    threshold = tables.floor / float(scale.max() * counted.max())
-    logs = np.log(np.pad(offsets, step) + threshold)
-    epsilon = 0.0
-    # Records are `step` squares apart, so offsets of one cell from two records are.
-    for i in range(step):
-        for j in range(step):
-            epsilon = max(epsilon, _epsilon_of_function(logs[i::step, j::step], square_km * step, metric_p))
-    totals = tables.outputs * tables.floor + scale * masses.sum(axis=(2, 3))
-    spread = math.log(float(totals.max() / totals.min()))
-    return epsilon, kernel.log_error + spread + _ROUNDING
+    return epsilon, rounding
 
 
-def _epsilon_of_function(logs: Array, step_km: float, metric_p: float) -> float:
-    """Return the certificate by directions of one function on a lattice, in 1/km, from its logarithms."""
+def shortest_steps(grid: Grid) -> tuple[float, float]:
+    """Return the shortest distances between neighbours along both axes, in km, as coordinates are rounded."""
+    return float(np.diff(grid.x_km()).min()), float(np.diff(grid.y_km()).min())
+
+
+def _reached(kernel: Kernel) -> NDArray[np.bool_]:
+    """Return which cells some record may reach, bool of the lattice's shape; some others may be among them.
+
+    A cell that is (a, b) cells away from those of records, along both axes, is seen by them at offsets of at
+    least a and b. Counted in whole numbers.
+    """
+    lattice = kernel.lattice
+    middle = lattice.reach
+    seen = np.asarray(kernel.masses.any(axis=(0, 1)))
+    quadrant: NDArray[np.bool_] = np.zeros((middle + 1, middle + 1), dtype=bool)
+    for across in (seen[middle:], seen[middle::-1]):
+        for along in (across[:, middle:], across[:, middle::-1]):
+            quadrant |= along
+    # Whether any offset is at least as large along both axes.
+    for axis in (0, 1):
+        quadrant = np.flip(np.maximum.accumulate(np.flip(quadrant, axis), axis=axis), axis)
+    away = []
+    for side in lattice.shape:
+        cell = np.arange(side)
+        away.append(np.maximum(np.maximum(middle - cell, cell - (side - 1 - middle)), 0))
+    return np.asarray(quadrant[np.ix_(*away)])
+
+
+def _epsilon_of_function(logs: Array, step: int, sides_km: tuple[float, float], metric_p: float) -> float:
+    """Return the certificate by directions of one function of offsets, in 1/km.
+
+    Parameters
+    ----------
+    logs
+        Its logarithms, float64, on a lattice of which records are every `step`-th point. All its sublattices
+        are looked at as one, by the steepest.
+    step
+        See there.
+    sides_km
+        Between neighbouring records.
+    metric_p
+        Exponent p of the metric.
+    """
+    shape = math.ceil(logs.shape[0] / step), math.ceil(logs.shape[1] / step)
     largest: dict[Step, Array] = {}
-    for a, b in steps_of(RADII[-1], (logs.shape[0], logs.shape[1])):
-        east, west = logs[a:], logs[: len(logs) - a]
-        first, last = (east[:, b:], west[:, : west.shape[1] - b]) if b >= 0 else (east[:, :b], west[:, -b:])
+    for a, b in steps_of(RADII[-1], shape):
+        east, west = logs[a * step :], logs[: len(logs) - a * step]
+        along = abs(b) * step
+        first, last = (east[:, along:], west[:, : west.shape[1] - along])
+        if b < 0:
+            first, last = east[:, : east.shape[1] - along], west[:, along:]
         largest[a, b] = np.array([float(np.abs(first - last).max()) + _LOG_ERROR])
-    shape = (logs.shape[0], logs.shape[1])
-    certified, _ = slopes(largest, RADII[-1], shape, (step_km, step_km), metric_p)
+    certified, _ = slopes(largest, RADII[-1], shape, sides_km, metric_p)
     return float(certified[0])

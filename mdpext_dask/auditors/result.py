@@ -35,7 +35,7 @@ _CERTIFIED, _AUDITED = "epsilon_certified", "epsilon_audited"
 # Shards and findings that are named; the rest is counted.
 _NAMED = 3
 _METHODS = {
-    CERTIFICATE: "certificate: all pairs, proved cell by cell in one pass over the rows",
+    CERTIFICATE: "certificate: all pairs, proved in one pass over the rows",
     EXHAUSTIVE: "exhaustive: every triple (x, x', y)",
     SAMPLED: "sampled: pairs of records drawn at random",
     BOUNDARY: "boundary: rows that blocks share, made again from the seed",
@@ -266,7 +266,7 @@ def _figures(report: AuditReport) -> list[tuple[str, str]]:
         cells, radius = report.details["epsilon_of_cells"], report.details["radius_of_directions"]
         both = f"of cells {cells:.9g}/km, of steps by at most {radius} records {by_steps:.9g}/km"
         rows.append(("certificates", f"{both}; the smaller counts"))
-    if (of_noise := report.details.get("epsilon_of_noise")) is not None:
+    if isinstance(of_noise := report.details.get("epsilon_of_noise"), float):
         rows.append(("of noise", f"{of_noise:.9g}/km: rows are those of the store's tables of noise"))
     if report.recomputed:
         rows.append(("near ties", f"{report.recomputed:,} decided beyond float64"))

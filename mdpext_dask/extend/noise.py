@@ -32,8 +32,8 @@ from mdpext_dask.problem.grid import Array, Grid
 
 # Side of a noise cell, times ε, about. Half of it lowers the loss by 0.3 % and takes four times as long.
 CELL = 0.34
-# Tables of masses grow with the square of it; and as many cells as there may be.
-MOST_PER_CELL, MOST_CELLS = 32, 20_000_000
+# Tables of masses grow with the square of it; as many cells as there may be, and masses.
+MOST_PER_CELL, MOST_CELLS, _MOST_MASSES = 32, 20_000_000, 2**25
 # Relative error of a cell's mass, as it is integrated here.
 _MASS_ERROR = 1e-12
 # So many squares from the peak on, it is inside or so close that a plain rule would not do.
@@ -87,7 +87,8 @@ class NoiseLattice:
         if not all(0 <= number <= MOST_CELLS and number % 1 == 0 for number in numbers):
             raise ValueError("its numbers are none of a lattice of noise cells")
         found = cls(grid, *map(int, numbers))
-        if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL or math.prod(found.shape) > MOST_CELLS:
+        sizes = math.prod(found.shape) <= MOST_CELLS and math.prod(found.tables[1][1]) <= _MOST_MASSES
+        if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL or not sizes:
             raise ValueError("its numbers are none of a lattice of noise cells, or of too large a one")
         return found
 
@@ -258,7 +259,8 @@ class NoiseTables:
         if [(table.dtype.name, table.shape) for table in tables] != lattice.tables:
             raise ValueError("the tables of noise are not those of their lattice")
         # Lost chunks read as NaN, and as -1.
-        if not (np.isfinite(masses).all() and (masses >= 0).all() and (totals > 0).all()):
+        finite = np.isfinite(masses).all() and np.isfinite(totals).all()
+        if not (finite and (masses >= 0).all() and (totals > 0).all()):
             raise ValueError("the masses of noise are damaged")
         if not (reported.min() >= 0 and reported.max() < outputs and 0 < floor * outputs < 1):
             raise ValueError("the outputs of noise cells are damaged")

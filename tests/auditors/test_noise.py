@@ -22,6 +22,7 @@ from mdpext_dask.store.local_rows import floor_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_tables, rows_of
 from tests.support.forged import rehash
+from tests.support.inside import run_inside
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 EXPONENTS = st.sampled_from([1.0, 1.5, 2.0, 4.0, math.inf])
@@ -88,6 +89,44 @@ def test_the_floor_must_be_high_enough() -> None:
     assert epsilons[0] <= 4.0 * 1.0006 < epsilons[-1]
 
 
+def a_spike(west_km: float = 0.0, spacing_km: float = 1.0, times: float = 1.0) -> NoiseTables:
+    """Return tables of one cell that collects much, in a neighbourhood of cells that collect nothing."""
+    lattice = NoiseLattice(Grid(west_km, 5500.33, 3, 3, spacing_km, (1,)), 1, 1, 1)
+    masses = np.zeros((1, 1, 3, 3))
+    masses[0, 0, 1, 1] = times
+    reported = np.arange(math.prod(lattice.shape)).reshape(lattice.shape) % 2
+    return NoiseTables(Kernel(lattice, masses, np.full((1, 1), times)), reported, 2, 1e-3)
+
+
+@pytest.mark.parametrize("times", [1e-308, 1e-320, 1e308])
+def test_what_overflows_proves_nothing(times: float) -> None:
+    assert epsilon_of_tables(a_spike(), 2.0)[0] > 6
+    assert epsilon_of_tables(a_spike(times=times), 2.0)[0] > 6
+
+
+@pytest.mark.parametrize("spacing_km", [1e-12, 1e-9, 0.01, 1.0])
+def test_distances_are_those_of_rounded_coordinates(spacing_km: float) -> None:
+    tables = a_spike(5000.3, spacing_km)
+    grid = tables.kernel.lattice.grid
+    shortest = min(np.diff(grid.x_km()).min(), np.diff(grid.y_km()).min())
+    epsilon, _ = epsilon_of_tables(tables, 2.0)
+    if shortest <= 0:
+        assert epsilon == math.inf
+    else:
+        assert epsilon * shortest >= math.log(500)
+
+
+def test_cells_at_the_edge_of_reach_are_counted_far_from_the_origin() -> None:
+    for west in (0.0, 5000.3):
+        lattice = NoiseLattice(Grid(west, 5500.33, 1, 1, 0.01, (1,)), 1, 1, 1)
+        masses = np.ones((1, 1, 3, 3))
+        reported = np.zeros(lattice.shape, dtype=np.intp)
+        tables = NoiseTables(Kernel(lattice, masses, np.full((1, 1), 9.0)), reported, 1, 0.9)
+        # All 16 cells are reached: τ is f / (s · 16).
+        expected = math.log1p(1 / (0.9 / (0.1 / 9 * 16)))
+        assert epsilon_of_tables(tables, math.inf)[0] == pytest.approx(expected / 0.01, rel=1e-6)
+
+
 @pytest.fixture(scope="module")
 def built(small_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("noise") / "s.zarr"
@@ -131,11 +170,11 @@ def test_rows_that_are_not_those_of_the_tables(
     rehash(path)
     report = audit(path)
     limit = report.epsilon_planar_per_km
-    assert (report.details["epsilon_of_noise"] <= limit * 1.001) == close
+    assert (float(report.details["epsilon_of_noise"]) <= limit * 1.001) == close
     assert report.epsilon >= audit(path, method="exhaustive").epsilon
 
 
-def test_a_lost_chunk_is_no_row(built: Path, tmp_path: Path) -> None:
+def test_a_lost_chunk_is_no_row(built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = shutil.copytree(built, tmp_path / "s.zarr")
     store = MechanismStore.open(str(path))
     floor = floor_of(store)
@@ -147,3 +186,6 @@ def test_a_lost_chunk_is_no_row(built: Path, tmp_path: Path) -> None:
     lost = rows_of(store, block.owned_x, block.owned_y)
     assert np.isnan(lost).any(axis=-1).all()
     assert not audit(path).passed
+    said = run_inside(capfd, "audit", path, "--progress", "none")
+    assert said.returncode == 1
+    assert "bytes missing" in said.stdout + said.stderr
