@@ -62,7 +62,7 @@ def directives(script: str) -> list[str]:
 
 
 def test_shipped_scripts_are_those_of_the_demo() -> None:
-    spec = load_job(PROJECT / "workflows" / "manhattan-published.toml")
+    spec = load_job(PROJECT / "workflows" / "manhattan.toml")
     setting = (spec, "/shared/manhattan.zarr", Path("/shared/venv/bin/python"))
     written = {**run_scripts(*setting), **array_scripts(*setting, plan_job(spec)["blocks"], 1001)}
     assert {name: (SHIPPED / name).read_text() for name in written} == written

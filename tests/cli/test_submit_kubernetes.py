@@ -78,7 +78,7 @@ def test_a_dry_run_needs_no_kubectl(tmp_path: Path, spec: JobSpec, monkeypatch: 
 
 def test_the_command(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    job = Path(__file__).resolve().parents[2] / "workflows" / "manhattan-published.toml"
+    job = Path(__file__).resolve().parents[2] / "workflows" / "manhattan.toml"
     arguments = ["submit", str(job), "--to", "kubernetes", "--dry-run", "--store", STORE]
     done = run_inside(capsys, *arguments, "--set", "cluster.image=registry/image")
     file = tmp_path / "manhattan-kubernetes" / "job.yaml"

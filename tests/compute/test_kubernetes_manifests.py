@@ -54,7 +54,7 @@ def manifest_text(spec: JobSpec, store: str) -> str:
 
 @pytest.fixture(scope="module")
 def demo() -> JobSpec:
-    return load_job(PROJECT / "workflows" / "manhattan-published.toml", EXAMPLE)
+    return load_job(PROJECT / "workflows" / "manhattan.toml", EXAMPLE)
 
 
 @pytest.fixture(scope="module")
