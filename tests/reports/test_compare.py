@@ -430,7 +430,12 @@ def test_a_method_that_does_not_end_gets_a_row_with_the_reason(spec: JobSpec, tm
 
 def test_where_nothing_is_drawn_there_is_one_repetition(small_job: Job, tmp_path: Path) -> None:
     domain = {"cell_km": 4.0, "refine": [2]}
-    job = small_job(outputs={"choose": "seeds"}, loss={"kind": "euclidean"}, domain=domain)
+    job = small_job(
+        outputs={"choose": "seeds"},
+        loss={"kind": "euclidean"},
+        domain=domain,
+        privacy={"epsilon_per_km": 0.5},
+    )
     del job["outputs"]["count"]
     notes: list[str] = []
     (summary,) = compare(
