@@ -28,7 +28,7 @@ from mdpext_dask.auditors.source import IMPOSSIBLE_LOG, ArraySource
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.problem.grid import Array
+from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, dual_exponent, log_ratio_error
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import local_rows_of
@@ -74,7 +74,7 @@ def certify_directions(
     tasks: list[tuple[Any, ...]]
     if (store := subject.store) is not None:
         tasks = [(store.url, index) for index in range(store.plan.blocks)]
-        sides = _shortest(store.grid.x_km()), _shortest(store.grid.y_km())
+        sides = sides_of(store.grid)
     else:
         assert isinstance(source, ArraySource | CitySource)
         tasks = [(source, band.start, band.stop - 1) for band in bands_of(shape, source.outputs)]
@@ -136,6 +136,11 @@ def _sides_of(source: ArraySource | CitySource) -> tuple[float, float]:
     lines, across = source.xy_km(records[:, 0]), source.xy_km(records[0])
     axis = int(lines[0, 0] == lines[1, 0])
     return _shortest(lines[:, axis]), _shortest(across[:, 1 - axis])
+
+
+def sides_of(grid: Grid) -> tuple[float, float]:
+    """Return the shortest spacings of records along both axes, in km, as coordinates are rounded."""
+    return _shortest(grid.x_km()), _shortest(grid.y_km())
 
 
 def _shortest(positions_km: Array) -> float:

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.certificate import damage_found
 from mdpext_dask.auditors.city import CitySource
-from mdpext_dask.auditors.directions import RADII, Step, slopes, steps_of
+from mdpext_dask.auditors.directions import RADII, Step, sides_of, slopes, steps_of
 from mdpext_dask.auditors.source import SAMPLER_RANGE
 from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.noise import Kernel, NoiseTables
-from mdpext_dask.problem.grid import Array, Grid
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.store.integrity import ShardDamage
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_tables, rows_of
@@ -90,7 +90,7 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
         return None
     with stages.stage("audit", len(arguments)):
         found = stages.gather(executor, "audit", function, arguments)
-    step_km = min(shortest_steps(tables.kernel.lattice.grid)) * (1 - _ROUNDING)
+    step_km = min(sides_of(tables.kernel.lattice.grid)) * (1 - _ROUNDING)
     by_block = [epsilon + 4 * (rounding + difference) / step_km for difference, _ in found]
     # Written so that NaN is infinite.
     by_block = [each if 0 <= each < math.inf else math.inf for each in by_block]
@@ -155,7 +155,7 @@ def epsilon_of_tables(tables: NoiseTables, metric_p: float) -> tuple[float, floa
     window = masses.shape[-1]
     # A record that is `phase` squares into its cell sees the cells' first squares that many steps nearer.
     offsets = masses[::-1, ::-1].transpose(2, 0, 3, 1).reshape(per_cell * window, per_cell * window)
-    sides_km = shortest_steps(lattice.grid)
+    sides_km = sides_of(lattice.grid)
     # Tables that are none of noise may overflow: what is not finite proves nothing.
     with np.errstate(all="ignore"):
         counted = np.bincount(tables.reported[_reached(kernel)], minlength=tables.outputs).max()
@@ -169,11 +169,6 @@ def epsilon_of_tables(tables: NoiseTables, metric_p: float) -> tuple[float, floa
     if not (sound and math.isfinite(epsilon) and math.isfinite(rounding)):
         return math.inf, 0.0
     return epsilon, rounding
-
-
-def shortest_steps(grid: Grid) -> tuple[float, float]:
-    """Return the shortest distances between neighbours along both axes, in km, as coordinates are rounded."""
-    return float(np.diff(grid.x_km()).min()), float(np.diff(grid.y_km()).min())
 
 
 def _reached(kernel: Kernel) -> NDArray[np.bool_]:

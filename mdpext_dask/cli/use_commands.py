@@ -337,8 +337,9 @@ def export(
     packing: Annotated[
         str,
         Option(
-            metavar="auto|seed|rows",
-            help="Write the seed, if it gives the rows bit for bit, or all rows; auto: the seed if possible.",
+            metavar="auto|seed|noise|rows",
+            help="Write the seed or, of noise, its tables, if they give the rows bit for bit, or all rows; "
+            "auto: the first of these that is possible.",
         ),
     ] = "auto",
     overwrite: Replace = False,

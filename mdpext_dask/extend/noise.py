@@ -120,11 +120,6 @@ class NoiseLattice:
         x, y = ((np.arange(float(side)) - self.reach) * self.cell_km + first for side in self.shape)
         return np.asarray(self.grid.west_km + x), np.asarray(self.grid.south_km + y)
 
-    def beyond_km(self) -> Array:
-        """Return how far middles of cells lie from the rectangle of records, float64 of `shape`, in km."""
-        places = np.stack(np.meshgrid(*self.middles_km(), indexing="ij"), axis=-1)
-        return self.grid.box.distance_km(places.reshape(-1, 2)).reshape(self.shape)
-
 
 @dataclass(frozen=True)
 class Kernel:

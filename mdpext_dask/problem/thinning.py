@@ -5,7 +5,6 @@ from numpy.typing import NDArray
 
 # How often a square around all places is halved; and halvings of the logarithm of the threshold.
 _LEVELS, _HALVINGS = 20, 16
-
 # Of a curve through points: steps along the longer axis.
 _CURVE = 2**16 - 1
 

@@ -161,9 +161,10 @@ class CityFile:
             except ValueError:
                 raise StoreError(f"{self.path}: tile {tile} is damaged; export it again") from None
         if city_layout.rows_sha256(rows) != self.header["rows_sha256"][tile]:
+            other = "" if self.noise is not None else ", with --packing rows"
             raise StoreError(
                 f"{self.path}: tile {tile} does not give the rows that were certified: it is damaged, or "
-                "this processor computes otherwise; export it again, with --packing rows"
+                f"this processor computes otherwise; export it again{other}"
             )
         return rows
 

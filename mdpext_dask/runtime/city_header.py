@@ -16,8 +16,6 @@ from mdpext_dask.problem.grid import Grid, coarse_radius_km
 
 # How rows are kept: as the seed's scores, as tables of noise, or as they are.
 PACKINGS = SEED, NOISE, ROWS = "seed", "noise", "rows"
-# Sections of a city of noise, in order.
-NOISE_SECTIONS = "reported", "masses", "totals"
 # Rows of a tile, in bytes; exported tiles have 256 KiB, or one source cell.
 LARGEST_TILE_BYTES = 2**28
 _LARGEST_KM, _SHORTEST_KM = 1e9, 1e-9
@@ -277,11 +275,11 @@ def _check_sizes(header: Mapping[str, Any]) -> None:
     if _FLOAT32 * math.prod(side * grid.factor + 1 for side in tile) * k > LARGEST_TILE_BYTES:
         raise ValueError(f"tile_cells: rows of a tile take more than {LARGEST_TILE_BYTES >> 20} MiB")
     tiles = math.prod(-(-all_of // side) for all_of, side in zip(cells, tile, strict=True))
-    sections = {SEED: 1, NOISE: len(NOISE_SECTIONS)}.get(header["packing"], tiles)
-    lengths = {"rows_sha256": tiles, "sections": sections}
-    if (header["packing"] == NOISE) != ("noise" in header):
+    lattice = noise_lattice_of(header, grid)
+    if (header["packing"] == NOISE) != (lattice is not None):
         raise ValueError("noise must be there where the packing is noise, and there only")
-    noise_lattice_of(header, grid)
+    sections = 1 if header["packing"] == SEED else tiles if lattice is None else len(lattice.tables)
+    lengths = {"rows_sha256": tiles, "sections": sections}
     if header["kept"] is not None:
         lengths["kept"] = 2 * -(-grid.source_cells // 8)
     if header["remap"] is not None:
