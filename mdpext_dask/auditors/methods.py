@@ -154,7 +154,9 @@ def certify(subject: Subject, executor: Executor, stages: Stages) -> AuditReport
         return certify_directions(subject, limit, executor, stages)
 
     epsilon = certified = worst.epsilon
-    directions, usable = None, math.isfinite(epsilon) and not verdict_on_rows(findings)
+    if noise is not None:
+        epsilon = min(epsilon, noise.epsilon)
+    directions, usable = None, math.isfinite(worst.epsilon) and not verdict_on_rows(findings)
     if usable and not (proved or subject.breaks(steepest)):
         directions = directions_at(promise.kept_per_km)
         epsilon = min(epsilon, directions.epsilon)
