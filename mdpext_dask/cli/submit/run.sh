@@ -30,13 +30,14 @@ workers=$!
 "$python" -m mdpext_dask.cli run job.toml --store "$store" --progress plain &
 client=$!
 wait -n "$scheduler" "$workers" "$client"
+told=
 if kill -0 "$client" 2>/dev/null; then
-  # The client may notice by itself; if not, it is told.
-  timeout 30 tail --pid="$client" -f /dev/null || kill "$client"
+  # The client may notice by itself; if not, it is told, and ends as if somebody had interrupted it.
+  timeout 30 tail --pid="$client" -f /dev/null || { kill "$client" && told=yes; }
 fi
 wait "$client"
 code=$?
-if [ "$code" -gt 128 ]; then
+if [ "$code" -gt 128 ] || [ "$told$code" = yes3 ]; then
   echo "error: scheduler, workers or client were killed; what is done is kept, submit again" >&2
   code=3
 fi
