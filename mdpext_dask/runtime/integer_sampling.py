@@ -33,13 +33,17 @@ _SLACK_BITS = np.uint64(6)
 _COMPARED_AT_ONCE = 4_000_000
 
 
-def integer_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
+def integer_weights(
+    rows: NDArray[np.float32], counts: NDArray[np.integer] | None = None
+) -> NDArray[np.uint64]:
     """Return the rows times 2^60, exactly, as uint64 of the same shape.
 
     Parameters
     ----------
     rows
         float32 of shape (..., K) in either byte order, contiguous or not.
+    counts
+        How many outputs each column stands for, shape (K,); default: one.
 
     Raises
     ------
@@ -55,8 +59,9 @@ def integer_weights(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
         if rows.ndim and not rows.shape[-1]:
             raise DataError("rows: must have at least one output")
         return wide.astype(np.uint64)
+    totals = wide.sum(axis=-1) if counts is None else wide @ counts.astype(np.float64)
     # Written so that NaN fails.
-    if not (wide.min() >= SMALLEST_PROBABILITY and wide.sum(axis=-1).max() <= LARGEST_TOTAL):
+    if not (wide.min() >= SMALLEST_PROBABILITY and totals.max() <= LARGEST_TOTAL):
         raise GuaranteeViolation(
             "a stored row is damaged (an entry is not a number or below 2^-36, or the total is above 2); "
             "run the audit"

@@ -1,6 +1,8 @@
 """A finished mechanism: look up rows, sample reported places, show it in a notebook."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,21 @@ from mdpext_dask.errors import (
     first_line,
 )
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
-from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights, pick_rows
+from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.runtime.signatures import Trusted
+from mdpext_dask.sampling.local_weights import LocalWeights
 from mdpext_dask.store import integrity, objects, schema
-from mdpext_dask.store.blocks import FLOAT32
+from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import COMPLETE, DAMAGE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, remap_of
-from mdpext_dask.store.rows import rows_at, rows_of
+from mdpext_dask.store.rows import local_rows_of, rows_at, rows_of
 from mdpext_dask.store.signature import require_signed
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
-# Chunks of rows that are kept for single draws, in bytes, and at least.
-_CACHE_BYTES, _LEAST_CHUNKS = 64 * 2**20, 4
+# Chunks of weights that are kept for single draws, in bytes, and at least; bytes of a weight.
+_CACHE_BYTES, _LEAST_CHUNKS, _WEIGHT_BYTES = 64 * 2**20, 4, 8
 # Weights that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
 # Attributes that change when a store is replaced or is no longer finished.
@@ -333,7 +336,7 @@ class RowCache:
         self._store = store
         self._shape = store.grid.shape
         self._side_x, self._side_y, _ = store.array(schema.PROBABILITY).chunks
-        chunks = _CACHE_BYTES // (self._side_x * self._side_y * store.outputs * FLOAT32)
+        chunks = _CACHE_BYTES // (self._side_x * self._side_y * store.outputs * _WEIGHT_BYTES)
         self._chunk = lru_cache(maxsize=max(chunks, _LEAST_CHUNKS))(self._read_chunk)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -351,9 +354,11 @@ class RowCache:
         """
         across, within_x = divmod(i, self._side_x)
         along, within_y = divmod(j, self._side_y)
-        return cumulative_weights(self._chunk(across, along)[within_x, within_y])
+        weights: NDArray[np.uint64] = self._chunk(across, along)[within_x, within_y]
+        return weights
 
-    def _read_chunk(self, across: int, along: int) -> NDArray[np.float32]:
+    def _read_chunk(self, across: int, along: int) -> NDArray[np.uint64]:
+        """Return the cumulative weights of a chunk, uint64 of shape (records east, records north, K)."""
         left, lower = across * self._side_x, along * self._side_y
         rows = rows_of(
             self._store,
@@ -361,7 +366,7 @@ class RowCache:
             slice(lower, min(lower + self._side_y, self._shape[1])),
         )
         require_same(self._store)
-        return rows
+        return cumulative_weights(rows)
 
 
 def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
@@ -391,20 +396,37 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     distinct, which = np.unique(records, return_inverse=True)
     i, j = np.divmod(distinct, store.grid.shape[1])
     side_x, side_y, _ = store.array(schema.PROBABILITY).chunks
-    order = np.lexsort((j // side_y, i // side_x))
+    chunk = (i // side_x) * (store.grid.shape[1] // side_y + 1) + j // side_y
+    # Chunks of one block follow each other: if it is skipped, it is extended once.
+    block_x, block_y, _ = store.plan.shard_shape
+    order = np.lexsort((chunk, j // block_y, i // block_x))
     place = np.empty(len(order), dtype=np.intp)
     place[order] = np.arange(len(order))
     # Draws in the order of the chunks of their rows.
     places = place[which]
     draws = np.argsort(places)
     places = places[draws]
-    step = max(_BATCH_ELEMENTS // store.outputs, 1)
-    for first in range(0, len(order), step):
-        rows = order[first : first + step]
-        cumulative = cumulative_weights(rows_at(store, i[rows], j[rows]))
-        start, end = np.searchsorted(places, (first, first + len(rows)))
-        part, row = draws[start:end], places[start:end] - first
-        outputs[part] = pick_rows(cumulative, row, numbers(part, cumulative[row, -1]))
+    for first, end in _runs(chunk[order], max(_BATCH_ELEMENTS // store.outputs, 1)):
+        rows = order[first:end]
+        found = LocalWeights.of(_local_rows_at(store, i[rows], j[rows]))
+        part = draws[slice(*np.searchsorted(places, (first, end)))]
+        row = place[which[part]] - first
+        outputs[part] = found.pick(row, numbers(part, found.cumulative[row, -1]))
     # Once for all of them, before any draw is returned: a store that was replaced stays replaced.
     require_same(store)
     return outputs
+
+
+def _runs(chunk: NDArray[np.intp], most: int) -> Iterator[tuple[int, int]]:
+    """Return where runs of equal numbers begin and end, those that are too long in pieces."""
+    starts = np.flatnonzero(np.diff(chunk, prepend=-1)).tolist()
+    for start, stop in itertools.pairwise([*starts, len(chunk)]):
+        for first in range(start, stop, most):
+            yield first, min(first + most, stop)
+
+
+def _local_rows_at(store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp]) -> LocalRows:
+    """Return the rows of n records of one chunk, with entries of shape (n, 1, columns)."""
+    left, lower = int(i.min()), int(j.min())
+    local = local_rows_of(store, slice(left, int(i.max()) + 1), slice(lower, int(j.max()) + 1))
+    return replace(local, entries=local.entries[i - left, j - lower][:, None])
