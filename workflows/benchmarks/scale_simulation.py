@@ -9,6 +9,7 @@ the other, each taking them `--dispatch-ms`. The worker computes as long as the 
 (``mdpext_dask/pipeline/cost_model.py``, measured), and then moves the task's bytes, over its own
 connection and through a store that serves the transfers in the order in which they come. The seed program is
 solved on one worker, and the client reads the problem before and the receipts after, one thing after another.
+Jobs of noise have tiles in the place of a seed, which are tasks like others, and write what is near.
 
 It leaves out what could only make things better (workers fetch a task while they compute another, and move
 bytes while they compute) and what could only make them worse (workers that die or are slow, other users of
@@ -20,6 +21,7 @@ import heapq
 from dataclasses import dataclass
 from pathlib import Path
 
+from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.problem.grid import Grid
@@ -32,20 +34,45 @@ WORKERS = tuple(2**power for power in range(13))
 _COMPRESSED = 0.65
 _MOVES = {"loss": 0.0, "extend": 1.0, "audit": 2.0, "evaluate": 1.0}
 _GB = 1e9
+# Of more tasks than this, a stage is that of so many, and longer in proportion.
+_MOST_TASKS = 50_000
 _RESOURCES = ("workers", "scheduler", "store", "seed", "client")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A job: its grid, and its outputs."""
+    """A job: its grid, and its outputs; of noise, how far records are apart, and how many outputs are near.
+
+    Without these it has a seed program, and all outputs are near.
+    """
 
     name: str
     cells: tuple[int, int]
     factor: int
     outputs: int
+    spacing_km: float | None = None
+    near: int | None = None
+
+    @property
+    def near_share(self) -> float:
+        """Share of the outputs that are near a record, so that chunks with them are written."""
+        return 1.0 if self.near is None else self.near / self.outputs
 
     def costs(self) -> JobCosts:
-        """Return what it takes: budgets in closed form, a travel loss with fifty tasks, 100,000 nodes."""
+        """Return what it takes: travel to fifty tasks, 100,000 nodes; budgets in closed form, or noise."""
+        if self.spacing_km is not None:
+            cell_km = self.spacing_km * self.factor
+            job = {
+                "job": {"name": "simulated"},
+                "domain": {"roads": "builtin:manhattan", "cell_km": cell_km, "refine": [self.factor]},
+                "privacy": {"epsilon_per_km": 5.0},
+                "outputs": {"count": self.outputs},
+                "prior": {"kind": "uniform"},
+                "extension": {"method": "noise"},
+                "cluster": {"kind": "address", "address": "tcp://scheduler:8786"},
+            }
+            plan = Plan.of(Grid(0.0, 0.0, *self.cells, cell_km, (self.factor,)), self.outputs)
+            return JobCosts(parse_job(job), plan, self.outputs, 50, 0, 0, 0, uniform_prior=True)
         job = {
             "job": {"name": "simulated"},
             "domain": {"roads": "builtin:manhattan", "cell_km": 1.0, "refine": [self.factor]},
@@ -64,6 +91,9 @@ SIZES = (
     Size("100 million x 300", (50, 50), 200, 300),
     Size("1,000 million x 1,000, 2,600 seeds", (50, 50), 632, 1000),
     Size("1,000 million x 1,000, 10,200 seeds", (100, 100), 316, 1000),
+    Size("noise, 99 thousand x 4,197", (9, 19), 24, 4_197, spacing_km=0.042, near=1_200),
+    Size("noise, 2.4 million x 7,000", (48, 48), 32, 7_000, spacing_km=0.0125, near=1_500),
+    Size("noise, 1,000 million x 100,000", (3_953, 3_953), 8, 100_000, spacing_km=0.0125, near=1_500),
 )
 
 
@@ -98,6 +128,9 @@ def stage_seconds(tasks: int, each: float, moved: float, workers: int, on: Machi
     workers, on
         How many there are, and what they have.
     """
+    if tasks > _MOST_TASKS:  # beginning and end matter little then
+        part = stage_seconds(_MOST_TASKS, each, moved, workers, on)
+        return part * tasks / _MOST_TASKS
     # (when, which worker, whether it has computed and wants to move bytes)
     events = [(0.0, worker, False) for worker in range(min(workers, tasks))]
     scheduler = store = end = 0.0
@@ -116,15 +149,21 @@ def stage_seconds(tasks: int, each: float, moved: float, workers: int, on: Machi
     return end
 
 
-def simulate(costs: JobCosts, workers: int, on: Machines) -> tuple[float, str]:
+def simulate(size: Size, workers: int, on: Machines) -> tuple[float, str]:
     """Return how long a job takes with so many workers, and which resource is busy longest."""
+    costs = size.costs()
     blocks, each = costs.plan.blocks, costs.task_seconds()
-    stored = costs.plan.store_bytes / blocks * _COMPRESSED
+    stored = costs.plan.store_bytes / blocks * _COMPRESSED * size.near_share
     serial = costs.seconds(1)
     busy = dict.fromkeys(_RESOURCES, 0.0)
     busy["seed"], busy["client"] = serial["seed"], serial["domain"] + serial["boundary"]
+    if costs.noise is not None:
+        tiles = tile_count(costs.noise)
+        busy["seed"] = stage_seconds(tiles, costs.noise_seconds, 0.0, workers, on)
     total = busy["seed"] + busy["client"]
     for stage, moves in _MOVES.items():
+        if costs.noise is not None and stage == "loss":
+            continue
         moved = moves * stored
         total += stage_seconds(blocks, each[stage], moved, workers, on)
         busy["workers"] += blocks * (each[stage] + moved / on.worker_bytes) / min(workers, blocks)
@@ -142,7 +181,7 @@ def draw(curves: dict[str, list[tuple[float, str]]], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     # Okabe and Ito's colours, told apart by everybody; marks carry the rest.
-    colours = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7")
+    colours = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442")
     marks = dict(zip(_RESOURCES, ("o", "s", "^", "D", "v"), strict=True))
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for (name, curve), colour in zip(curves.items(), colours, strict=True):
@@ -161,7 +200,7 @@ def draw(curves: dict[str, list[tuple[float, str]]], path: Path) -> None:
         if resource in used
     ]
     axes.legend(handles=shown, title="busy longest", fontsize=8, loc="upper right")
-    axes.set_ylim(bottom=0.02, top=1e7)
+    axes.set_ylim(bottom=1e-4, top=1e8)
     figure.savefig(path, dpi=120)
 
 
@@ -181,12 +220,13 @@ def main() -> None:
     print("|" + "---|" * (4 + len(WORKERS[::3])))
     for size in SIZES:
         costs = size.costs()
-        curves[size.name] = [simulate(costs, workers, on) for workers in WORKERS]
+        curves[size.name] = [simulate(size, workers, on) for workers in WORKERS]
+        seed = costs.program_seconds if costs.noise is None else costs.noise_seconds * tile_count(costs.noise)
         block = costs.plan.grid.records / costs.plan.blocks * size.outputs * FLOAT32
         cells = [f"{seconds:,.0f} s ({what})" for seconds, what in curves[size.name][::3]]
         print(
             f"| {size.name} | {costs.plan.blocks:,} | {block / 2**20:,.0f} MiB | "
-            f"{costs.program_seconds:,.0f} s | {' | '.join(cells)} |"
+            f"{seed:,.0f} s | {' | '.join(cells)} |"
         )
     draw(curves, options.output)
     print(f"drawn: {options.output}")
