@@ -35,11 +35,13 @@ from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.noise import Kernel, NoiseTables
+from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.store.integrity import ShardDamage
+from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import noise_tables, rows_of
-from mdpext_dask.store.schema import is_noise
+from mdpext_dask.store.rows import local_rows_of, noise_patches, noise_tables
+from mdpext_dask.store.schema import is_noise, sha256_of
 
 # Of a difference of two float64 logarithms, of up to 750, of a mass plus τ.
 _LOG_ERROR = 5e-13
@@ -77,7 +79,8 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
     try:
         if store is not None and is_noise(store.seed_attributes):
             tables, function = noise_tables(store), compare_block
-            arguments = [(store.url, index) for index in range(store.plan.blocks)]
+            digest = sha256_of(*tables.arrays)
+            arguments = [(store.url, index, digest) for index in range(store.plan.blocks)]
         elif isinstance(source, CitySource):
             tables = source.city.noise
             arguments = [(source, index) for index in range(source.parts)]
@@ -97,8 +100,8 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
     return NoiseCertificate(tuple(by_block), tuple(damage for _, damage in found if damage is not None))
 
 
-def compare_block(url: str, index: int) -> tuple[float, ShardDamage]:
-    """Compare the rows that a block of a store owns with those that follow from its tables.
+def compare_block(url: str, index: int, sha256: str) -> tuple[float, ShardDamage]:
+    """Compare the rows that a block of a store owns with those that follow from its tables, by their digest.
 
     Returns
     -------
@@ -108,8 +111,8 @@ def compare_block(url: str, index: int) -> tuple[float, ShardDamage]:
     block = store.plan[index]
     damage = damage_found(store, block)
     try:
-        stored = rows_of(store, block.owned_x, block.owned_y)
-        return _difference(stored, noise_tables(store), block.owned_x, block.owned_y), damage
+        rows = local_rows_of(store, block.owned_x, block.owned_y)
+        return _difference(rows, noise_patches(url, sha256), block.owned_x, block.owned_y), damage
     except StoreError:
         return math.inf, damage
 
@@ -119,19 +122,26 @@ def compare_tile(source: CitySource, index: int) -> tuple[float, None]:
     tables, (x, y) = source.city.noise, source.city.tiles.records(index)
     assert tables is not None
     rows = source.part(index)[1].reshape(x.stop - x.start, y.stop - y.start, -1)
-    return _difference(rows, tables, x, y), None
+    local = LocalRows.of(rows, float(np.float32(tables.floor)))
+    return _difference(local, NoisePatches(tables), x, y), None
 
 
-def _difference(rows: NDArray[np.floating], tables: NoiseTables, x: slice, y: slice) -> float:
+def _difference(rows: LocalRows, patches: NoisePatches, x: slice, y: slice) -> float:
     """Return by how much the logarithm of an entry differs from what follows from tables; may be infinite.
 
     It is for rows that the sampler refuses.
     """
-    largest = 0.0
-    for ours, line in zip(rows, tables.lines(x, y), strict=True):
-        ratio = ours / line
-        least, most = float(ratio.min()), float(ratio.max())
-        total = ours.sum(axis=-1, dtype=np.float64).max()
+    largest, counts = 0.0, rows.counts.astype(np.float64)
+    for patch in patches.of(x, y):
+        ours, columns = rows.entries[patch.within(x, y)], rows.columns_of(patch.near)
+        # What else there is, the column of far outputs always, stands beside the floor.
+        beside = np.ones(len(counts), dtype=bool)
+        beside[columns] = False
+        beside[-1] |= rows.copies > 1
+        ratios = ours[..., columns] / patch.rows, ours[..., beside] / patches.tables.floor
+        least = min(float(ratio.min(initial=1.0)) for ratio in ratios)
+        most = max(float(ratio.max(initial=1.0)) for ratio in ratios)
+        total = np.einsum("xyk,k->xy", ours, counts).max()
         # Written so that NaN is infinitely far.
         usable = ours.min() >= SAMPLER_RANGE.least and total <= SAMPLER_RANGE.largest_total
         if not (usable and 0 < least <= most < math.inf):

@@ -49,7 +49,7 @@ def run(
 def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
     """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
     from mdpext_dask.cli.plan_table import plan_table
-    from mdpext_dask.pipeline.cost_model import plan_job
+    from mdpext_dask.pipeline.plan import plan_job
 
     spec = _load(job, override)
     with observed("plain") as observer:

@@ -18,7 +18,7 @@ _MOMENT, _NOTHING = 0.05, 0.01
 
 
 def plan_table(planned: Mapping[str, Any]) -> RenderableType:
-    """Return a plan, as :func:`mdpext_dask.pipeline.cost_model.plan_job` makes it, as three tables."""
+    """Return a plan, as :func:`mdpext_dask.pipeline.plan.plan_job` makes it, as three tables."""
     return Group(_sizes(planned), Text(), _memory(planned), Text(), _seconds(planned), Text(_said(planned)))
 
 

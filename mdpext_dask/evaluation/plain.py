@@ -6,6 +6,7 @@ from mdpext_dask.evaluation.baselines.noise import plain_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.job.sections import NOISE
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.schema import is_noise
 
 # Of a normal distribution: two-sided, 95 %.
 _NORMAL_95 = 1.96
@@ -31,7 +32,7 @@ def plain_facts(store: MechanismStore, loss_km: float) -> dict[str, Any]:
     said = f"planar Laplace noise at the nearest output loses {plain_km:.4g} km (± {half:.1g})"
     if over is not None:
         said += f"; this mechanism {abs(over):.1%} {'more' if over > 0 else 'less'}"
-        if loss_km - plain_km > half and store.attributes["job"]["extension"]["method"] != NOISE:
+        if loss_km - plain_km > half and not is_noise(store.seed_attributes):
             said += f': extension.method = "{NOISE}" loses less'
     return {
         "plain_loss_km": plain_km,

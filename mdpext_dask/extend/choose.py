@@ -13,7 +13,7 @@ from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
 from mdpext_dask.extend.normalise import exponential, logarithm
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.job.sections import MCSHANE_WHITNEY, METHODS, ExtensionSection
+from mdpext_dask.job.sections import FITTING, MCSHANE_WHITNEY, METHODS, ExtensionSection
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.seed.budget import AxisBudgets, bound_budgets, candidate_splits, even_split
 
@@ -65,7 +65,7 @@ def trust_operators(*names: str) -> None:
         If it is none of these.
     """
     for name in names:
-        if ":" not in name and name not in METHODS:
+        if ":" not in name and name not in (FITTING, *METHODS):
             raise SpecError(f"--operator: must be module:Class, got {name!r}")
     _TRUSTED.update(name for name in names if ":" in name)
 

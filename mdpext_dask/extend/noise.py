@@ -261,6 +261,13 @@ class NoiseTables:
             raise ValueError("the outputs of noise cells are damaged")
         return cls(Kernel(lattice, masses, totals), reported, outputs, floor)
 
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What is stored of them: outputs of cells, masses, totals, and the numbers of lattice and floor."""
+        lattice = self.kernel.lattice
+        form = np.array([lattice.per_cell, lattice.per_record, lattice.reach, self.floor])
+        return [self.reported, self.kernel.masses, self.kernel.totals, form]
+
     def lines(self, x: slice, y: slice) -> Iterator[Array]:
         """Yield M(·|x) of a rectangle of records, column by column, float64 of shape (records north, K)."""
         for i in range(x.start, x.stop):

@@ -22,8 +22,10 @@ LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
 # Planar noise on fine cells, remapped: no seed program, and rows that follow from tables.
 NOISE = "noise"
 METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE)
-# The method is chosen to fit the seeds; a job that has been read names the chosen one.
+# The method is chosen: noise, or programs where the job allows them the time and they lose less.
 FITTING = "auto"
+# How long programs may be planned to take, in s, for a job to try them.
+_SECONDS = 60.0
 # A region that is the outline of the job's own place, or of another one.
 PLACE, PLACE_PREFIX = "place", "place:"
 # The outputs are thinned road nodes, as many as are of use.
@@ -249,7 +251,8 @@ class OutputsSection(Section):
         What to do with points of the file outside the grid: ``"error"`` or ``"drop"``.
     limit
         Largest number of outputs with ``"auto"`` and ``"all-road-nodes"``; default: 100,000 with
-        ``extension.method = "noise"``; else 2000, and with ``"auto"`` no more than a seed program bears.
+        ``extension.method = "noise"`` or ``"auto"``; else 2000, and with ``choose = "auto"`` no more than a
+        seed program bears.
     """
 
     choose: Literal["auto", "road-nodes", "all-road-nodes", "seeds", "prior", "file", "loss-file"] = (
@@ -386,20 +389,26 @@ class ExtensionSection(Section):
     ----------
     method
         ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, or an operator of your own as
-        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"auto"``: cell programs where seeds are
-        so coarse that interpolating between them loses more than planar noise does, else log-convex.
-        ``"noise"`` has no seed: it is planar noise on cells finer than the outputs, each of which is remapped
-        to its best output.
+        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"noise"`` has no seed: it is planar
+        noise on cells finer than the outputs, each of which is remapped to its best output. ``"auto"``:
+        noise, or seed programs if they lose less and may be tried, see `seconds`: cell programs where seeds
+        are so coarse that interpolating between them loses much, else log-convex. With another budget than
+        ``"certified"``, or one stage, it is log-convex.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.
         Log-convex extension is the same either way.
     sweeps
         Passes of the cell programs over the finest level; each coarser level gets twice as many.
+    seconds
+        With ``method = "auto"``, how long the whole job may be planned to take with programs, on one worker,
+        for them to be tried; default: 60. The plan decides and not the clock, so that a job has the same
+        bytes on every machine.
     """
 
     method: str = FITTING
     stages: Literal["levels", "one"] = "levels"
     sweeps: Annotated[int, Field(ge=1, le=40)] = 4
+    seconds: Positive | None = None
 
     @field_validator("method")
     @classmethod
@@ -413,6 +422,11 @@ class ExtensionSection(Section):
     def _what_belongs_together(self) -> "ExtensionSection":
         if self.method == CELL_PROGRAMS and self.stages == "one":
             raise ValueError('stages = "one" does not go with method = "cell-lp", which goes level by level')
+        if self.method != FITTING and self.seconds is not None:
+            raise ValueError(f'seconds goes with method = "{FITTING}" only')
+        if self.method == FITTING and self.seconds is None:
+            # The section is frozen only after it has been validated. Still not set by the user.
+            object.__setattr__(self, "seconds", _SECONDS)
         return self
 
 

@@ -54,6 +54,7 @@ _DEPENDENTS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("loss", "kind"): {
         "file": ("file",), "tasks": ("travel",), "tasks_file": ("travel",), "directed": ("travel",)
     },
+    ("extension", "method"): {"seconds": ("auto",)},
     ("cluster", "kind"): {"address": ("address",)},
 }  # fmt: skip
 # A loss file brings grid, outputs and prior. Where the job may say so, and what it says then.
@@ -214,14 +215,13 @@ class JobSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _method_fits_the_seeds(self) -> "JobSpec":
-        if self.extension.method == FITTING:
-            # Published budgets are compared with what was published, and one stage has no cell programs.
-            open_ = self.privacy.budget == "certified" and self.extension.stages == "levels"
-            open_ &= max(self.domain.refine) > 1
-            coarse = self.privacy.epsilon_per_km * (self.domain.cell_km or 0.0) >= COARSE_SEEDS
-            method = CELL_PROGRAMS if open_ and coarse else LOG_CONVEX
-            extension = self.extension.model_copy(update={"method": method})
+    def _published_budgets_are_interpolated(self) -> "JobSpec":
+        # They are compared with what was published; and one stage has no cell programs.
+        published = self.privacy.budget != "certified" or self.extension.stages == "one"
+        if self.extension.method == FITTING and published:
+            if "seconds" in self.extension.model_fields_set:
+                raise ValueError('extension.seconds: goes with privacy.budget = "certified" and levels only')
+            extension = self.extension.model_copy(update={"method": LOG_CONVEX, "seconds": None})
             # Not set by the user, so another job made from this one chooses again.
             extension.model_fields_set.discard("method")
             # The job is frozen only after it has been validated.
@@ -234,14 +234,20 @@ class JobSpec(Section):
             check_min_probability(self.privacy.min_probability, self.outputs.count)
         return self
 
+    @property
+    def programs(self) -> str:
+        """The method that ``"auto"`` compares with noise: cell programs where seeds are coarse."""
+        coarse = self.privacy.epsilon_per_km * (self.domain.cell_km or 0.0) >= COARSE_SEEDS
+        return CELL_PROGRAMS if coarse and max(self.domain.refine) > 1 else LOG_CONVEX
+
     def canonical(self) -> dict[str, Any]:
         """Return the job as plain JSON values, every default spelt out, infinity as ``"inf"``.
 
-        Named columns are left out where there are none: stores made before there were such keys keep their
-        fingerprints.
+        Named columns, and the seconds of a method that is not chosen, are left out where there are none:
+        stores made before there were such keys keep their fingerprints.
         """
         plain = {name: _plain(section) for name, section in self.model_dump().items()}
-        for section, key in _COLUMN_KEYS:
+        for section, key in (*_COLUMN_KEYS, ("extension", "seconds")):
             if plain[section][key] is None:
                 del plain[section][key]
         return plain
@@ -380,6 +386,8 @@ def _changed(spec: JobSpec, changes: Iterable[tuple[str, str, Any]]) -> JobSpec:
     document = spec.canonical()
     if "method" not in spec.extension.model_fields_set:
         document["extension"]["method"] = FITTING
+    if "seconds" not in spec.extension.model_fields_set:
+        document["extension"].pop("seconds", None)
     if "choose" not in spec.outputs.model_fields_set:
         del document["outputs"]["choose"]
     for section, key, value in changes:

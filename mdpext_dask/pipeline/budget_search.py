@@ -54,6 +54,9 @@ _CLOSE_ENOUGH = 1.005
 # Refining wants no more than a start near ε, if it may make so many rounds, or take so many times a program's
 # time.
 _ROUNDS_BEFORE_REFINING, ENOUGH_REFINING = 1, 8
+# Refining ends within ε at about the loss of a round that exceeds it: at most so many times that of what
+# competes, or it is not begun.
+_HOPELESS = 1.02
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,11 @@ class _Found:
 
 
 def search_budgets(
-    store: MechanismStore, executor: Executor, design_epsilon: float, observer: Observer
+    store: MechanismStore,
+    executor: Executor,
+    design_epsilon: float,
+    observer: Observer,
+    beat_km: float = math.inf,
 ) -> Chosen:
     """Find certified budgets.
 
@@ -93,6 +100,8 @@ def search_budgets(
         ε, in 1/km, for the closed-form budgets that compete.
     observer
         Called with a note for every round.
+    beat_km
+        Loss of what competes, in km. Where budgets that are too generous lose more, refining is left out.
 
     Returns
     -------
@@ -105,7 +114,7 @@ def search_budgets(
     SolverError
         If neither the search nor the closed form ends within ε.
     """
-    search = _Search(Trials(store, executor), job_of(store), observer)
+    search = _Search(Trials(store, executor), job_of(store), observer, beat_km)
     try:
         return search.run(design_epsilon)
     finally:
@@ -113,9 +122,9 @@ def search_budgets(
 
 
 class _Search:
-    def __init__(self, trials: Trials, job: JobSpec, observer: Observer) -> None:
+    def __init__(self, trials: Trials, job: JobSpec, observer: Observer, beat_km: float) -> None:
         self.trials, self._store, self._limit = trials, trials.store, trials.limit
-        self._observer, self._limits = observer, job.seed
+        self._observer, self._limits, self._beat_km = observer, job.seed, beat_km
         # Refining linearises the certificate of interpolated scores.
         self._refines = bool(job.seed.refine_rounds) and isinstance(trials.operator, LogConvex)
         # Budgets beyond log(1/δ) follow from δ ≤ z ≤ 1.
@@ -133,7 +142,7 @@ class _Search:
             start, tried = self._search()
             reached = self.trials.temper(tried.trial)
             found += [_Found(f"direction {start:g}", tried, reached)] if reached else []
-            if self._refines and not self._unbounded(tried):
+            if self._refines and not self._unbounded(tried) and not self._beaten():
                 reached, refinements = refine(self.trials, tried.trial.rows, self._limits, self._observer)
                 found += [_Found("refined", tried, reached)] if reached else []
         except SolverError as error:
@@ -148,6 +157,7 @@ class _Search:
         facts = {
             "source": best.source,
             "tempering": best.trial.alpha,
+            "loss_km": best.trial.loss_km,
             "tempered_primal_km": float((self._store.read_seed_cost() * best.trial.corner_rows).sum()),
             "solves": self._solves + len(refinements),
             "rounds": self._rounds,
@@ -226,6 +236,10 @@ class _Search:
         """Whether ε is used, or could not be used by any budgets."""
         used = CONTENT * self._limit <= tried.epsilon <= _CLOSE_ENOUGH * self._limit
         return used or self._unbounded(tried)
+
+    def _beaten(self) -> bool:
+        """Whether what competes loses so much less than every round that refining will not make up for it."""
+        return bool(min(one["loss_km"] for one in self._rounds) > _HOPELESS * self._beat_km)
 
     def _unbounded(self, tried: _Tried) -> bool:
         """Whether no budget binds and ε is kept all the same: there is nothing to gain."""

@@ -8,37 +8,20 @@ from typing import Any
 import numpy as np
 
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
-from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
-from mdpext_dask.events import Note, Observer, silent
-from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.extend.noise_remap import BLOCK, TILE, tile_count
-from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE
-from mdpext_dask.job.spec import JobSpec, check_min_probability
+from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.cells.noise import MOST_NUMBERS
-from mdpext_dask.pipeline.memory import (
-    check_memory,
-    client_bytes,
-    noise_bytes,
-    noise_outputs,
-    noise_places,
-    noise_table_bytes,
-    noise_tile,
-    receipt_bytes,
-    seed_bytes,
-    table_bytes,
-)
+from mdpext_dask.pipeline.memory import noise_outputs, noise_places, noise_tile
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
-from mdpext_dask.problem.domain import check_places
-from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
+from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.problem.outputs import check_counts, notes_on_outputs, output_count
-from mdpext_dask.problem.plausible import notes_on_epsilon
-from mdpext_dask.seed.budget import candidate_splits, design_epsilon, many_seeds, planar_epsilon
+from mdpext_dask.problem.outputs import output_count
+from mdpext_dask.seed.budget import candidate_splits, many_seeds
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -332,69 +315,3 @@ class JobCosts:
             },
             "result_bytes": answers + (3 + self.trials) * self.plan.blocks * _ANSWER_BYTES,
         }
-
-
-def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
-    """Return what a job takes, as ``plan`` prints it: sizes exactly, seconds as an estimate by workers.
-
-    Raises
-    ------
-    SpecError, DataError
-        For what :func:`mdpext_dask.pipeline.run.build` would refuse about the job and its files.
-    """
-    tell_beyond(observer, spec)
-    geometry = build_geometry(spec)
-    notes = geometry.notes + notes_on_outputs(spec, geometry)
-    notes += notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
-    for note in notes:
-        observer(Note(note))
-    costs = JobCosts.of(spec, geometry)
-    grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
-    check_min_probability(spec.privacy.min_probability, outputs)
-    check_counts(spec, geometry)
-    planar = planar_epsilon(spec.privacy.epsilon_per_km, geometry.distortion)
-    design = design_epsilon(planar, grid.spacing_km, outputs, spec.domain.metric_p)
-    check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, spec.domain.metric_p)
-    refused = None
-    try:
-        check_memory(spec, geometry)
-    except SpecError as error:
-        refused = str(error)
-    else:
-        check_places(spec, geometry)
-    return {
-        # Why this machine could not run it, if so; elsewhere it may well run.
-        "refused": refused,
-        # Of network, region, thinned outputs and ε; those of prior and files come with a run.
-        "notes": list(notes),
-        "records": grid.records,
-        "records_inside": grid.count_vertices_of(geometry.kept),
-        "outputs": outputs,
-        "seeds": 0 if costs.noise is not None else grid.seeds,
-        "source_cells": grid.source_cells,
-        "source_cells_kept": int(geometry.kept.sum()),
-        "cells": [grid.cells_x, grid.cells_y],
-        "blocks": plan.blocks,
-        "blocks_skipped": len(plan.skipped),
-        "block_cells": list(plan.block_cells),
-        "store_bytes": plan.store_bytes,
-        # Beside it while cell programs run; a sixth of it stays, so that blocks can be extended again.
-        "work_bytes": costs.cells.work_bytes,
-        "peak_bytes_per_task": plan.peak_bytes(spec.extension.method)
-        + (noise_table_bytes(spec, grid) if costs.noise is not None else 0),
-        # What a worker holds besides, once.
-        "table_bytes_per_worker": table_bytes(spec.loss, geometry),
-        # What solving the seed takes, of one worker.
-        "seed_bytes": noise_bytes(spec, geometry) if costs.noise is not None else seed_bytes(plan),
-        "client_bytes": client_bytes(spec, geometry, plan),
-        "receipt_bytes": receipt_bytes(plan),
-        "tasks": costs.tasks,
-        # What the seed takes, about; trials are of the whole mechanism.
-        "seed_work": {"programs": costs.solves, "rounds": costs.rounds, "trials": costs.trials},
-        "scheduler": costs.scheduler(),
-        "seconds_by_workers": {str(workers): costs.seconds(workers) for workers in WORKER_COUNTS},
-        "road_nodes": costs.nodes,
-        "road_nodes_read": geometry.network.nodes_read if isinstance(geometry, RoadGeometry) else 0,
-        "distortion": geometry.distortion,
-        "rotation_deg": 0.0 if geometry.projection is None else geometry.projection.rotation_deg,
-    }

@@ -8,6 +8,7 @@ from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.extend.noise import MOST_CELLS
+from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
 from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
 from mdpext_dask.job.spec import JobSpec
@@ -203,10 +204,10 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
 
 
 def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:
-    """Return what a worker holds of noise: outputs of cells, and masses, as they are and those above τ."""
+    """Return what a worker holds of noise: outputs of cells, masses as they are, above τ, and of a patch."""
     lattice = cells_of(grid, spec.privacy.epsilon_per_km)
     masses = lattice.per_cell**2 * (2 * lattice.reach + 1) ** 2
-    return FLOAT64 * (math.prod(lattice.shape) + 3 * masses)
+    return FLOAT64 * (math.prod(lattice.shape) + 3 * masses + matrix_numbers(lattice, side_of(lattice)))
 
 
 def seed_bytes(plan: Plan) -> int:

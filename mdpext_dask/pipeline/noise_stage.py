@@ -11,10 +11,8 @@ of so much less than ε.
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.auditors.directions import RADII, slopes, steps_of
 from mdpext_dask.compute.executor import Executor
@@ -22,19 +20,22 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.fine_noise import FineNoise, cells_of, choose_noise, remap_of
 from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
+from mdpext_dask.evaluation.loss import expected_loss
+from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.extend.noise_remap import Remap, Tile, tile_count
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.local_rows import keep_floor
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import noise_patches
 from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
 
 # Of the logarithm of what is stored: half a unit in the last place, and the error of the next order.
 _FLOAT32_ERROR = 2.0**-24 * (1 + 2.0**-20)
 
 
-def noise_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
-    """Choose the noise and its remap, and write their tables as the store's seed.
+def find_noise(store: MechanismStore, executor: Executor, stages: Stages) -> FineNoise:
+    """Choose the noise and its remap, and write their tables beside whatever seed there is.
 
     Raises
     ------
@@ -56,7 +57,39 @@ def noise_job(store: MechanismStore, executor: Executor, stages: Stages) -> None
         if noise.floor * store.outputs >= 1:
             most = math.ceil(1 / noise.floor) - 1
             raise SolverError(f"noise: no floor is left for {store.outputs} outputs; use at most {most:,}")
-        _write(store, noise)
+        for name, values in zip(NOISE_TABLES, _tables(store, noise).arrays, strict=True):
+            dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
+            lost = -1 if name == NOISE_OUTPUT else np.nan
+            store.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
+    return noise
+
+
+def write_noise(store: MechanismStore, noise: FineNoise) -> None:
+    """Make the tables of noise, which are written, the store's seed, under one digest."""
+    keep_floor(store, noise.floor)
+    digest = sha256_of(*_tables(store, noise).arrays)
+    # The attributes come last: they mark the tables as written.
+    store.note_seed({"sha256": digest, "extension": list(NOISE_TABLES), "noise": noise.facts})
+
+
+def noise_loss(store: MechanismStore, noise: FineNoise, executor: Executor, stages: Stages) -> float:
+    """Return UL of the mechanism that the written tables of noise would be extended to, in km."""
+    blocks, digest = store.plan.blocks, sha256_of(*_tables(store, noise).arrays)
+    with stages.stage("seed", blocks, "blocks"):
+        work = [(store.url, index, digest) for index in range(blocks)]
+        return float(sum(stages.gather(executor, "seed", noise_loss_block, work)))
+
+
+def noise_loss_block(url: str, index: int, sha256: str) -> float:
+    """Return a block's part of :func:`noise_loss`, in km, from tables with a digest."""
+    store = MechanismStore.open(url)
+    block = store.plan[index]
+    rows = noise_patches(url, sha256).stored_rows(block.owned_x, block.owned_y)
+    return expected_loss(store, block, rows)
+
+
+def _tables(store: MechanismStore, noise: FineNoise) -> NoiseTables:
+    return NoiseTables(noise.kernel, noise.reported, store.outputs, noise.floor)
 
 
 def remap_tile(url: str, epsilon_per_km: float, index: int) -> Tile:
@@ -82,21 +115,6 @@ def _remap(url: str, problem_sha256: str, epsilon_per_km: float) -> Remap:
     store = MechanismStore.open(url)
     lattice = cells_of(store.grid, epsilon_per_km)
     return remap_of(lattice, epsilon_per_km, cached_loss(url, problem_sha256), store.output_xy_km())
-
-
-def _write(store: MechanismStore, noise: FineNoise) -> None:
-    """Write the tables of noise in the place of a seed, under one digest."""
-    kernel, lattice = noise.kernel, noise.kernel.lattice
-    form = np.array([lattice.per_cell, lattice.per_record, lattice.reach, noise.floor])
-    tables: list[NDArray[Any]] = [noise.reported, kernel.masses, kernel.totals, form]
-    for name, values in zip(NOISE_TABLES, tables, strict=True):
-        dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
-        lost = -1 if name == NOISE_OUTPUT else np.nan
-        store.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
-    keep_floor(store, noise.floor)
-    digest = sha256_of(*(store.array(f"seed/{name}") for name in NOISE_TABLES))
-    # The attributes come last: they mark the tables as written.
-    store.note_seed({"sha256": digest, "extension": list(NOISE_TABLES), "noise": noise.facts})
 
 
 def strictness(grid: Grid, epsilon_per_km: float, p: float) -> float:

@@ -3,7 +3,9 @@
 Bad input, a store of another job and workers without enough memory are refused here, before any long work.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
@@ -11,8 +13,8 @@ from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
 from mdpext_dask.extend.choose import check_operator, operator_of, trust_operators
 from mdpext_dask.job.sections import LOG_CONVEX
 from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
-from mdpext_dask.pipeline.cost_model import JobCosts
-from mdpext_dask.pipeline.memory import check_memory, check_workers
+from mdpext_dask.pipeline.memory import check_workers
+from mdpext_dask.pipeline.method_choice import plan_method
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry, downloads_of
 from mdpext_dask.problem.grid import Grid
@@ -21,6 +23,8 @@ from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed import budget
 from mdpext_dask.store.blocks import Plan
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
+from mdpext_dask.store.rows import extension_of_store
+from mdpext_dask.store.schema import METHOD_CHOSEN
 
 
 def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bool) -> MechanismStore | None:
@@ -48,7 +52,23 @@ def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bo
     return found if found.is_finished() else None
 
 
-def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore | Domain:
+@dataclass(frozen=True)
+class NewStore:
+    """What a new store is created from, besides its job.
+
+    Parameters
+    ----------
+    domain
+        The job's problem.
+    facts
+        Further attributes: the method, if it has been chosen.
+    """
+
+    domain: Domain
+    facts: Mapping[str, str]
+
+
+def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages) -> MechanismStore | NewStore:
     """Return the job's store; if there is none, the job's problem, so that bad input replaces no store."""
     trust_operators(spec.extension.method)
     if not overwrite:
@@ -61,25 +81,28 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
     with stages.stage("domain"):
         geometry = build_geometry(spec)
         check_counts(spec, geometry)
-        check_memory(spec, geometry)
+        planned = plan_method(spec, geometry)
         grid, outputs, p = geometry.grid, output_count(spec, geometry), spec.domain.metric_p
         design = epsilons(spec, grid, geometry.distortion, outputs)["epsilon_design_per_km"]
         check_operator(spec.extension, spec.privacy.budget, design, grid, outputs, p)
-        stages.expected = JobCosts.of(spec, geometry).seconds
+        stages.expected = planned.seconds
         domain = build_domain(spec, geometry)
         notes = domain.notes + notes_on_epsilon(spec.privacy.epsilon_per_km, grid)
         domain = replace(domain, notes=notes)
-    for note in (*domain.notes, *_coarse_seeds(spec, design * grid.cell_km)):
+    hints = _coarse_seeds(spec, design * grid.cell_km)
+    for note in (*domain.notes, *hints, *((planned.words,) if planned.words else ())):
         stages.observer(Note(note))
-    return domain
+    return NewStore(domain, planned.facts)
 
 
-def create(spec: JobSpec, url: str, domain: Domain) -> MechanismStore:
-    """Create the job's store at `url` in the place of whatever mechanism store is there."""
+def create(
+    spec: JobSpec, url: str, domain: Domain, more: Mapping[str, str] = MappingProxyType({})
+) -> MechanismStore:
+    """Create the job's store at `url`, with `more` attributes, in the place of any mechanism store there."""
     trust_operators(spec.extension.method)
     MechanismStore.clear(url)
     facts = epsilons(spec, domain.grid, domain.distortion, domain.outputs)
-    return MechanismStore.create(url, spec, domain, facts)
+    return MechanismStore.create(url, spec, domain, {**facts, **more})
 
 
 def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict[str, float]:
@@ -99,7 +122,7 @@ def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict
     }
 
 
-def check_room(spec: JobSpec, found: MechanismStore | Domain, memory_bytes: int | None) -> None:
+def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: int | None) -> None:
     """Refuse workers that cannot hold a task of a store, or of the one to be made.
 
     Raises
@@ -108,10 +131,11 @@ def check_room(spec: JobSpec, found: MechanismStore | Domain, memory_bytes: int 
         With what is needed and what there is.
     """
     if isinstance(found, MechanismStore):
-        plan = found.plan
+        plan, method = found.plan, extension_of_store(found).method
     else:
-        plan = Plan.of(found.grid, found.outputs, spec.store.block_cells, found.kept)
-    check_workers(plan, spec.extension.method, memory_bytes)
+        domain, method = found.domain, found.facts.get(METHOD_CHOSEN, spec.extension.method)
+        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+    check_workers(plan, method, memory_bytes)
 
 
 def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:

@@ -22,10 +22,10 @@ from mdpext_dask.extend.choose import is_own
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.spec import JobSpec, json_number
 from mdpext_dask.pipeline import resume
+from mdpext_dask.pipeline.resume import NewStore
 from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
 from mdpext_dask.pipeline.tasks import extend_block
-from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.integrity import CERTIFICATE, extra_shards, require_all_blocks
@@ -131,7 +131,7 @@ def init(
 
 @contextmanager
 def _on_workers(
-    spec: JobSpec, url: str, found: MechanismStore | Domain, stages: Stages
+    spec: JobSpec, url: str, found: MechanismStore | NewStore, stages: Stages
 ) -> Iterator[tuple[MechanismStore, Executor]]:
     """Start a job's workers, and create its store where there is only its problem yet.
 
@@ -143,7 +143,10 @@ def _on_workers(
     with open_executor(spec.cluster) as executor:
         observe_cluster(executor, stages.observer)
         resume.check_room(spec, found, executor.memory_bytes)
-        store = found if isinstance(found, MechanismStore) else resume.create(spec, url, found)
+        if isinstance(found, MechanismStore):
+            store = found
+        else:
+            store = resume.create(spec, url, found.domain, found.facts)
         resume.tell_plan(store, executor.workers, stages)
         yield store, executor
 
@@ -248,7 +251,7 @@ def finish(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     checked = require_both(store, boundary, certificate)
     loss_km = expected_loss(store, executor, stages)
     peaks = [receipt.peak_bytes for receipt in done.values() if receipt.peak_bytes is not None]
-    method = store.attributes["job"]["extension"]["method"]
+    method = extension_of_store(store).method
     facts = {
         "fallbacks": store.seed_attributes.get("fallbacks", 0) + sum(r.fallbacks for r in done.values()),
         "peak_bytes_per_task": max(peaks) if peaks else store.plan.peak_bytes(method),

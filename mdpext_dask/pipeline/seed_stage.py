@@ -1,21 +1,27 @@
-"""Making a store's seed: its cost, its budgets, and for cell programs the records that come of it."""
+"""Making a store's seed: its cost, budgets and, for cell programs, records; or tables of noise; or both."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
-from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE
+from mdpext_dask.errors import SolverError
+from mdpext_dask.events import Note
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
 from mdpext_dask.pipeline.cells.improve import CellPrograms
-from mdpext_dask.pipeline.noise_stage import noise_job
+from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, write_noise
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import job_of
+from mdpext_dask.store.rows import extension_of_store, job_of
+from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS, NOISE_TABLES
 
 # Of ε: budgets of the seeds that cell programs may begin with, on coarse seeds and on dense ones, where ε h_0
 # is at most so much.
@@ -23,26 +29,106 @@ COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3
 
 
 def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
-    """Make the seed cost, solve the seed LP under the job's budgets, keep the best; or make noise."""
+    """Make the store's seed: solved, or noise; or both, of which the one is kept that loses less."""
     if store.has_seed():
         return
+    method = extension_of_store(store).method
+    if method == FITTING:
+        _better(store, executor, stages)
+    elif method == NOISE:
+        write_noise(store, find_noise(store, executor, stages))
+    else:
+        _solve(store, executor, stages, method).write(store)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A solved seed that is not written yet.
+
+    Parameters
+    ----------
+    chosen
+        The seed.
+    facts
+        What to note about it.
+    records
+        Name of the array with the log probabilities of all records, if cell programs have made them.
+    """
+
+    chosen: Chosen
+    facts: dict[str, Any]
+    records: str | None = None
+
+    def write(self, store: MechanismStore) -> None:
+        """Make it the store's seed."""
+        chosen = self.chosen
+        store.write_seed(chosen.seed, self.facts, chosen.rows, chosen.extension, self.records)
+
+
+def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
+    """Make noise and solve the seed, and keep what loses less: noise, if that is the same."""
+    method = job_of(store).programs
+    noise = solved = None
+    failed: dict[str, SolverError] = {}
+    noise_km = solved_km = math.inf
+    try:
+        noise = find_noise(store, executor, stages)
+        noise_km = noise_loss(store, noise, executor, stages)
+    except SolverError as error:
+        failed[NOISE] = error
+    try:
+        solved = _solve(store, executor, stages, method, noise_km)
+        solved_km = solved.facts["loss_km"]
+    except SolverError as error:
+        failed[method] = error
+    if noise is not None and noise_km <= solved_km:
+        _choose(store, stages, (NOISE, noise_km), (method, solved_km), failed)
+        write_noise(store, noise)
+        store.delete_seed_arrays(*(store.seed_arrays() - set(NOISE_TABLES)))
+    elif solved is not None:
+        _choose(store, stages, (method, solved_km), (NOISE, noise_km), failed)
+        solved.write(store)
+        store.delete_seed_arrays(*NOISE_TABLES)
+    else:
+        raise failed[NOISE]
+
+
+def _choose(
+    store: MechanismStore,
+    stages: Stages,
+    best: tuple[str, float],
+    other: tuple[str, float],
+    failed: dict[str, SolverError],
+) -> None:
+    """Note the chosen method, each with its loss in km, before it is written: it may be made again."""
+    (method, loss_km), (beaten, beaten_km) = best, other
+    would = str(failed[beaten]) if beaten in failed else f"{beaten} would lose {beaten_km:.4g} km"
+    words = f"method: {method}, which loses {loss_km:.4g} km; {would}"
+    store.update(**{METHOD_CHOSEN: method, METHOD_IN_WORDS: words})
+    stages.observer(Note(words))
+
+
+def _solve(
+    store: MechanismStore, executor: Executor, stages: Stages, method: str, beat_km: float = math.inf
+) -> _Solved:
+    """Make the seed cost, and solve the seed LP under the job's budgets; or go through cell programs.
+
+    What competes loses `beat_km`; where the seed LP cannot come near, it is solved less well.
+    """
     spec = job_of(store)
-    if spec.extension.method == NOISE:
-        noise_job(store, executor, stages)
-        return
     if not store.has_seed_cost:
         with stages.stage("loss", store.plan.blocks, "blocks"):
             _make_cost(store, executor, stages)
     design, budget = float(store.attributes["epsilon_design_per_km"]), spec.privacy.budget
     if budget == "certified":
-        solve = partial(search_budgets, store, executor, design, stages.observer)
+        least = math.inf if method == CELL_PROGRAMS else beat_km  # they go on from it
+        solve = partial(search_budgets, store, executor, design, stages.observer, least)
     else:
         solve = partial(solve_splits, store, executor, design, budget)
-    if spec.extension.method != CELL_PROGRAMS:
+    if method != CELL_PROGRAMS:
         with stages.stage("seed"):
             chosen = solve()
-        store.write_seed(chosen.seed, chosen.facts, chosen.rows, chosen.extension)
-        return
+        return _Solved(chosen, chosen.facts)
     with stages.stage("cells"):
         candidates: list[Callable[[], Chosen]] = [cache(solve)]
         if budget == "certified":
@@ -54,7 +140,7 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         if "rounds" not in chosen.facts:
             # Those of another candidate, whose budgets were searched.
             store.delete_seed_arrays("budget_x", "budget_y")
-    store.write_seed(chosen.seed, {**chosen.facts, **facts}, chosen.rows, chosen.extension, records)
+    return _Solved(chosen, {**chosen.facts, **facts}, records)
 
 
 def _candidates(

@@ -12,11 +12,14 @@ from mdpext_dask.store import integrity, locks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.remap import has_remap
+from mdpext_dask.store.rows import extension_of_store
+from mdpext_dask.store.schema import METHOD_IN_WORDS
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
     """Return what ``run`` and ``status`` print."""
     attributes, seed, plan = store.attributes, store.seed_attributes, store.plan
+    method = extension_of_store(store).method
     found = store.read_receipts() if seed else {}
     done = len(found)
     state = store.state
@@ -29,7 +32,7 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         # Stores of before regions do not say: all of it.
         "records_inside": attributes.get("records_inside", plan.grid.records),
         "outputs": plan.outputs,
-        "seeds": 0 if attributes["job"]["extension"]["method"] == NOISE else plan.grid.seeds,
+        "seeds": 0 if method == NOISE else plan.grid.seeds,
         "source_cells": plan.grid.source_cells,
         "source_cells_kept": int(store.kept.sum()),
         "blocks": plan.blocks,
@@ -47,7 +50,9 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "rotation_deg": attributes["projection"].get("rotation_deg", 0.0),
         "max_quantisation_km": attributes["quantisation_km"],
         "metric_p": attributes["metric_p"],
-        "method": attributes["job"]["extension"]["method"],
+        # "auto" until it is chosen; and where it is, why.
+        "method": method,
+        "method_in_words": attributes.get(METHOD_IN_WORDS),
         "budget": attributes["job"]["privacy"]["budget"],
         "loss_km": attributes.get("loss_km"),
         # Older stores do not say what planar Laplace noise loses.
@@ -70,9 +75,7 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "seconds": attributes.get("seconds", {}),
         # By stage like these, as planned for the workers that began; older stores do not say.
         "seconds_planned": attributes.get("seconds_planned"),
-        "peak_bytes_per_task": attributes.get(
-            "peak_bytes_per_task", plan.peak_bytes(attributes["job"]["extension"]["method"])
-        ),
+        "peak_bytes_per_task": attributes.get("peak_bytes_per_task", plan.peak_bytes(method)),
     }
 
 

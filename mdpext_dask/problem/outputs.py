@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.job.sections import AUTO_OUTPUTS, NOISE
+from mdpext_dask.job.sections import AUTO_OUTPUTS, FITTING, NOISE
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid, square_sums
@@ -71,7 +71,7 @@ def choose_outputs(spec: JobSpec, geometry: RoadGeometry, prior: NDArray[np.floa
         If a file cannot be read, or there are not as many places as wanted, or too many.
     """
     found = _chosen(spec, geometry, prior)
-    if spec.extension.method != NOISE:
+    if not takes_many(spec):
         return found
     order = along_a_curve(found.xy_km)
     return replace(found, xy_km=found.xy_km[order], node=found.node[order])
@@ -193,6 +193,11 @@ def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: 
     return weighted_centres(np.stack(places, axis=-1), mass[there], count, generator)
 
 
+def takes_many(spec: JobSpec) -> bool:
+    """Whether a job may end in noise, which takes thousands of outputs."""
+    return spec.extension.method in (NOISE, FITTING)
+
+
 def _place(spec: JobSpec) -> str:
     return "the box" if spec.domain.region is None else "the region"
 
@@ -204,7 +209,7 @@ def thinned_nodes(spec: JobSpec, geometry: RoadGeometry) -> tuple[NDArray[np.int
     than the job or its method allows.
     """
     epsilon, limit, why = spec.privacy.epsilon_per_km, spec.outputs.limit, "outputs.limit"
-    if limit is None and spec.extension.method == NOISE:
+    if limit is None and takes_many(spec):
         limit = MOST_WITH_NOISE
     elif limit is None:
         limit = max(min(MOST_SEED_ENTRIES // geometry.grid.seeds, MOST_ROAD_NODES), LEAST_OUTPUTS)
@@ -241,7 +246,7 @@ def _all_road_nodes(spec: JobSpec, geometry: RoadGeometry) -> NDArray[np.intp]:
     DataError
         If they are more than the job allows.
     """
-    node, noise = _distinct_nodes(geometry), spec.extension.method == NOISE
+    node, noise = _distinct_nodes(geometry), takes_many(spec)
     limit = spec.outputs.limit or (MOST_WITH_NOISE if noise else MOST_ROAD_NODES)
     if len(node) > limit:
         fewer = f'use a smaller region, or choose = "{AUTO_OUTPUTS}", which thins them'

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError, alternatives, first_line
+from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.files import check_new, whole_file
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import Array, PlaneFit, around
@@ -233,8 +234,9 @@ def _tables(
         return [scores], lambda tile: tiles.extended(scores, tile)
     if packing == city_header.NOISE:
         noise = noise_tables(store)
-        tables = [noise.reported, noise.kernel.masses, noise.kernel.totals]
-        return tables, lambda tile: noise.stored_rows(*tiles.records(tile))
+        tables = noise.arrays[:3]  # the header has the rest
+        patches = NoisePatches(noise)
+        return tables, lambda tile: patches.stored_rows(*tiles.records(tile))
     return [], lambda tile: rows_of(store, *tiles.records(tile))
 
 

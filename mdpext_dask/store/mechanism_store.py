@@ -30,7 +30,7 @@ from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
-from mdpext_dask.job.sections import NOISE
+from mdpext_dask.job.sections import FITTING, NOISE
 from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
@@ -90,7 +90,7 @@ class MechanismStore:
             If it cannot be written.
         """
         store = objects.open_objects(url)
-        local = spec.extension.method == NOISE
+        local = spec.extension.method in (NOISE, FITTING)
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept, local=local)
         try:
             root = zarr.create_group(

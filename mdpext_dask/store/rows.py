@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
 from mdpext_dask.extend.noise import NoiseLattice, NoiseTables
+from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.job.sections import NOISE, ExtensionSection
+from mdpext_dask.job.sections import FITTING, METHODS, NOISE, ExtensionSection
 from mdpext_dask.job.spec import JobSpec, fingerprint_of, is_job_of, parse_job
 from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
@@ -26,18 +27,26 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 SEED, TRIAL = "", "trial_"
 # Skipped blocks that a process caches: the next request is usually for one of these, or for one beside it.
 _BLOCKS_KEPT = 2
+# Stores of noise whose tables a process caches.
+_TABLES_KEPT = 2
 
 
 # --- extending a block ----------------------------------------------------------------------------
 
 
 def extension_of_store(store: MechanismStore) -> ExtensionSection:
-    """Return the section of a store's job that says how it is extended."""
-    return ExtensionSection.model_validate(store.attributes["job"]["extension"])
+    """Return the section of a store's job that says how it is extended, with the method once it is chosen."""
+    extension = ExtensionSection.model_validate(store.attributes["job"]["extension"])
+    chosen = store.attributes.get(schema.METHOD_CHOSEN)
+    if chosen is None or extension.method != FITTING:
+        return extension
+    if chosen not in METHODS:
+        raise StoreError(f"{store.url}: {chosen!r} is no method; use --overwrite")
+    return extension.model_copy(update={"method": chosen, "seconds": None})
 
 
 def job_of(store: MechanismStore) -> JobSpec:
-    """Return the job that a store was made for."""
+    """Return the job that a store was made for, as it was asked for."""
     return parse_job(store.attributes["job"], source=store.url)
 
 
@@ -137,7 +146,7 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
         return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
     operator = operator_of_store(store)
     if prefix == SEED and extension_of_store(store).method == NOISE:
-        return noise_tables(store).stored_rows(block.closed_x, block.closed_y)
+        return noise_patches(store.url, store.seed_sha256()).stored_rows(block.closed_x, block.closed_y)
     corners = _read_corners(store, block, operator, prefix)
     return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
 
@@ -185,6 +194,28 @@ def noise_tables(store: MechanismStore) -> NoiseTables:
         return NoiseTables.checked(lattice, tables, store.outputs, float(form[3]))
     except (TypeError, ValueError) as error:
         raise StoreError(f"{store.url}: the tables of noise are damaged; run the job again") from error
+
+
+@lru_cache(maxsize=_TABLES_KEPT)
+def noise_patches(url: str, sha256: str) -> NoisePatches:
+    """Return what makes rows of noise from a store's tables, which a process reads once.
+
+    Parameters
+    ----------
+    url
+        The store.
+    sha256
+        Digest of the tables.
+
+    Raises
+    ------
+    StoreError
+        If they are damaged, or have another digest.
+    """
+    tables = noise_tables(MechanismStore.open(url))
+    if schema.sha256_of(*tables.arrays) != sha256:
+        raise StoreError(f"{url}: the tables of noise have changed; run the job again")
+    return NoisePatches(tables)
 
 
 # --- rows, stored or not --------------------------------------------------------------------------

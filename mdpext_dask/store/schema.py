@@ -39,6 +39,8 @@ NOISE_TABLES = NOISE_OUTPUT, NOISE_MASS, NOISE_TOTAL, NOISE_FORM = (
 )  # fmt: skip
 # Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
 RECORD_SCORES = "record_scores"
+# Attributes of the root of a store whose job leaves the method open: what was chosen, once it is, and why.
+METHOD_CHOSEN, METHOD_IN_WORDS = "method_chosen", "method_in_words"
 # Of the numbers in the attributes.
 UNITS = {"distance": "km", "epsilon": "1/km"}
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -300,7 +300,7 @@ def test_usage_errors_are_one_line(folder: Path, arguments: list[str], inside: I
 
 
 def test_a_crash_is_no_failed_guarantee(folder: Path, inside: Inside, monkeypatch: Any) -> None:
-    monkeypatch.setattr("mdpext_dask.pipeline.cost_model.plan_job", lambda *_: 1 / 0)
+    monkeypatch.setattr("mdpext_dask.pipeline.plan.plan_job", lambda *_: 1 / 0)
     failed = inside("plan", "job.toml", "--json", folder=folder)
     assert failed.returncode == 70
     assert json.loads(failed.stdout)["error"] == "MdpextError"

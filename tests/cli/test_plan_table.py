@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mdpext_dask.cli.plan_table import plan_table
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 

@@ -30,7 +30,7 @@ from mdpext_dask.errors import (
 )
 from mdpext_dask.events import Event, StageFinished
 from mdpext_dask.job.spec import load_job, parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside

@@ -24,7 +24,7 @@ from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.operator import Operator
 from mdpext_dask.job.sections import ExtensionSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.seed.budget import bound_budgets
 from mdpext_dask.store.mechanism_store import MechanismStore

@@ -42,7 +42,8 @@ _OTHER: dict[str, Any] = {
     "loss.tasks_lon_column": "a", "loss.tasks_lat_column": "a",
     "loss.random_seed": 1, "loss.directed": True, "seed.solver": "highs", "seed.refine_rounds": 3,
     "seed.refine_seconds": 60.0, "extension.method": "mcshane-whitney", "extension.stages": "one",
-    "extension.sweeps": 2, "store.block_cells": (1, 2), "cluster.kind": "inline", "cluster.workers": 3,
+    "extension.sweeps": 2, "extension.seconds": 30.0,
+    "store.block_cells": (1, 2), "cluster.kind": "inline", "cluster.workers": 3,
     "cluster.address": "tcp://a.b:86", "cluster.memory_gib": 4.0, "cluster.queue": "long",
     "cluster.account": "mobility", "cluster.walltime_hours": 2.5, "cluster.options": ("--qos=high",),
     "cluster.image": "registry.example/mdpext:1", "cluster.namespace": "privacy",
@@ -467,14 +468,12 @@ def test_a_path_that_is_none_is_one_error(tmp_path: Path, roads: str) -> None:
     [
         (["domain.cell_km=2"], "cell-lp"),
         *(([f"domain.cell_km={cell_km}", *more], "log-convex") for cell_km, *more in (
-            (1,), (1.9,), (4, "privacy.epsilon_per_km=0.4"), (4, "privacy.budget=half"),
-            (4, "extension.stages=one"), (4, "domain.refine=[1, 1]"))),
-        (["domain.cell_km=4", "extension.method=mcshane-whitney"], "mcshane-whitney"),
+            (1,), (1.9,), (4, "privacy.epsilon_per_km=0.4"), (4, "domain.refine=[1, 1]"))),
     ],
 )  # fmt: skip
 def test_coarse_seeds_are_extended_by_programs(job_file: Path, overrides: list[str], method: str) -> None:
     spec = load_job(job_file, ["domain.cell_km=1", *overrides])
-    assert spec.extension.method == method
+    assert (spec.extension.method, spec.programs) == ("auto", method)
     # A job that is read again says the same, whatever else of it is set.
     assert parse_job(spec.canonical()) == spec
 
@@ -482,12 +481,14 @@ def test_coarse_seeds_are_extended_by_programs(job_file: Path, overrides: list[s
 def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -> None:
     job = small_job(privacy={"budget": "certified"}, domain={"cell_km": 3.0, "refine": [2]})
     del job["extension"]
-    coarse = parse_job(job)
-    assert (coarse.extension.method, parse_job(coarse.canonical())) == ("cell-lp", coarse)
-    for overrides in (["privacy.epsilon_per_km=0.5"], ["privacy.budget=half"], ["extension.stages=one"]):
-        assert with_overrides(coarse, overrides).extension.method == "log-convex"
+    left_open = parse_job(job)
+    assert (left_open.extension.method, parse_job(left_open.canonical())) == ("auto", left_open)
+    for overrides in (["privacy.budget=half"], ["extension.stages=one"]):
+        published = with_overrides(left_open, overrides)
+        assert (published.extension.method, published.extension.seconds) == ("log-convex", None)
+        assert published.replace(privacy={"budget": "certified"}, extension={"stages": "levels"}) == left_open
     # What was asked for by name stays.
-    named = parse_job(coarse.canonical())
+    named = with_overrides(left_open, ["extension.method=cell-lp"])
     assert with_overrides(named, ["privacy.epsilon_per_km=0.5"]).extension.method == "cell-lp"
 
 

@@ -17,8 +17,9 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.events import ClusterReady, Event, JobFinished, Planned
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import DISPATCH, ELEMENT, TASK, JobCosts, plan_job
+from mdpext_dask.pipeline.cost_model import DISPATCH, ELEMENT, TASK, JobCosts
 from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.domain import build_domain

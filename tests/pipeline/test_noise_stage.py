@@ -20,8 +20,8 @@ from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.noise_stage import remap_tile, strictness
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime.city import open_city

@@ -12,8 +12,8 @@ import pytest
 
 from mdpext_dask.errors import DataError, MdpextError, SpecError
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
 from mdpext_dask.pipeline.memory import check_memory
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem

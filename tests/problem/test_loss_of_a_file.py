@@ -15,7 +15,7 @@ from mdpext_dask import Mechanism, audit, build, evaluate, load_job, open_mechan
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.loss import EuclideanLoss, TableLoss, corner_costs

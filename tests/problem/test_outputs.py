@@ -17,7 +17,7 @@ from affine import Affine
 from mdpext_dask import build, open_mechanism
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec, files_of, load_job, parse_job, with_overrides
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.grid import Grid

@@ -10,7 +10,7 @@ import pytest
 from pyproj import Geod
 
 from mdpext_dask.job.spec import JobSpec, parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.plausible import PointsSeen, doubt_on_place, notes_on_epsilon

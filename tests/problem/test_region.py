@@ -26,7 +26,7 @@ from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreErr
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job, parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.problem.domain import build_domain

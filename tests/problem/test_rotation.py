@@ -16,7 +16,7 @@ from pyproj import CRS, Transformer
 from mdpext_dask import audit, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.job.spec import load_job, parse_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.problem.grid import least_rectangle_deg

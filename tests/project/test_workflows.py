@@ -14,7 +14,7 @@ import yaml
 
 from mdpext_dask import audit, build, load_job, open_mechanism
 from mdpext_dask.compute.dask_settings import nested
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 
 PROJECT = Path(__file__).resolve().parents[2]
 

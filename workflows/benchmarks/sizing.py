@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mdpext_dask.job.spec import load_job
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 
 FOLDER = Path(__file__).resolve().parents[1]
 # Jobs that need nothing but the package, and what to set in them.

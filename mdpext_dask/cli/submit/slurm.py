@@ -26,7 +26,7 @@ from mdpext_dask.events import Note, Observer
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.pipeline.cost_model import plan_job
+from mdpext_dask.pipeline.plan import plan_job
 
 TO = "slurm"
 # The cluster section inside the one job. The file has no path: that could hold what an address may not.

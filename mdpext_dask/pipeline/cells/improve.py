@@ -151,6 +151,7 @@ class CellPrograms:
         where = {"name": name, "padding": list(state.scores.padding)}
         fallbacks = sum(e * n for sweep in state.sweeps for *_, e, n in sweep.fallbacks)
         attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, _PROGRESS: None}
+        attributes["loss_km"] = state.loss_km
         return state.candidate, name, attributes
 
     # --- levels -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Entry:
     title: str
     family: str
     made_by: str | None = None
-    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    settings: dict[str, dict[str, str | None]] = field(default_factory=dict)
     spends_time: bool = False
 
     def function(self) -> Method:
@@ -56,8 +56,9 @@ def with_settings(document: Mapping[str, Any], settings: Mapping[str, Mapping[st
     return {name: {**section, **settings.get(name, {})} for name, section in document.items()}
 
 
-def _extension(method: str, stages: str, budget: str) -> dict[str, dict[str, str]]:
-    return {"extension": {"method": method, "stages": stages}, "privacy": {"budget": budget}}
+def _extension(method: str, stages: str, budget: str) -> dict[str, dict[str, str | None]]:
+    extension = {"method": method, "stages": stages, "seconds": None}
+    return {"extension": extension, "privacy": {"budget": budget}}
 
 
 METHODS = {
