@@ -17,6 +17,7 @@ from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, laplace_fine
 from mdpext_dask.evaluation.baselines.problem import Problem, expected_loss
 from mdpext_dask.evaluation.evaluate import evaluate
+from mdpext_dask.events import Event, Note
 from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
@@ -298,3 +299,18 @@ def test_what_cannot_be(small_job: Job, path: Path, sections: dict[str, Any], me
     refused(SpecError, message, run, build, str(path))
     refused(SpecError, message, run, plan_job)
     assert not path.exists()
+
+
+def test_a_prior_of_one_record_and_reports_that_are_all_the_same_are_told(
+    small_job: Job, tmp_path: Path
+) -> None:
+    points = tmp_path / "points.csv"
+    points.write_text("lon,lat\n-73.98,40.75\n")
+    told: list[Event] = []
+    job = noise_job(small_job, prior={"kind": "file", "file": str(points)})
+    built = build(parse_job(job), tmp_path / "s.zarr", observer=told.append)
+    said = [event.text for event in told if isinstance(event, Note)]
+    assert any(text.startswith("prior: all of it is at one record") for text in said)
+    assert any("of the reports from the middle of the grid are output" in text for text in said)
+    assert audit(tmp_path / "s.zarr").holds
+    assert built["loss_km"] < built["plain_loss_km"]
