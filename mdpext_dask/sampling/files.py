@@ -27,8 +27,8 @@ from mdpext_dask.sampling.report_files import RESERVED, check_report_file, marke
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import ROOT_KEY
 
-# Points that are in memory together.
-CHUNK_POINTS = 200_000
+# Points that are in memory together. Each such batch may read all of the store.
+CHUNK_POINTS = 1_000_000
 _STANDARD_INPUT = Path("/dev/stdin")
 
 
