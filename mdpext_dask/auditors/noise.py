@@ -36,7 +36,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
 from mdpext_dask.extend.noise import Kernel, NoiseTables
 from mdpext_dask.extend.noise_patches import NoisePatches
-from mdpext_dask.problem.grid import Array
+from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.integrity import ShardDamage
 from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -79,8 +79,8 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
     try:
         if store is not None and is_noise(store.seed_attributes):
             tables, function = noise_tables(store), compare_block
-            digest = sha256_of(*tables.arrays)
-            arguments = [(store.url, index, digest) for index in range(store.plan.blocks)]
+            known = sha256_of(*tables.arrays), tables.outputs, tables.kernel.lattice.grid
+            arguments = [(store.url, index, *known) for index in range(store.plan.blocks)]
         elif isinstance(source, CitySource):
             tables = source.city.noise
             arguments = [(source, index) for index in range(source.parts)]
@@ -100,8 +100,15 @@ def certify_noise(subject: Subject, executor: Executor, stages: Stages) -> Noise
     return NoiseCertificate(tuple(by_block), tuple(damage for _, damage in found if damage is not None))
 
 
-def compare_block(url: str, index: int, sha256: str) -> tuple[float, ShardDamage]:
-    """Compare the rows that a block of a store owns with those that follow from its tables, by their digest.
+def compare_block(url: str, index: int, sha256: str, outputs: int, grid: Grid) -> tuple[float, ShardDamage]:
+    """Compare the rows that a block of a store owns with those that follow from its tables.
+
+    Parameters
+    ----------
+    url, index
+        The store and the block.
+    sha256, outputs, grid
+        Digest of the tables, K and the records, as they are where ε is derived from them.
 
     Returns
     -------
@@ -112,7 +119,8 @@ def compare_block(url: str, index: int, sha256: str) -> tuple[float, ShardDamage
     damage = damage_found(store, block)
     try:
         rows = local_rows_of(store, block.owned_x, block.owned_y)
-        return _difference(rows, noise_patches(url, sha256), block.owned_x, block.owned_y), damage
+        patches = noise_patches(url, sha256, outputs, grid)
+        return _difference(rows, patches, block.owned_x, block.owned_y), damage
     except StoreError:
         return math.inf, damage
 
@@ -131,6 +139,8 @@ def _difference(rows: LocalRows, patches: NoisePatches, x: slice, y: slice) -> f
 
     It is for rows that the sampler refuses.
     """
+    if rows.total_outputs != patches.tables.outputs:
+        return math.inf
     largest, counts = 0.0, rows.counts.astype(np.float64)
     for patch in patches.of(x, y):
         ours, columns = rows.entries[patch.within(x, y)], rows.columns_of(patch.near)

@@ -25,7 +25,7 @@ METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE)
 # The method is chosen: noise, or programs where the job allows them the time and they lose less.
 FITTING = "auto"
 # How long programs may be planned to take, in s, for a job to try them.
-_SECONDS = 60.0
+PROGRAM_SECONDS = 60.0
 # A region that is the outline of the job's own place, or of another one.
 PLACE, PLACE_PREFIX = "place", "place:"
 # The outputs are thinned road nodes, as many as are of use.
@@ -400,9 +400,9 @@ class ExtensionSection(Section):
     sweeps
         Passes of the cell programs over the finest level; each coarser level gets twice as many.
     seconds
-        With ``method = "auto"``, how long the whole job may be planned to take with programs, on one worker,
-        for them to be tried; default: 60. The plan decides and not the clock, so that a job has the same
-        bytes on every machine.
+        With ``method = "auto"``, how long the whole job may be planned to take with noise and programs, in
+        one process, for programs to be tried; default: 60. The plan decides and not the clock, so that a job
+        has the same bytes everywhere.
     """
 
     method: str = FITTING
@@ -426,7 +426,7 @@ class ExtensionSection(Section):
             raise ValueError(f'seconds goes with method = "{FITTING}" only')
         if self.method == FITTING and self.seconds is None:
             # The section is frozen only after it has been validated. Still not set by the user.
-            object.__setattr__(self, "seconds", _SECONDS)
+            object.__setattr__(self, "seconds", PROGRAM_SECONDS)
         return self
 
 

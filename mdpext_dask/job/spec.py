@@ -219,7 +219,7 @@ class JobSpec(Section):
         # They are compared with what was published; and one stage has no cell programs.
         published = self.privacy.budget != "certified" or self.extension.stages == "one"
         if self.extension.method == FITTING and published:
-            if "seconds" in self.extension.model_fields_set:
+            if self.extension.seconds != job_sections.PROGRAM_SECONDS:
                 raise ValueError('extension.seconds: goes with privacy.budget = "certified" and levels only')
             extension = self.extension.model_copy(update={"method": LOG_CONVEX, "seconds": None})
             # Not set by the user, so another job made from this one chooses again.

@@ -1,16 +1,19 @@
 """Which method ``"auto"`` stands for: noise, or seed programs where they may be tried and lose less.
 
 Noise takes seconds, whatever the city. Programs may lose less, and may take days. They are tried if the plan
-says that the whole job takes no longer with them than it allows; it is the plan that decides and not a clock,
-so that a job has the same bytes on every machine. Then the mechanism with the lower expected loss is kept
-(:mod:`mdpext_dask.pipeline.seed_stage`), so the result is never worse than noise.
+says that the whole job takes no longer with them than it allows; it is the plan that decides, not a clock and
+not what this machine or cluster has, so that a job has the same bytes everywhere. Then the mechanism with the
+lower expected loss is kept (:mod:`mdpext_dask.pipeline.seed_stage`), so the result is never worse than noise.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from mdpext_dask.errors import SpecError
-from mdpext_dask.job.sections import FITTING, NOISE, ExtensionSection
+from mdpext_dask.evaluation.baselines.fine_noise import cells_of
+from mdpext_dask.extend.noise import MOST_CELLS
+from mdpext_dask.job.sections import FITTING, NOISE, ClusterSection, ExtensionSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory
@@ -45,42 +48,55 @@ class PlannedMethod:
 
 
 def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> PlannedMethod:
-    """Return what a job is planned with; methods that this machine has no memory for are not.
+    """Return what a job is planned with: the same on every machine, and on every cluster.
 
     Raises
     ------
     SpecError
-        If this machine has memory for none.
+        If this machine has no memory for it.
     """
     if spec.extension.method != FITTING:
         check_memory(spec, geometry)
         costs = JobCosts.of(spec, geometry)
         return PlannedMethod(spec, costs, costs.seconds, {})
     noise, programs = (_with_method(spec, method) for method in (NOISE, spec.programs))
-    refused = {one.extension.method: _refusal(one, geometry) for one in (noise, programs)}
-    if refused[NOISE] is not None:
-        if refused[spec.programs] is not None:
-            raise SpecError(refused[NOISE])
-        return _chosen(programs, geometry, f"{NOISE}: {refused[NOISE]}")
-    if refused[spec.programs] is not None:
-        return _chosen(noise, geometry, f"{spec.programs}: {refused[spec.programs]}")
-    costs, reference = JobCosts.of(programs, geometry), JobCosts.of(noise, geometry)
-    planned, allowed = costs.seconds(1)["total"], spec.extension.seconds
+    cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
+    if cells > MOST_CELLS:
+        return _chosen(programs, geometry, f"{NOISE} would have too many cells ({cells:.1e})")
+    # Of no cluster in particular, whose workers would take time to start.
+    alone = spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
+    planned, allowed = _seconds_of_both(alone, geometry)(1)["total"], spec.extension.seconds
     assert allowed is not None  # the section fills it in
+    words = f"about {planned:,.0f} s with {spec.programs}"
     if planned > allowed:
-        so_long = f"{spec.programs} would take about {planned:,.0f} s, more than extension.seconds allows"
-        return _chosen(noise, geometry, f"{so_long} ({allowed:g})")
+        return _chosen(noise, geometry, f"{words} would be more than extension.seconds allows ({allowed:g})")
+    check_memory(noise, geometry)
+    try:
+        check_memory(programs, geometry)
+    except SpecError as error:
+        # They are not just left out: a job has the same bytes on every machine that can run it.
+        raise SpecError(f'{error}; or name extension.method = "{NOISE}"') from None
+    costs, tried = JobCosts.of(programs, geometry), f"the better of {NOISE} and {spec.programs}"
+    return PlannedMethod(programs, costs, _seconds_of_both(spec, geometry), {}, f"method: {tried}, {words}")
+
+
+def _seconds_of_both(
+    spec: JobSpec, geometry: RoadGeometry | FileGeometry
+) -> Callable[[int], dict[str, float]]:
+    """Return how long a job takes with programs and noise, in s, by stage for a number of workers."""
+    noise, programs = (JobCosts.of(_with_method(spec, method), geometry) for method in (NOISE, spec.programs))
 
     def seconds(workers: int) -> dict[str, float]:
-        found, more = costs.seconds(workers), reference.seconds(workers)["seed"]
+        found, made = programs.seconds(workers), noise.seconds(workers)
+        more = made["seed"] + made["extend"] + made["evaluate"]
         return {**found, "seed": found["seed"] + more, "total": found["total"] + more}
 
-    tried = f"the better of {NOISE} and {spec.programs}, about {planned:,.0f} s"
-    return PlannedMethod(programs, costs, seconds, {}, f"method: {tried}")
+    return seconds
 
 
 def _chosen(spec: JobSpec, geometry: RoadGeometry | FileGeometry, why: str) -> PlannedMethod:
     """Return the plan of a job whose method is chosen before anything is computed."""
+    check_memory(spec, geometry)
     costs, method = JobCosts.of(spec, geometry), spec.extension.method
     words = f"method: {method}; {why}"
     return PlannedMethod(spec, costs, costs.seconds, {METHOD_CHOSEN: method, METHOD_IN_WORDS: words}, words)
@@ -93,12 +109,3 @@ def _with_method(spec: JobSpec, method: str) -> JobSpec:
         outputs = outputs.model_copy(update={"limit": MOST_WITH_NOISE})
     extension = ExtensionSection(method=method, sweeps=spec.extension.sweeps)
     return spec.model_copy(update={"extension": extension, "outputs": outputs})
-
-
-def _refusal(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> str | None:
-    """Return why this machine has no memory for a job, if so."""
-    try:
-        check_memory(spec, geometry)
-    except SpecError as error:
-        return str(error)
-    return None

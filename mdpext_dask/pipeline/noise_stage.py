@@ -93,8 +93,8 @@ def noise_loss_block(url: str, index: int, sha256: str) -> float:
     """Return a block's part of :func:`noise_loss`, in km, from tables with a digest."""
     store = MechanismStore.open(url)
     block = store.plan[index]
-    rows = noise_patches(url, sha256).stored_rows(block.owned_x, block.owned_y)
-    return expected_loss(store, block, rows)
+    patches = noise_patches(url, sha256, store.outputs, store.grid)
+    return expected_loss(store, block, patches.stored_rows(block.owned_x, block.owned_y))
 
 
 def _tables(store: MechanismStore, noise: FineNoise) -> NoiseTables:

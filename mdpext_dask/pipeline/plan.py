@@ -22,6 +22,7 @@ from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 from mdpext_dask.problem.outputs import check_counts, notes_on_outputs
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import design_epsilon, planar_epsilon
+from mdpext_dask.store.schema import METHOD_CHOSEN
 
 
 def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     # What cannot be run here is told of all the same.
     costs = JobCosts.of(spec, geometry) if found is None else found.costs
     seconds = costs.seconds if found is None else found.seconds
+    method = spec.extension.method if found is None else found.facts.get(METHOD_CHOSEN, spec.extension.method)
     spec = costs.spec
     grid, plan, outputs = geometry.grid, costs.plan, costs.plan.outputs
     check_min_probability(spec.privacy.min_probability, outputs)
@@ -60,7 +62,8 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     return {
         # Why this machine could not run it, if so; elsewhere it may well run.
         "refused": refused,
-        "method": spec.extension.method,
+        # "auto" where it takes the run to choose.
+        "method": method,
         # Of network, region, thinned outputs, ε and the method; those of prior and files come with a run.
         "notes": list(notes),
         "records": grid.records,

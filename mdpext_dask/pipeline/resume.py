@@ -11,7 +11,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
 from mdpext_dask.extend.choose import check_operator, operator_of, trust_operators
-from mdpext_dask.job.sections import LOG_CONVEX
+from mdpext_dask.job.sections import FITTING, LOG_CONVEX
 from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
 from mdpext_dask.pipeline.memory import check_workers
 from mdpext_dask.pipeline.method_choice import plan_method
@@ -135,6 +135,7 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
     else:
         domain, method = found.domain, found.facts.get(METHOD_CHOSEN, spec.extension.method)
         plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+    method = spec.programs if method == FITTING else method
     check_workers(plan, method, memory_bytes)
 
 

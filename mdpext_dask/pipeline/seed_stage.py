@@ -15,7 +15,7 @@ from mdpext_dask.events import Note
 from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
-from mdpext_dask.pipeline.cells.improve import CellPrograms
+from mdpext_dask.pipeline.cells.improve import PROGRESS, CellPrograms
 from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, write_noise
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
@@ -30,11 +30,11 @@ COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3
 
 def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Make the store's seed: solved, or noise; or both, of which the one is kept that loses less."""
-    if store.has_seed():
-        return
     method = extension_of_store(store).method
-    if method == FITTING:
+    if method == FITTING:  # until the choice is noted, which is the last thing: all of it is made again
         _better(store, executor, stages)
+    elif store.has_seed():
+        return
     elif method == NOISE:
         write_noise(store, find_noise(store, executor, stages))
     else:
@@ -82,29 +82,21 @@ def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     except SolverError as error:
         failed[method] = error
     if noise is not None and noise_km <= solved_km:
-        _choose(store, stages, (NOISE, noise_km), (method, solved_km), failed)
         write_noise(store, noise)
+        if PROGRESS in store.seed_attributes:
+            store.note_seed({PROGRESS: None})
         store.delete_seed_arrays(*(store.seed_arrays() - set(NOISE_TABLES)))
+        best, other = (NOISE, noise_km), (method, solved_km)
     elif solved is not None:
-        _choose(store, stages, (method, solved_km), (NOISE, noise_km), failed)
         solved.write(store)
         store.delete_seed_arrays(*NOISE_TABLES)
+        best, other = (method, solved_km), (NOISE, noise_km)
     else:
-        raise failed[NOISE]
-
-
-def _choose(
-    store: MechanismStore,
-    stages: Stages,
-    best: tuple[str, float],
-    other: tuple[str, float],
-    failed: dict[str, SolverError],
-) -> None:
-    """Note the chosen method, each with its loss in km, before it is written: it may be made again."""
-    (method, loss_km), (beaten, beaten_km) = best, other
+        raise SolverError("; ".join(map(str, failed.values())))
+    (chosen, loss_km), (beaten, beaten_km) = best, other
     would = str(failed[beaten]) if beaten in failed else f"{beaten} would lose {beaten_km:.4g} km"
-    words = f"method: {method}, which loses {loss_km:.4g} km; {would}"
-    store.update(**{METHOD_CHOSEN: method, METHOD_IN_WORDS: words})
+    words = f"method: {chosen}, which loses {loss_km:.4g} km; {would}"
+    store.update(**{METHOD_CHOSEN: chosen, METHOD_IN_WORDS: words})
     stages.observer(Note(words))
 
 

@@ -1,5 +1,6 @@
 """A finished mechanism: look up rows, sample reported places, show it in a notebook."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +35,7 @@ from mdpext_dask.store.signature import require_signed
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
 
 # Chunks of weights that are kept for single draws, in bytes, and at least; bytes of a weight.
-_CACHE_BYTES, _LEAST_CHUNKS, _WEIGHT_BYTES = 64 * 2**20, 4, 8
+_CACHE_BYTES, _LEAST_CHUNKS, _WEIGHT_BYTES = 64 * 2**20, 1, 8
 # Weights that are looked up together; bounds the memory of a batch.
 _BATCH_ELEMENTS = 4_000_000
 # Attributes that change when a store is replaced or is no longer finished.
@@ -355,10 +356,15 @@ class RowCache:
         across, within_x = divmod(i, self._side_x)
         along, within_y = divmod(j, self._side_y)
         weights: NDArray[np.uint64] = self._chunk(across, along)[within_x, within_y]
+        if not weights[-1]:  # damaged: says so
+            return cumulative_weights(rows_at(self._store, np.array([i]), np.array([j]))[0])
         return weights
 
     def _read_chunk(self, across: int, along: int) -> NDArray[np.uint64]:
-        """Return the cumulative weights of a chunk, uint64 of shape (records east, records north, K)."""
+        """Return the cumulative weights of a chunk, uint64 of shape (records east, records north, K).
+
+        Those of a damaged row are 0: it must not keep others from being used.
+        """
         left, lower = across * self._side_x, along * self._side_y
         rows = rows_of(
             self._store,
@@ -366,7 +372,11 @@ class RowCache:
             slice(lower, min(lower + self._side_y, self._shape[1])),
         )
         require_same(self._store)
-        return cumulative_weights(rows)
+        weights = np.zeros(rows.shape, dtype=np.uint64)
+        for index in np.ndindex(rows.shape[:2]):
+            with contextlib.suppress(GuaranteeViolation):
+                weights[index] = cumulative_weights(rows[index])
+        return weights
 
 
 def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
@@ -388,7 +398,7 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     Raises
     ------
     StoreError
-        If rows cannot be read; see :func:`mdpext_dask.store.rows.rows_at` and :func:`require_same`.
+        If rows cannot be read; see :func:`mdpext_dask.store.rows.local_rows_of` and :func:`require_same`.
     GuaranteeViolation
         If a row is damaged.
     """
@@ -404,7 +414,7 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     place[order] = np.arange(len(order))
     # Draws in the order of the chunks of their rows.
     places = place[which]
-    draws = np.argsort(places)
+    draws = np.argsort(places, kind="stable")
     places = places[draws]
     for first, end in _runs(chunk[order], max(_BATCH_ELEMENTS // store.outputs, 1)):
         rows = order[first:end]

@@ -18,6 +18,7 @@ from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
 from mdpext_dask.job.sections import FITTING, METHODS, NOISE, ExtensionSection
 from mdpext_dask.job.spec import JobSpec, fingerprint_of, is_job_of, parse_job
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
 from mdpext_dask.store.local_rows import LocalRows, floor_of
@@ -146,7 +147,8 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
         return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
     operator = operator_of_store(store)
     if prefix == SEED and extension_of_store(store).method == NOISE:
-        return noise_patches(store.url, store.seed_sha256()).stored_rows(block.closed_x, block.closed_y)
+        patches = noise_patches(store.url, store.seed_sha256(), store.outputs, store.grid)
+        return patches.stored_rows(block.closed_x, block.closed_y)
     corners = _read_corners(store, block, operator, prefix)
     return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
 
@@ -197,23 +199,24 @@ def noise_tables(store: MechanismStore) -> NoiseTables:
 
 
 @lru_cache(maxsize=_TABLES_KEPT)
-def noise_patches(url: str, sha256: str) -> NoisePatches:
+def noise_patches(url: str, sha256: str, outputs: int, grid: Grid) -> NoisePatches:
     """Return what makes rows of noise from a store's tables, which a process reads once.
 
     Parameters
     ----------
     url
         The store.
-    sha256
-        Digest of the tables.
+    sha256, outputs, grid
+        Digest of the tables, K and the records: all that rows follow from, so none of it may be another.
 
     Raises
     ------
     StoreError
-        If they are damaged, or have another digest.
+        If they are damaged, or are not these.
     """
     tables = noise_tables(MechanismStore.open(url))
-    if schema.sha256_of(*tables.arrays) != sha256:
+    found = schema.sha256_of(*tables.arrays), tables.outputs, tables.kernel.lattice.grid
+    if found != (sha256, outputs, grid):
         raise StoreError(f"{url}: the tables of noise have changed; run the job again")
     return NoisePatches(tables)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.auditors.audit import audit
-from mdpext_dask.auditors.noise import epsilon_of_tables
+from mdpext_dask.auditors.noise import compare_block, epsilon_of_tables
 from mdpext_dask.extend.noise import Kernel, NoiseLattice, NoiseTables
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
@@ -189,3 +189,17 @@ def test_a_lost_chunk_is_no_row(built: Path, tmp_path: Path, capfd: pytest.Captu
     said = run_inside(capfd, "audit", path, "--progress", "none")
     assert said.returncode == 1
     assert "bytes missing" in said.stdout + said.stderr
+
+
+def test_tables_that_a_process_has_cached_are_those_of_as_many_outputs_and_the_same_records(
+    small_job: Job, tmp_path: Path
+) -> None:
+    job = small_job(privacy={"budget": "certified"}, extension={"method": "noise"})
+    build(parse_job(job), tmp_path / "s.zarr")
+    store = MechanismStore.open(str(tmp_path / "s.zarr"))
+    known = store.seed_sha256(), store.outputs, store.grid
+    assert compare_block(store.url, 0, *known)[0] < 1e-6
+    # What was read belongs to K and the grid, whatever the digest of the tables is.
+    moved = replace(store.grid, west_km=store.grid.west_km + 1)
+    for other in ((known[0], 9, known[2]), (known[0], known[1], moved), ("0" * 64, *known[1:])):
+        assert compare_block(store.url, 0, *other)[0] == math.inf

@@ -10,11 +10,11 @@ import pytest
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import JobSpec, parse_job
-from mdpext_dask.pipeline import seed_stage
+from mdpext_dask.pipeline import method_choice, seed_stage
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import NOISE_TABLES
+from mdpext_dask.store.schema import METHOD_CHOSEN, NOISE_TABLES
 
 Job = Callable[..., dict[str, dict[str, Any]]]
 # Where records are as far apart as 1 / ε programs win; where they lie densely, noise does.
@@ -75,8 +75,8 @@ def test_programs_that_take_longer_than_allowed_are_not_tried(
     monkeypatch.setattr(seed_stage, "_solve", lambda *_: 1 / 0)
     spec = open_job(small_job, COARSE, seconds=0.1)
     planned = plan_job(spec)
-    seconds = plan_job(named(spec, "log-convex"))["seconds_by_workers"]["1"]["total"]
-    words = f"log-convex would take about {seconds:.0f} s, more than extension.seconds allows (0.1)"
+    whole = plan_job(spec.replace(extension={"seconds": 1e9}))["seconds_by_workers"]["1"]["total"]
+    words = f"about {whole:.0f} s with log-convex would be more than extension.seconds allows (0.1)"
     assert (planned["method"], planned["notes"][-1]) == ("noise", f"method: noise; {words}")
     built = build(spec, tmp_path / "s.zarr")
     assert (built["method"], built["method_in_words"]) == ("noise", f"method: noise; {words}")
@@ -86,46 +86,79 @@ def test_programs_that_take_longer_than_allowed_are_not_tried(
 def test_programs_that_fit_are_planned_with_noise_beside_them(small_job: Job) -> None:
     spec = open_job(small_job, COARSE, seconds=1000.0)
     planned, alone = plan_job(spec), plan_job(named(spec, "log-convex"))
-    assert planned["method"] == "log-convex"
+    assert planned["method"] == "auto"
     assert planned["notes"][-1].startswith("method: the better of noise and log-convex, about ")
     # The noise that is made as well takes its time.
     both, one = (float(plan["seconds_by_workers"]["1"]["total"]) for plan in (planned, alone))
     assert both > one
 
 
-def test_programs_without_memory_are_not_tried(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_memory_nor_cluster_decides(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job has the same bytes wherever it runs; where it cannot, that is one line."""
     domain = {"cell_km": 0.2, "refine": [1]}
     job = small_job(domain=domain, privacy={"budget": "certified"}, outputs={"count": 100})
     job["extension"] = {"seconds": 1e9}
     enough = psutil.virtual_memory()._replace(total=2**31)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: enough)
-    planned = plan_job(parse_job(job))
-    assert (planned["method"], planned["refused"]) == ("noise", None)
-    assert "GiB of it for the seed program" in planned["notes"][-1]
-    # Where there is no memory for anything, the least is told of.
-    nothing = enough._replace(total=2**20)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: nothing)
-    assert "the remap of noise" in plan_job(parse_job(job))["refused"]
+    refused = plan_job(parse_job(job))["refused"]
+    assert "GiB of it for the seed program" in refused
+    assert refused.endswith('; or name extension.method = "noise"')
+    # What takes too long needs no memory.
+    job["extension"] = {"seconds": 5.0}
+    assert (plan_job(parse_job(job))["method"], plan_job(parse_job(job))["refused"]) == ("noise", None)
+    # Starting workers takes time, and is no reason.
+    spec = open_job(small_job, COARSE)
+    alone = plan_job(spec)["seconds_by_workers"]["1"]["total"]
+    for kind in ("inline", "local"):
+        cluster = {"kind": kind, "workers": 1} if kind == "local" else {"kind": kind}
+        just = spec.replace(extension={"seconds": alone * 1.001}, cluster=cluster)
+        assert plan_job(just)["method"] == "auto"
+
+
+def test_noise_with_too_many_cells_leaves_programs(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method_choice, "MOST_CELLS", 1)
+    planned = plan_job(open_job(small_job, COARSE))
+    assert planned["method"] == "log-convex"
+    assert "noise would have too many cells" in planned["notes"][-1]
 
 
 @pytest.mark.parametrize("domain", [COARSE, DENSE])
-def test_a_run_that_ends_after_the_choice_goes_on_with_it(
+def test_a_run_that_ends_around_the_choice_comes_to_the_same(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domain: dict[str, Any]
 ) -> None:
     spec = open_job(small_job, domain)
     undisturbed = build(spec, tmp_path / "whole.zarr")
-    with monkeypatch.context() as patch:
-        for written in ("write_noise", "_Solved.write"):
-            patch.setattr(f"mdpext_dask.pipeline.seed_stage.{written}", _interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            build(spec, tmp_path / "s.zarr")
-    resumed = build(spec, tmp_path / "s.zarr")
-    assert resumed["mechanism_sha256"] == undisturbed["mechanism_sha256"]
-    assert resumed["method_in_words"] == undisturbed["method_in_words"]
+    expected = MechanismStore.open(str(tmp_path / "whole.zarr"))
+    update = MechanismStore.update
 
+    def before_it_is_noted(store: MechanismStore, **attributes: Any) -> None:
+        if METHOD_CHOSEN in attributes:
+            raise KeyboardInterrupt
+        update(store, **attributes)
 
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
+    def before_it_is_written(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number, ends in enumerate(
+        (
+            {
+                "seed_stage.write_noise": before_it_is_written,
+                "seed_stage._Solved.write": before_it_is_written,
+            },
+            {"run.MechanismStore.update": before_it_is_noted},
+        )
+    ):
+        url = tmp_path / f"{number}.zarr"
+        with monkeypatch.context() as patch:
+            for name, end in ends.items():
+                patch.setattr(f"mdpext_dask.pipeline.{name}", end)
+            with pytest.raises(KeyboardInterrupt):
+                build(spec, url)
+        resumed = build(spec, url)
+        assert resumed["mechanism_sha256"] == undisturbed["mechanism_sha256"]
+        assert resumed["method_in_words"] == undisturbed["method_in_words"]
+        # And nothing of the other is left.
+        assert MechanismStore.open(str(url)).seed_arrays() == expected.seed_arrays()
 
 
 def test_the_choice_is_the_same_on_processes(small_job: Job, tmp_path: Path) -> None:
@@ -162,6 +195,9 @@ def test_seconds_go_with_an_open_method_only(small_job: Job) -> None:
         parse_job(small_job(extension={"seconds": 5.0}))
     spec = open_job(small_job, DENSE, seconds=5.0)
     assert named(spec, "noise").extension.seconds is None
+    # What nobody has set is in nobody's way, also where it is spelt out.
+    spelt_out = parse_job(open_job(small_job, DENSE).canonical())
+    assert spelt_out.replace(privacy={"budget": "half"}).extension.method == "log-convex"
     assert spec.replace(privacy={"epsilon_per_km": 2.0}).extension.seconds == 5.0
 
 

@@ -67,7 +67,7 @@ _TUBES, TRIAL_SWEEPS = (math.inf, 0.15), 3
 # Of ε: what seeds may use at most, so that programs are left something everywhere.
 _SEED_USES = 0.95
 # Attribute of the seed group: where an interrupted call goes on.
-_PROGRESS = "cells_progress"
+PROGRESS = "cells_progress"
 # How many patches a box should have at least, and at most where there are more than a few boxes: a task costs
 # what some dozens of programs do. And the most bytes that extend from one box.
 BOX_PATCHES, _FEW_BOXES, _MOST_PATCHES, _BOX_BYTES = 128, 8, 1000, 4 * 2**20
@@ -150,7 +150,7 @@ class CellPrograms:
         }
         where = {"name": name, "padding": list(state.scores.padding)}
         fallbacks = sum(e * n for sweep in state.sweeps for *_, e, n in sweep.fallbacks)
-        attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, _PROGRESS: None}
+        attributes = {RECORD_SCORES: where, "fallbacks": fallbacks, "cells": facts, PROGRESS: None}
         attributes["loss_km"] = state.loss_km
         return state.candidate, name, attributes
 
@@ -284,14 +284,14 @@ class CellPrograms:
         """Note a state, and only then forget the one before."""
         digest = sha256_of(self._store.array(f"seed/{state.scores.name}"))
         noted = replace(state, sha256=digest, next=next(self._numbers))
-        self._store.note_seed({_PROGRESS: noted.as_json()})
+        self._store.note_seed({PROGRESS: noted.as_json()})
         if instead_of is not None:
             self._forget(instead_of.scores)
 
     def _resumed(self, candidates: int) -> State | None:
         """Return what an interrupted call has come to, if it is still what it was."""
         try:
-            state = State.from_json(self._store.seed_attributes.get(_PROGRESS))
+            state = State.from_json(self._store.seed_attributes.get(PROGRESS))
         except ValidationError:
             return None
         if not (state.candidate in range(candidates) and 1 <= state.level <= len(self._parts)):

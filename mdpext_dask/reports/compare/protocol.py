@@ -16,7 +16,7 @@ from mdpext_dask.files import scratch_in
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.sections import CompareSection
 from mdpext_dask.job.spec import JobSpec, first_complaint, with_overrides
-from mdpext_dask.pipeline.memory import check_memory
+from mdpext_dask.pipeline.method_choice import plan_method
 from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.problem.plausible import notes_on_epsilon
@@ -170,7 +170,7 @@ def _facts(case: Case) -> dict[str, Any]:
     try:
         geometry = build_geometry(spec)
         check_counts(spec, geometry)
-        check_memory(spec, geometry)
+        plan_method(spec, geometry)
         outputs = output_count(spec, geometry)
     except MdpextError as error:
         raise type(error)(f"{case.name}: {error}") from None
