@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdpext_dask.auditors.certificate import damage_found
 from mdpext_dask.auditors.city import CitySource
@@ -34,7 +33,7 @@ from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
-from mdpext_dask.extend.noise import Kernel, NoiseTables
+from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.integrity import ShardDamage
@@ -178,7 +177,7 @@ def epsilon_of_tables(tables: NoiseTables, metric_p: float) -> tuple[float, floa
     sides_km = sides_of(lattice.grid)
     # Tables that are none of noise may overflow: what is not finite proves nothing.
     with np.errstate(all="ignore"):
-        counted = np.bincount(tables.reported[_reached(kernel)], minlength=tables.outputs).max()
+        counted = np.bincount(tables.reported[kernel.reached], minlength=tables.outputs).max()
         scale = (1 - tables.outputs * tables.floor) / kernel.totals
         threshold = tables.floor / (scale.max() * np.float64(counted))
         logs = np.log(np.pad(offsets, step) + threshold)
@@ -189,29 +188,6 @@ def epsilon_of_tables(tables: NoiseTables, metric_p: float) -> tuple[float, floa
     if not (sound and math.isfinite(epsilon) and math.isfinite(rounding)):
         return math.inf, 0.0
     return epsilon, rounding
-
-
-def _reached(kernel: Kernel) -> NDArray[np.bool_]:
-    """Return which cells some record may reach, bool of the lattice's shape; some others may be among them.
-
-    A cell that is (a, b) cells away from those of records, along both axes, is seen by them at offsets of at
-    least a and b. Counted in whole numbers.
-    """
-    lattice = kernel.lattice
-    middle = lattice.reach
-    seen = np.asarray(kernel.masses.any(axis=(0, 1)))
-    quadrant: NDArray[np.bool_] = np.zeros((middle + 1, middle + 1), dtype=bool)
-    for across in (seen[middle:], seen[middle::-1]):
-        for along in (across[:, middle:], across[:, middle::-1]):
-            quadrant |= along
-    # Whether any offset is at least as large along both axes.
-    for axis in (0, 1):
-        quadrant = np.flip(np.maximum.accumulate(np.flip(quadrant, axis), axis=axis), axis)
-    away = []
-    for side in lattice.shape:
-        cell = np.arange(side)
-        away.append(np.maximum(np.maximum(middle - cell, cell - (side - 1 - middle)), 0))
-    return np.asarray(quadrant[np.ix_(*away)])
 
 
 def _epsilon_of_function(logs: Array, step: int, sides_km: tuple[float, float], metric_p: float) -> float:

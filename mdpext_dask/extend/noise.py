@@ -36,9 +36,10 @@ CELL = 0.34
 MOST_PER_CELL, MOST_CELLS, _MOST_MASSES = 32, 20_000_000, 2**25
 # Relative error of a cell's mass, as it is integrated here.
 _MASS_ERROR = 1e-12
-# So many squares from the peak on, it is inside or so close that a plain rule would not do.
+# So many squares from the peak on, it is inside or so close that a plain rule would not do. Further out, the
+# function is analytic in an ellipse of Bernstein's with parameter 14 around a square: an error of 14^-2n.
 _NEAR = 4
-_NODES_NEAR, _NODES = 40, 10
+_NODES_NEAR, _NODES = 40, 6
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,29 @@ class Kernel:
         different = math.log(float(self.totals.max() / self.totals.min()))
         return _MASS_ERROR + 2 * cells * 2.0**-52 + different
 
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        """Which cells some record may reach, bool of the lattice's shape; some others may be among them.
+
+        A cell that is (a, b) cells away from those of records, along both axes, is seen by them at offsets of
+        at least a and b. Counted in whole numbers.
+        """
+        lattice = self.lattice
+        middle = lattice.reach
+        seen = np.asarray(self.masses.any(axis=(0, 1)))
+        quadrant: NDArray[np.bool_] = np.zeros((middle + 1, middle + 1), dtype=bool)
+        for across in (seen[middle:], seen[middle::-1]):
+            for along in (across[:, middle:], across[:, middle::-1]):
+                quadrant |= along
+        # Whether any offset is at least as large along both axes.
+        for axis in (0, 1):
+            quadrant = np.flip(np.maximum.accumulate(np.flip(quadrant, axis), axis=axis), axis)
+        away = []
+        for side in lattice.shape:
+            cell = np.arange(side)
+            away.append(np.maximum(np.maximum(middle - cell, cell - (side - 1 - middle)), 0))
+        return np.asarray(quadrant[np.ix_(*away)])
+
     @cached_property
     def _entries(self) -> list[list[tuple[NDArray[np.intp], Array]]]:
         """Cells above τ and their masses: offsets in the flat lattice from the window's first cell."""
@@ -302,11 +326,11 @@ def square_masses(steps: int, side_km: float, epsilon_per_km: float) -> Array:
     middle = np.arange(steps) * side_km
     north = middle[:, None] + node
     masses = np.empty((steps, steps))
-    for x, row in zip(middle, masses, strict=True):
+    for a, x in enumerate(middle):
         # Nodes to the east one by one: arrays stay small, and the order of sums is fixed.
-        row[:] = sum(
-            w * (np.exp(-epsilon_per_km * np.hypot(x + a, north)) * weight).sum(axis=1)
-            for a, w in zip(node, weight, strict=True)
+        masses[a, a:] = masses[a:, a] = sum(
+            w * (np.exp(-epsilon_per_km * np.hypot(x + east, north[a:])) * weight).sum(axis=1)
+            for east, w in zip(node, weight, strict=True)
         )
     near = min(_NEAR, steps)
     edges = (np.arange(near + 1) - 0.5) * side_km

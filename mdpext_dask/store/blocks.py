@@ -20,10 +20,11 @@ FLOAT32, FLOAT64 = 4, 8
 _BLOCK_BYTES = 32 * 2**20
 _LEAST_BLOCKS = 16
 _LEAST_BLOCK_BYTES = 256 * 2**10
-# An inner chunk is what must be read to look up one record; of local rows, those with an output near it.
-_CHUNK_BYTES = 192 * 2**10
+# An inner chunk is what must be read to look up one record. Of local rows those with an output near it are
+# read, and Zarr takes a millisecond for each that there is, so they are larger.
+_CHUNK_BYTES, _LOCAL_CHUNK_BYTES = 192 * 2**10, 640 * 2**10
 # Outputs of a chunk of local rows: few, so that chunks without a near output are many.
-_CHUNK_OUTPUTS = 128
+_CHUNK_OUTPUTS = 256
 # Seeds are read in chunks of at most this, so that a worker reads its corners and little more.
 _SEED_CHUNK_BYTES = 256 * 2**10
 # Memory for writing a block (a copy in the shard's order, its compressed chunks, the joined file) as a share
@@ -209,7 +210,8 @@ class Plan:
         """Shape of an inner chunk; its sides divide the shard's."""
         side_x, side_y, _ = self.shard_shape
         chunk_x, chunk_y, outputs = side_x, side_y, self._chunk_outputs
-        while chunk_x * chunk_y * outputs * FLOAT32 > _CHUNK_BYTES and chunk_x * chunk_y > 1:
+        most = _LOCAL_CHUNK_BYTES if outputs < self.outputs else _CHUNK_BYTES
+        while chunk_x * chunk_y * outputs * FLOAT32 > most and chunk_x * chunk_y > 1:
             if chunk_x >= chunk_y:
                 chunk_x = _next_divisor(side_x, chunk_x)
             else:

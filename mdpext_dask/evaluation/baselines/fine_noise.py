@@ -102,7 +102,9 @@ def choose_noise(
     log_error = Kernel.of(lattice, epsilon, threshold).log_error + rounding
     used = epsilon_within(grid, outputs, epsilon, log_error)
     kernel = Kernel.of(lattice, used, threshold)
-    ratio = threshold * int(most[chosen]) / float(kernel.totals.min())
+    # Those that are counted where the store is certified; the estimate above may be a few less.
+    collected = np.bincount(reported[kernel.reached], minlength=outputs).max()
+    ratio = threshold * float(collected) / float(kernel.totals.min())
     # More is never a breach: what is added is the same for all records.
     floor = max(ratio / (1 + outputs * ratio), _LEAST_FLOOR)
     facts = {
