@@ -72,11 +72,13 @@ _PROGRAM = 0.63
 _CELL, _NOISE = 4e-6, 1.0e-5
 # Choosing the remap of noise: to begin with; a tile; a pair of a noise cell and a place within reach, and an
 # output more of it; a loss between a place of a tile and an output.
-_REMAP, _REMAP_TILE, _REMAP_PAIR, _REMAP_OUTPUT, _REMAP_LOSS = 1.0, 0.05, 5e-9, 3e-11, 6e-8
+_REMAP, _REMAP_TILE, _REMAP_PAIR, _REMAP_OUTPUT, _REMAP_LOSS = 2.0, 0.05, 5e-9, 3e-11, 6e-8
 # Candidates lie within so much, times 1 / ε, of a block of cells.
 _REMAP_RADIUS = 3.0
-# A cell of noise within ε R of a record.
-_REACH_CELLS, _NEAR_CELL = 15.0, 8e-9
+# Rows of noise: a record, and an element, most of which are far and written as nothing. Measured at 20 to
+# 5,000 outputs, 64 thousand to 620 thousand records.
+_NOISE_RECORD = {"extend": 2.7e-5, "audit": 1.8e-5}
+_NOISE_ELEMENT = {"extend": 2.0e-8, "audit": 2.0e-8, "evaluate": 9e-9}
 # Starting processes, and what they import.
 _START = 2.2
 
@@ -220,9 +222,10 @@ class JobCosts:
         scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else _SCORES
         more = {"extend": scores, "trial": scores}
         if self.noise is not None:
-            near = math.pi * (_REACH_CELLS / (self.spec.privacy.epsilon_per_km * self.noise.cell_km)) ** 2
-            made = near * _NEAR_CELL / self.plan.outputs
-            more = {"extend": made, "audit": made}  # rows are made again, and compared
+            records = self.plan.grid.records / self.plan.blocks
+            more = {stage: each - ELEMENT[stage] for stage, each in _NOISE_ELEMENT.items()}
+            for stage, each in _NOISE_RECORD.items():
+                more[stage] += each * records / elements
         return {stage: elements * (ELEMENT[stage] + more.get(stage, 0.0)) + TASK[stage] for stage in TASK}
 
     @property
