@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shapely
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize
@@ -221,6 +221,19 @@ def test_capacity_is_that_of_all_records_that_are_kept(stores: Stores) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.floats(1e-6, 1)), min_size=1, max_size=12))
+# Steps that begin at the heaviest place, which is not the median, were too short to get away.
+@example(
+    [
+        (2, 5, 0.47235926697946656),
+        *4 * [(3, 2, 0.001)],
+        (3, 4, 0.845872765900552),
+        *2 * [(5, 1, 0.3844533318197747)],
+        (6, 1, 0.589652105086677),
+        (6, 1, 0.6506226562063545),
+        (6, 4, 0.5493128680703835),
+        (5, 1, 0.8190660560363076),
+    ]
+)
 def test_a_median_is_bounded_from_both_sides(drawn: list[tuple[int, int, float]]) -> None:
     numbers = np.array(drawn, dtype=np.float64)
     places, weights = numbers[:, :2], numbers[:, 2]

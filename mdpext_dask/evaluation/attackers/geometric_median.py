@@ -184,9 +184,9 @@ def descend(
 def geometric_median(points_km: Array, weights: Array) -> Median:
     """Return a place from which weighted places are nearest on average, to a relative gap of about 1e-7.
 
-    Newton's method, begun at the best of the mean and the heaviest place, with steps halved until f is less;
-    wherever it gets near to a place, that is tried, as f has its kinks there. The gap is not promised: the
-    bound is.
+    Newton's method, begun at the best of the mean and the heaviest place, with steps halved until f is less
+    and doubled while it is less still; wherever it gets near to a place, that is tried, as f has its kinks
+    there. The gap is not promised: the bound is.
 
     Parameters
     ----------
@@ -213,6 +213,9 @@ def geometric_median(points_km: Array, weights: Array) -> Median:
             if _cost(better) < _cost(found):
                 break
             step = step / 2
+        # Beside a kink the curvature is large, and steps are far too short.
+        while _cost(longer := _look(points, share, at + 2 * step)) < _cost(better):
+            step, better = 2 * step, longer
         near = int(np.hypot(points[:, 0] - better[1][0], points[:, 1] - better[1][1]).argmin())
         # A place where f is least is as heavy as f is steep beside it, to either side.
         if 2 * share[near] >= float(least_subgradient(better[0])):
