@@ -78,7 +78,7 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
     if spec.outputs.choose != AUTO_OUTPUTS:
         notes += _more_than_records(len(output_xy), geometry)
     if np.count_nonzero(prior) == 1:
-        notes += ("prior: all of it is at one record; what is reported is best for whoever is there alone",)
+        outside += ("prior: all of it is at one record; what is reported is best for whoever is there alone",)
     projection, nowhere = geometry.projection, np.full_like(output_xy, np.nan)
     return Domain(
         projection=projection,

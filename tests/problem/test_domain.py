@@ -299,7 +299,8 @@ def test_prior_points_outside_are_left_out_and_reported(build: Build, tmp_path: 
     file = point_file(tmp_path / "prior.csv", "x_km,y_km,weight", places)
     domain = build(prior={"kind": "file", "file": file})
     assert domain.prior[2, 2] == 1
-    [note] = domain.notes
+    note, alone = domain.notes
+    assert alone.startswith("prior: all of it is at one record")
     assert note.startswith(
         f"prior.file: {file}: 2 of 3 points lie outside the grid (the furthest, point 2, by "
     )

@@ -163,7 +163,8 @@ def test_a_prior_of_another_city_is_refused_and_a_stray_point_noted(
     away = "all 2 points lie outside the grid (the furthest, point 2, by "
     refusal(lambda: build_domain(spec([BOSTON, (12.5, 41.9)])), "prior.file: ", "no weight lies inside", away)
     refusal(lambda: build_domain(spec([INSIDE[::-1]])), "longitude and latitude look swapped: point 1")
-    notes = build_domain(spec([INSIDE, BOSTON, ALSO[::-1], (0, 0)])).notes
+    *notes, alone = build_domain(spec([INSIDE, BOSTON, ALSO[::-1], (0, 0)])).notes
+    assert alone.startswith("prior: all of it is at one record")
     for note, part in zip(
         notes,
         ("3 of 4 points lie outside the grid", "look swapped: point 3", "no place: point 4"),

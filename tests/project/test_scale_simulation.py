@@ -27,12 +27,27 @@ def test_cases_by_hand(tasks: int, each: float, moved: float, workers: int, expe
 
 
 def test_what_holds_a_job_up() -> None:
-    costs = simulation.SIZES[1].costs()
+    size = simulation.SIZES[1]
+    costs = size.costs()
     assert costs.plan.grid.records == pytest.approx(1e7, rel=0.02)
-    seconds, held_up_by = simulation.simulate(costs, 1, ON)
+    seconds, held_up_by = simulation.simulate(size, 1, ON)
     assert held_up_by == "workers"
     assert seconds > sum(costs.seconds(1)[stage] for stage in ("loss", "extend", "audit", "evaluate"))
     full = simulation.Machines(dispatch=0.01, store_bytes=1e8, worker_bytes=1e8)
-    assert simulation.simulate(costs, 4096, full)[1] == "store"
+    assert simulation.simulate(size, 4096, full)[1] == "store"
     slow = simulation.Machines(dispatch=1.0, store_bytes=1e12, worker_bytes=1e12)
-    assert simulation.simulate(costs, 4096, slow)[1] == "scheduler"
+    assert simulation.simulate(size, 4096, slow)[1] == "scheduler"
+
+
+def test_noise_has_tiles_for_a_seed_and_writes_what_is_near() -> None:
+    size = next(size for size in simulation.SIZES if size.near is not None)
+    costs = size.costs()
+    assert costs.noise is not None
+    seconds, held_up_by = simulation.simulate(size, 1, ON)
+    assert held_up_by == "workers"
+    stages = costs.seconds(1)
+    assert seconds > sum(stages[stage] for stage in ("seed", "extend", "audit", "evaluate")) * 0.9
+    everything = simulation.Size(
+        "all near", size.cells, size.factor, size.outputs, size.spacing_km, size.outputs
+    )
+    assert simulation.simulate(everything, 1, ON)[0] > seconds

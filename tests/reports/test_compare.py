@@ -138,9 +138,11 @@ def test_a_case_that_is_none_is_named(spec: JobSpec, small_job: Job) -> None:
 def test_the_jobs_own_settings_are_marked_or_added(spec: JobSpec, small_job: Job) -> None:
     (case,) = cases_of(spec, None, None)
     assert (case.default, case.methods) == ("mlaet-a", tuple(METHODS))
-    coarse = small_job(privacy={"budget": "certified"})
-    del coarse["extension"]
-    assert own_method(parse_job(coarse)) == "mlaet-o"
+    certified = small_job(privacy={"budget": "certified"}, extension={"method": "cell-lp"})
+    assert own_method(parse_job(certified)) == "mlaet-o"
+    # What leaves the method open is a method of its own: the better of two.
+    del certified["extension"]
+    assert own_method(parse_job(certified)) == OWN
     other = parse_job(small_job(privacy={"budget": "bound"}))
     assert own_method(other) == OWN
     (case,) = cases_of(other, None, None)
