@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.source import SAMPLER_RANGE, LatticeSource
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.identity import mechanism_sha256
 from mdpext_dask.problem.projection import Projection
@@ -54,6 +55,11 @@ class CitySource(LatticeSource):
     def city(self) -> CityFile:
         """The file, opened once in a process for an audit."""
         return _city(self.path, self.token)
+
+    @property
+    def noise_patches(self) -> NoisePatches:
+        """What makes rows from the tables of noise that the file has, made once in a process for an audit."""
+        return _patches(self.path, self.token)
 
     @property
     def grid(self) -> Grid:
@@ -184,3 +190,10 @@ def _fits(city: CityFile, projection: Projection) -> bool:
 @lru_cache(maxsize=2)
 def _city(path: Path, token: str) -> CityFile:  # noqa: ARG001 part of the cache's key
     return CityFile(path)
+
+
+@lru_cache(maxsize=2)
+def _patches(path: Path, token: str) -> NoisePatches:
+    noise = _city(path, token).noise
+    assert noise is not None  # asked by who has seen that there are tables
+    return NoisePatches(noise)

@@ -126,11 +126,10 @@ def compare_block(url: str, index: int, sha256: str, outputs: int, grid: Grid) -
 
 def compare_tile(source: CitySource, index: int) -> tuple[float, None]:
     """Compare the rows of a tile of a city with those that follow from its tables."""
-    tables, (x, y) = source.city.noise, source.city.tiles.records(index)
-    assert tables is not None
+    patches, (x, y) = source.noise_patches, source.city.tiles.records(index)
     rows = source.part(index)[1].reshape(x.stop - x.start, y.stop - y.start, -1)
-    local = LocalRows.of(rows, float(np.float32(tables.floor)))
-    return _difference(local, NoisePatches(tables), x, y), None
+    local = LocalRows.of(rows, float(np.float32(patches.tables.floor)))
+    return _difference(local, patches, x, y), None
 
 
 def _difference(rows: LocalRows, patches: NoisePatches, x: slice, y: slice) -> float:

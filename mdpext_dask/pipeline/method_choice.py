@@ -28,10 +28,8 @@ class PlannedMethod:
 
     Parameters
     ----------
-    spec
-        The job, with a method that is not ``"auto"``: that of the programs, if they are tried.
     costs
-        Of that job.
+        Of the job with a method that is not ``"auto"``: that of the programs, if they are tried.
     seconds
         Seconds by stage for a number of workers, with what choosing takes.
     facts
@@ -40,7 +38,6 @@ class PlannedMethod:
         What is planned, in one line; None where the job names its method.
     """
 
-    spec: JobSpec
     costs: JobCosts
     seconds: Callable[[int], dict[str, float]]
     facts: dict[str, str]
@@ -58,7 +55,7 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     if spec.extension.method != FITTING:
         check_memory(spec, geometry)
         costs = JobCosts.of(spec, geometry)
-        return PlannedMethod(spec, costs, costs.seconds, {})
+        return PlannedMethod(costs, costs.seconds, {})
     noise, programs = (_with_method(spec, method) for method in (NOISE, spec.programs))
     cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
     if cells > MOST_CELLS:
@@ -77,7 +74,7 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
         # They are not just left out: a job has the same bytes on every machine that can run it.
         raise SpecError(f'{error}; or name extension.method = "{NOISE}"') from None
     costs, tried = JobCosts.of(programs, geometry), f"the better of {NOISE} and {spec.programs}"
-    return PlannedMethod(programs, costs, _seconds_of_both(spec, geometry), {}, f"method: {tried}, {words}")
+    return PlannedMethod(costs, _seconds_of_both(spec, geometry), {}, f"method: {tried}, {words}")
 
 
 def _seconds_of_both(
@@ -99,7 +96,7 @@ def _chosen(spec: JobSpec, geometry: RoadGeometry | FileGeometry, why: str) -> P
     check_memory(spec, geometry)
     costs, method = JobCosts.of(spec, geometry), spec.extension.method
     words = f"method: {method}; {why}"
-    return PlannedMethod(spec, costs, costs.seconds, {METHOD_CHOSEN: method, METHOD_IN_WORDS: words}, words)
+    return PlannedMethod(costs, costs.seconds, {METHOD_CHOSEN: method, METHOD_IN_WORDS: words}, words)
 
 
 def _with_method(spec: JobSpec, method: str) -> JobSpec:

@@ -1,8 +1,7 @@
 """A finished mechanism: look up rows, sample reported places, show it in a notebook."""
 
 import contextlib
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +28,7 @@ from mdpext_dask.store import integrity, objects, schema
 from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import COMPLETE, DAMAGE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, remap_of
-from mdpext_dask.store.rows import local_rows_of, rows_at, rows_of
+from mdpext_dask.store.rows import by_chunks, local_rows_of, rows_at, rows_of
 from mdpext_dask.store.signature import require_signed
 
 __all__ = ["Mechanism", "OutsideRule", "check_finished", "open_mechanism"]
@@ -405,34 +404,25 @@ def draw_many(store: MechanismStore, records: NDArray[np.int64], numbers: Number
     outputs = np.empty(len(records), dtype=np.intp)
     distinct, which = np.unique(records, return_inverse=True)
     i, j = np.divmod(distinct, store.grid.shape[1])
-    side_x, side_y, _ = store.array(schema.PROBABILITY).chunks
-    chunk = (i // side_x) * (store.grid.shape[1] // side_y + 1) + j // side_y
-    # Chunks of one block follow each other: if it is skipped, it is extended once.
-    block_x, block_y, _ = store.plan.shard_shape
-    order = np.lexsort((chunk, j // block_y, i // block_x))
-    place = np.empty(len(order), dtype=np.intp)
-    place[order] = np.arange(len(order))
+    most = max(_BATCH_ELEMENTS // store.outputs, 1)
+    groups = [
+        rows[first : first + most] for rows in by_chunks(store, i, j) for first in range(0, len(rows), most)
+    ]
+    place = np.empty(len(distinct), dtype=np.intp)
+    place[np.concatenate([which[:0], *groups])] = np.arange(len(distinct))
     # Draws in the order of the chunks of their rows.
     places = place[which]
     draws = np.argsort(places, kind="stable")
-    places = places[draws]
-    for first, end in _runs(chunk[order], max(_BATCH_ELEMENTS // store.outputs, 1)):
-        rows = order[first:end]
+    places, first = places[draws], 0
+    for rows in groups:
         found = LocalWeights.of(_local_rows_at(store, i[rows], j[rows]))
-        part = draws[slice(*np.searchsorted(places, (first, end)))]
-        row = place[which[part]] - first
+        start, end = np.searchsorted(places, (first, first + len(rows)))
+        part, row = draws[start:end], places[start:end] - first
         outputs[part] = found.pick(row, numbers(part, found.cumulative[row, -1]))
+        first += len(rows)
     # Once for all of them, before any draw is returned: a store that was replaced stays replaced.
     require_same(store)
     return outputs
-
-
-def _runs(chunk: NDArray[np.intp], most: int) -> Iterator[tuple[int, int]]:
-    """Return where runs of equal numbers begin and end, those that are too long in pieces."""
-    starts = np.flatnonzero(np.diff(chunk, prepend=-1)).tolist()
-    for start, stop in itertools.pairwise([*starts, len(chunk)]):
-        for first in range(start, stop, most):
-            yield first, min(first + most, stop)
 
 
 def _local_rows_at(store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp]) -> LocalRows:

@@ -246,7 +246,7 @@ class Plan:
         rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
         block = rows_x * rows_y * self.outputs * FLOAT32
         slabs = _SLABS * rows_y * self.outputs * FLOAT64
-        if method in ("cell-lp", "auto"):
+        if method == "cell-lp":
             slabs += _UNPACKED * block
         elif method not in ("log-convex", "noise"):
             columns = _OWN_COLUMNS if ":" in method else _COLUMNS

@@ -263,6 +263,21 @@ def local_rows_of(store: MechanismStore, x: slice, y: slice) -> LocalRows:
     return LocalRows.of(rows, floor_of(store))
 
 
+def by_chunks(store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return which of n records, each of them once, are in each chunk that holds any.
+
+    Chunks of one block follow each other: if it is skipped, it is extended once.
+    """
+    if not len(i):
+        return []
+    chunk_x, chunk_y, _ = store.array(schema.PROBABILITY).chunks
+    chunk = (i // chunk_x) * (store.grid.shape[1] // chunk_y + 1) + j // chunk_y
+    side_x, side_y, _ = store.plan.shard_shape
+    order = np.lexsort((chunk, j // side_y, i // side_x))
+    starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+    return np.split(order, starts[1:])
+
+
 def rows_at(
     store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp], damaged: float | None = None
 ) -> NDArray[np.float32]:
@@ -282,14 +297,8 @@ def rows_at(
     StoreError
         As for :func:`rows_of`.
     """
-    chunk_x, chunk_y, _ = store.array(schema.PROBABILITY).chunks
     rows = np.empty((len(i), store.outputs), dtype=np.float32)
-    chunk = (i // chunk_x) * (store.grid.shape[1] // chunk_y + 1) + j // chunk_y
-    side_x, side_y, _ = store.plan.shard_shape
-    # Chunks of one block follow each other: if it is skipped, it is extended once.
-    order = np.lexsort((chunk, j // side_y, i // side_x))
-    starts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
-    for members in np.split(order, starts[1:]):
+    for members in by_chunks(store, i, j):
         left, lower = i[members].min(), j[members].min()
         across, along = slice(left, i[members].max() + 1), slice(lower, j[members].max() + 1)
         try:
