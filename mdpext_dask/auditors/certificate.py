@@ -36,6 +36,7 @@ from mdpext_dask.auditors.source import (
     Range,
 )
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.seed.budget import (
     NORM_RELATIVE_ERROR,
@@ -46,7 +47,6 @@ from mdpext_dask.seed.budget import (
 )
 from mdpext_dask.store.blocks import FLOAT64, Block
 from mdpext_dask.store.integrity import ShardDamage, damage_of_block
-from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import local_rows_of
 

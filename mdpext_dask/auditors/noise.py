@@ -33,11 +33,11 @@ from mdpext_dask.auditors.subject import Subject
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.integrity import ShardDamage
-from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import local_rows_of, noise_patches, noise_tables
 from mdpext_dask.store.schema import is_noise, sha256_of

@@ -93,7 +93,7 @@ def check_shared_rows(url: str, index: int) -> SharedRows:
     fine = extended_block(store, block)
     digests = receipts.digest_sides(fine, block)
     outline = [
-        (x, y, fine[relative(x, block.closed_x.start), relative(y, block.closed_y.start)].copy())
+        (x, y, fine.part(relative(x, block.closed_x.start), relative(y, block.closed_y.start)).dense().copy())
         for x, y in _outline(block)
     ]
     del fine  # what is stored is read without it

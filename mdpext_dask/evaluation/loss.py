@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.store.blocks import Block
-from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.loss import LossColumn, loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import local_rows_of
@@ -22,12 +22,10 @@ def expected_loss_block(url: str, index: int) -> float:
     return expected_loss(store, store.plan[index])
 
 
-def expected_loss(
-    store: MechanismStore, block: Block, probability: NDArray[np.float32] | None = None
-) -> float:
+def expected_loss(store: MechanismStore, block: Block, rows: LocalRows | None = None) -> float:
     """Return the part of UL(M), in km, of the records that a block owns; see :func:`lines_of`."""
     total = 0.0
-    for line in lines_of(store, block, probability):
+    for line in lines_of(store, block, rows):
         total += line.part_km()  # sum() would round in another way, from Python 3.12 on
     return total
 
@@ -99,18 +97,16 @@ class Line:
         return float((self.column.prior * self.expected_km).sum())
 
 
-def lines_of(
-    store: MechanismStore, block: Block, probability: NDArray[np.float32] | None = None
-) -> Iterator[Line]:
+def lines_of(store: MechanismStore, block: Block, rows: LocalRows | None = None) -> Iterator[Line]:
     """Yield the records of a block that have a prior, column by column.
 
     Parameters
     ----------
     store, block
         The store, for prior and loss, and the block.
-    probability
-        M(y|x) of the records that it owns, float32 of shape (rows east, rows north, K); default: the stored
-        rows, which are read only if one of these records has a prior.
+    rows
+        Rows of the records that it owns; default: the stored ones, read only if one of these records has a
+        prior.
 
     Raises
     ------
@@ -118,7 +114,6 @@ def lines_of(
         If what is stored is damaged.
     """
     prior = np.asarray(store.read("prior", block.owned_x, block.owned_y), dtype=np.float64)
-    rows = None if probability is None else LocalRows.of(probability, None)
     for column in loss_columns(store, block.owned_x, block.owned_y, prior):
         if rows is None:
             rows = local_rows_of(store, block.owned_x, block.owned_y)

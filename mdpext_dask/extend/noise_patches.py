@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.noise import NoiseLattice, NoiseTables
 from mdpext_dask.problem.grid import Array
 
@@ -149,14 +150,27 @@ class NoisePatches:
         sums += tables.floor
         return Patch(x, y, near, np.ascontiguousarray(np.moveaxis(sums, 0, -1)))
 
+    def _near(self, x: slice, y: slice) -> NDArray[np.intp]:
+        """Return the outputs that some patch of :meth:`of` may have, in order."""
+        cells = []
+        for part, (first, last) in zip((x, y), self._window, strict=True):
+            cells.append(slice(self._cell(part.start) + first, self._cell(part.stop - 1) + last))
+        return np.unique(self.tables.reported[cells[0], cells[1]])
+
+    def local_rows(self, x: slice, y: slice) -> LocalRows:
+        """Return the rows of a rectangle of records as they are stored, in float32."""
+        tables, records = self.tables, (x.stop - x.start, y.stop - y.start)
+        if not self._side:
+            return LocalRows.of(tables.stored_rows(x, y))
+        rows = LocalRows.floor(records, self._near(x, y), tables.floor, tables.outputs)
+        for patch in self.of(x, y):
+            columns = rows.columns_of(patch.near)
+            for line, made in zip(rows.entries[patch.within(x, y)], patch.rows, strict=True):
+                # One by one, in a third of the time.
+                for row, entries in zip(line, made, strict=True):
+                    row[columns] = entries
+        return rows
+
     def stored_rows(self, x: slice, y: slice) -> NDArray[np.float32]:
         """Return M(y|x) as it is stored, float32 of shape (records east, records north, K)."""
-        rows = np.full(
-            (x.stop - x.start, y.stop - y.start, self.tables.outputs), self.tables.floor, np.float32
-        )
-        for patch in self.of(x, y):
-            for line, made in zip(rows[patch.within(x, y)], patch.rows, strict=True):
-                # One by one, in a third of the time.
-                for row, near in zip(line, made, strict=True):
-                    row[patch.near] = near
-        return rows
+        return self.local_rows(x, y).dense()

@@ -23,6 +23,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.seed.budget import candidate_splits, many_seeds
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
+from mdpext_dask.store.mechanism_store import plan_of
 
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 # About how many seed programs and trials of a whole mechanism a search for certified budgets takes; where
@@ -187,7 +188,7 @@ class JobCosts:
     @classmethod
     def of(cls, spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> "JobCosts":
         """Return the costs of a job with the network, or the loss file, and the grid of `geometry`."""
-        plan = Plan.of(geometry.grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
+        plan = plan_of(spec, geometry.grid, output_count(spec, geometry), geometry.kept)
         nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
         trees = spec.loss.tasks if spec.loss.kind == "travel" else 0
         uniform = spec.prior.kind == "uniform"
@@ -197,8 +198,8 @@ class JobCosts:
 
     @property
     def elements(self) -> int:
-        """Records times outputs."""
-        return self.plan.grid.records * self.plan.outputs
+        """Records times outputs, of which far ones of local rows are not counted."""
+        return self.plan.grid.records * self.plan.near_outputs
 
     @cached_property
     def cells(self) -> "_CellWork":

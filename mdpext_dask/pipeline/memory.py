@@ -17,6 +17,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.loss import CACHE_BYTES
+from mdpext_dask.store.mechanism_store import plan_of
 
 # A trial with certificate vectors needs up to so many times what extending a block does.
 _TRIAL_PEAK = 15
@@ -48,7 +49,7 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         With what is needed and what there is.
     """
     grid = geometry.grid
-    plan = Plan.of(grid, output_count(spec, geometry), spec.store.block_cells, geometry.kept)
+    plan = plan_of(spec, grid, output_count(spec, geometry), geometry.kept)
     smaller = "larger cells or less refinement"
     needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
     if isinstance(geometry, FileGeometry):

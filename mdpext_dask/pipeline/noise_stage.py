@@ -25,7 +25,7 @@ from mdpext_dask.events import Note
 from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.extend.noise_remap import Remap, Tile, tile_count
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.store.local_rows import keep_floor
+from mdpext_dask.store.local_chunks import keep_floor
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_patches
@@ -94,7 +94,7 @@ def noise_loss_block(url: str, index: int, sha256: str) -> float:
     store = MechanismStore.open(url)
     block = store.plan[index]
     patches = noise_patches(url, sha256, store.outputs, store.grid)
-    return expected_loss(store, block, patches.stored_rows(block.owned_x, block.owned_y))
+    return expected_loss(store, block, patches.local_rows(block.owned_x, block.owned_y))
 
 
 def _tables(store: MechanismStore, noise: FineNoise) -> NoiseTables:

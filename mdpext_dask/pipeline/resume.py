@@ -21,8 +21,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import check_counts, output_count
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed import budget
-from mdpext_dask.store.blocks import Plan
-from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
+from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore, plan_of
 from mdpext_dask.store.rows import extension_of_store
 from mdpext_dask.store.schema import METHOD_CHOSEN
 
@@ -134,7 +133,7 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
         plan, method = found.plan, extension_of_store(found).method
     else:
         domain, method = found.domain, found.facts.get(METHOD_CHOSEN, spec.extension.method)
-        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept)
+        plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, method)
     method = spec.programs if method == FITTING else method
     check_workers(plan, method, memory_bytes)
 

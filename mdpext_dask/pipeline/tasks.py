@@ -21,6 +21,7 @@ from mdpext_dask.seed.solve import solve_seed_problem
 from mdpext_dask.store import objects, receipts
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.integrity import damage_against
+from mdpext_dask.store.local_chunks import encode_block
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore
 from mdpext_dask.store.receipts import Receipt
@@ -104,7 +105,7 @@ def extend_block(url: str, index: int) -> None:
         tracemalloc.start()
     try:
         fine = extended_block(store, block)
-        encoded = {} if skipped else store.encode_block(block, fine)
+        encoded = {} if skipped else encode_block(store, block, fine)
         # A worker may be stopped, given up, and go on when others have long done its work. What is left to do
         # from here on takes a moment, unless it is stopped in that very moment.
         stopped = time.perf_counter() - started > _LONG_SECONDS

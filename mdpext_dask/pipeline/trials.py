@@ -98,7 +98,8 @@ def try_block(url: str, index: int, slopes: bool) -> tuple[NDArray[np.float64], 
     """
     store = MechanismStore.open(url, mode="r+" if slopes else "r")
     block, grid = store.plan[index], store.grid
-    fine = extended_block(store, block, TRIAL)
+    rows = extended_block(store, block, TRIAL)
+    fine = rows.dense()
     norms = certify_source_cells(fine, grid.spacing_km, grid.factor, store.metric_p)
     if slopes:
         found = steepest_slopes(fine, grid.spacing_km, grid.factor, store.metric_p)
@@ -106,7 +107,7 @@ def try_block(url: str, index: int, slopes: bool) -> tuple[NDArray[np.float64], 
         store.array(f"seed/{_VECTOR}")[where] = found.vector
         store.array(f"seed/{_WORST}")[where] = found.worst
     east, north = block.owned_shape
-    return norms, expected_loss(store, block, fine[:east, :north])
+    return norms, expected_loss(store, block, rows.part(slice(east), slice(north)))
 
 
 def read_rows(store: MechanismStore) -> NDArray[np.float64]:

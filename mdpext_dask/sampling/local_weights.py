@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.runtime.integer_sampling import integer_weights, pick_rows
-from mdpext_dask.store.local_rows import LocalRows
 
 
 @dataclass(frozen=True)

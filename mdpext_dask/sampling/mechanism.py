@@ -19,13 +19,13 @@ from mdpext_dask.errors import (
     StoreError,
     first_line,
 )
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.problem.notebook_card import MOST_DOTS, MOST_READ, card, prior_in_squares, small_map
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, integer_weights
 from mdpext_dask.runtime.location_sampler import Given, Numbers, OutsideRule, Places, Reporter
 from mdpext_dask.runtime.signatures import Trusted
 from mdpext_dask.sampling.local_weights import LocalWeights
 from mdpext_dask.store import integrity, objects, schema
-from mdpext_dask.store.local_rows import LocalRows
 from mdpext_dask.store.mechanism_store import COMPLETE, DAMAGE, REFUSED, ROOT_KEY, MechanismStore
 from mdpext_dask.store.remap import content_of, merge_columns, remap_of
 from mdpext_dask.store.rows import by_chunks, local_rows_of, rows_at, rows_of

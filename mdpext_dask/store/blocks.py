@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.job.sections import FITTING, NOISE
 from mdpext_dask.problem.grid import Grid
 
 FLOAT32, FLOAT64 = 4, 8
@@ -23,6 +24,9 @@ _LEAST_BLOCK_BYTES = 256 * 2**10
 # An inner chunk is what must be read to look up one record. Of local rows those with an output near it are
 # read, and Zarr takes a millisecond for each that there is, so they are larger.
 _CHUNK_BYTES, _LOCAL_CHUNK_BYTES = 192 * 2**10, 640 * 2**10
+# ε times the distance up to which noise gives outputs more than the floor, measured 20 to 22; and outputs lie
+# up to so many times as densely as on average, measured 6.6.
+_NOISE_REACH, _CROWDED = 22.0, 7.0
 # Outputs of a chunk of local rows: few, so that chunks without a near output are many.
 _CHUNK_OUTPUTS = 256
 # Seeds are read in chunks of at most this, so that a worker reads its corners and little more.
@@ -30,7 +34,7 @@ _SEED_CHUNK_BYTES = 256 * 2**10
 # Memory for writing a block (a copy in the shard's order, its compressed chunks, the joined file) as a share
 # of the block; slabs of one fine row that the extension holds; and interpreter objects of one task. Measured;
 # the last two matter for tiny blocks only.
-_WRITE_SHARE = 2.1
+_WRITE_SHARE, _LOCAL_WRITE_SHARE = 2.1, 1.2
 _SLABS = 8
 _COLUMNS, _UNPACKED = 4, 9
 # Columns that a user's own operator may need, if it transforms scores and back.
@@ -122,15 +126,16 @@ class Plan:
         Source cells of a full block, to the east and to the north.
     skipped
         Blocks that are not stored.
-    local
-        Whether rows are local, so that chunks are cut along the outputs as well; matters to new stores only.
+    reach_km
+        How far from a record outputs have more than the floor, in km, about; None where rows are not local.
+        Chunks of local rows are cut along the outputs as well, which matters to new stores only.
     """
 
     grid: Grid
     outputs: int
     block_cells: tuple[int, int]
     skipped: frozenset[int] = frozenset()
-    local: bool = False
+    reach_km: float | None = None
 
     @classmethod
     def of(
@@ -139,8 +144,7 @@ class Plan:
         outputs: int,
         block_cells: tuple[int, int] | None = None,
         kept: NDArray[np.bool_] | None = None,
-        *,
-        local: bool = False,
+        reach_km: float | None = None,
     ) -> "Plan":
         """Return the plan for a grid; it depends on the job alone, never on the number of workers.
 
@@ -149,9 +153,9 @@ class Plan:
         bool of shape (cells_x, cells_y), are skipped; without `kept`, none is.
         """
         if block_cells is None:
-            block_cells = _choose_block_cells(grid, outputs)
+            block_cells = _choose_block_cells(grid, near_outputs(grid, outputs, (1, 1), reach_km))
         sides = min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)
-        plan = cls(grid, outputs, sides, local=local)
+        plan = cls(grid, outputs, sides, reach_km=reach_km)
         if kept is None or kept.all():
             return plan
         stored = np.zeros(plan.blocks_shape, dtype=bool)
@@ -203,7 +207,7 @@ class Plan:
 
     @property
     def _chunk_outputs(self) -> int:
-        return min(self.outputs, _CHUNK_OUTPUTS) if self.local else self.outputs
+        return self.outputs if self.reach_km is None else min(self.outputs, _CHUNK_OUTPUTS)
 
     @property
     def chunk_shape(self) -> tuple[int, int, int]:
@@ -226,10 +230,15 @@ class Plan:
         return min(side, seeds_x), min(side, seeds_y), self.outputs
 
     @property
+    def near_outputs(self) -> int:
+        """How many outputs have more than the floor from some record of a full block, about."""
+        return near_outputs(self.grid, self.outputs, self.block_cells, self.reach_km)
+
+    @property
     def store_bytes(self) -> int:
-        """Bytes of all stored probabilities before compression; skipped blocks are not stored."""
+        """Bytes of all stored probabilities before compression, of near outputs; skipped blocks have none."""
         skipped = sum(math.prod(self[index].owned_shape) for index in self.skipped)
-        return (self.grid.records - skipped) * self.outputs * FLOAT32
+        return (self.grid.records - skipped) * self.near_outputs * FLOAT32
 
     def peak_bytes(self, method: str) -> int:
         """Return the predicted peak memory of an extension task, in bytes.
@@ -246,9 +255,13 @@ class Plan:
         rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
         block = rows_x * rows_y * self.outputs * FLOAT32
         slabs = _SLABS * rows_y * self.outputs * FLOAT64
+        if method == NOISE:
+            near = near_outputs(self.grid, self.outputs, self.block_cells, self.reach_km, _CROWDED)
+            block = rows_x * rows_y * min(near + self._chunk_outputs, self.outputs) * FLOAT32
+            return int(block * (1 + _LOCAL_WRITE_SHARE) + _TASK_OVERHEAD_BYTES)
         if method == "cell-lp":
             slabs += _UNPACKED * block
-        elif method not in ("log-convex", "noise"):
+        elif method != "log-convex":
             columns = _OWN_COLUMNS if ":" in method else _COLUMNS
             slabs = columns * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64
         seed = math.prod(self.seed_chunk_shape) * FLOAT64
@@ -279,6 +292,46 @@ class Plan:
         if along + 1 < self.blocks_shape[1]:
             neighbours["north"] = index + 1
         return Block(index, cells[0], cells[1], owned[0], owned[1], closed[0], closed[1], neighbours)
+
+
+def reach_of(method: str, loss: str, epsilon_per_km: float) -> float | None:
+    """Return how far from a record outputs have more than the floor, in km, about; None: all have, anywhere.
+
+    Parameters
+    ----------
+    method, loss
+        The method of extension, and the kind of loss.
+    epsilon_per_km
+        ε, in 1/km.
+    """
+    if method not in (NOISE, FITTING):
+        return None
+    # It may come to be programs; and where the loss is no distance, any output may be near.
+    return math.inf if method == FITTING or loss == "file" else _NOISE_REACH / epsilon_per_km
+
+
+def near_outputs(
+    grid: Grid, outputs: int, cells: tuple[int, int], reach_km: float | None, crowded: float = 1.0
+) -> int:
+    """Return how many outputs lie within reach of a rectangle of source cells, about.
+
+    Parameters
+    ----------
+    grid, outputs
+        The grid, and K.
+    cells
+        Sides of the rectangle.
+    reach_km
+        See :class:`Plan`.
+    crowded
+        How many times as densely as on average they lie there.
+    """
+    if reach_km is None:
+        return outputs
+    share = crowded
+    for side, every in zip(cells, (grid.cells_x, grid.cells_y), strict=True):
+        share *= min((side + 2 * reach_km / grid.cell_km) / every, 1.0)
+    return min(math.ceil(outputs * share), outputs)
 
 
 def common(one: slice, other: slice) -> slice:

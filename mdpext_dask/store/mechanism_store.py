@@ -27,10 +27,8 @@ import zarr
 import zarr.errors
 from numpy.typing import NDArray
 from zarr.abc.store import Store
-from zarr.storage import MemoryStore
 
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError, first_line
-from mdpext_dask.job.sections import FITTING, NOISE
 from mdpext_dask.job.spec import JobSpec, differing_keys, fingerprint_of
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
@@ -38,7 +36,7 @@ from mdpext_dask.problem.projection import Projection
 from mdpext_dask.seed.budget import planar_epsilon
 from mdpext_dask.seed.model import SeedMechanism
 from mdpext_dask.store import objects, receipts, schema
-from mdpext_dask.store.blocks import Block, Plan
+from mdpext_dask.store.blocks import Block, Plan, reach_of
 from mdpext_dask.store.receipts import Receipt
 
 # The object that holds the attributes of the root.
@@ -90,8 +88,7 @@ class MechanismStore:
             If it cannot be written.
         """
         store = objects.open_objects(url)
-        local = spec.extension.method in (NOISE, FITTING)
-        plan = Plan.of(domain.grid, domain.outputs, spec.store.block_cells, domain.kept, local=local)
+        plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, facts.get(schema.METHOD_CHOSEN))
         try:
             root = zarr.create_group(
                 store,
@@ -285,7 +282,12 @@ class MechanismStore:
     def plan(self) -> Plan:
         """How the grid is cut into blocks."""
         across, along = self.attributes["block_cells"]
-        return Plan.of(self.grid, self.outputs, (across, along), self.kept)
+        job = self.attributes["job"]
+        # Rows of the oldest stores are of a kind that has no reach, and their jobs may lack sections.
+        loss, epsilon = job.get("loss", {}).get("kind", ""), float(self.attributes["epsilon_per_km"])
+        method = self.attributes.get(schema.METHOD_CHOSEN) or job["extension"]["method"]
+        reach_km = reach_of(method, loss, epsilon)
+        return Plan.of(self.grid, self.outputs, (across, along), self.kept, reach_km)
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
@@ -375,36 +377,6 @@ class MechanismStore:
     def _probability(self) -> "zarr.Array[Any]":
         # Described once, when the store is created; behind a URL, every look at the description is a request.
         return self._array(schema.PROBABILITY)
-
-    def encode_block(self, block: Block, fine: NDArray[np.float32]) -> dict[str, bytes]:
-        """Return the bytes of the shards with the rows that a block owns, by key; see :meth:`write_shards`.
-
-        Parameters
-        ----------
-        block
-            Which block.
-        fine
-            The closed block, float32 of shape (rows east, rows north, K).
-
-        Raises
-        ------
-        StoreError
-            If the description of the array is damaged, or the rows are not whole shards.
-        """
-        keys = self.shard_keys(block)
-        east, north = block.owned_shape
-        scratch, description = MemoryStore(), f"{schema.PROBABILITY}/{ROOT_KEY}"
-        objects.put_bytes(scratch, description, objects.get_bytes(self.objects, description) or b"")
-        owned, place = fine[:east, :north], (block.owned_x, block.owned_y)
-        try:
-            zarr.open_array(scratch, path=schema.PROBABILITY, mode="r+")[place] = owned
-        except DAMAGE as error:
-            raise StoreError(f"{self.url}: block {block.index}: {first_line(error)}") from None
-        found = ((key, objects.get_bytes(scratch, key)) for key in keys)
-        shards = {key: shard for key, shard in found if shard is not None}
-        if len(shards) < len(keys):
-            raise StoreError(f"{self.url}: block {block.index}: its rows are not whole shards")
-        return shards
 
     def write_shards(self, shards: Mapping[str, bytes]) -> dict[str, str]:
         """Write shards, and return the SHA-256 of each.
@@ -586,6 +558,24 @@ class MechanismStore:
         digest = self.seed_attributes.get("sha256")
         found = receipts.read_receipts(self.objects, self.plan.blocks, self.plan.skipped)
         return {block: receipt for block, receipt in found.items() if receipt.seed_sha256 == digest}
+
+
+def plan_of(
+    spec: JobSpec, grid: Grid, outputs: int, kept: NDArray[np.bool_], method: str | None = None
+) -> Plan:
+    """Return how a job's grid is cut into blocks.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    grid, outputs, kept
+        The grid, K, and the source cells of the region, bool of shape (cells_x, cells_y).
+    method
+        The method of extension, where the job leaves it open and it has been chosen.
+    """
+    reach_km = reach_of(method or spec.extension.method, spec.loss.kind, spec.privacy.epsilon_per_km)
+    return Plan.of(grid, outputs, spec.store.block_cells, kept, reach_km)
 
 
 def _open_root(store: Store, mode: str, complaint: str) -> zarr.Group:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import zarr
 from pydantic import ConfigDict, TypeAdapter
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
@@ -227,15 +227,15 @@ def _check_folder(path: Path) -> None:
         pass
 
 
-def get_bytes(store: Store, key: str) -> bytes | None:
-    """Return an object's bytes, or None if there is no such object.
+def get_bytes(store: Store, key: str, end: int | None = None) -> bytes | None:
+    """Return an object's bytes, or so many at its end; None if there is no such object.
 
     Raises
     ------
     StoreError
         If it exists but cannot be read.
     """
-    return _get_many(store, [key], key)[0]
+    return _get_many(store, [key], key, None if end is None else SuffixByteRequest(end))[0]
 
 
 def put_bytes(store: Store, key: str, value: bytes) -> None:
@@ -473,8 +473,10 @@ async def _listed(store: Store, prefix: str) -> list[str]:
     return [key async for key in store.list_prefix(prefix)]
 
 
-def _get_many(store: Store, keys: Sequence[str], what: str) -> list[bytes | None]:
-    requests = [(key, default_buffer_prototype()) for key in keys]
+def _get_many(
+    store: Store, keys: Sequence[str], what: str, part: ByteRequest | None = None
+) -> list[bytes | None]:
+    requests = [(key, default_buffer_prototype(), part) for key in keys]
     with _refused(store, what, "read"):
         found = sync(concurrent_map(requests, store.get, REQUESTS_AT_ONCE))
     return [None if buffer is None else buffer.to_bytes() for buffer in found]

@@ -10,10 +10,10 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import with_config
 from zarr.abc.store import Store
 
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.store import objects
 from mdpext_dask.store.blocks import Block, Plan
 
@@ -126,23 +126,24 @@ def shard_sha256(store: Store, key: str) -> str | None:
     return None if value is None else hashlib.sha256(value).hexdigest()
 
 
-def digest_sides(fine: NDArray[np.float32], block: Block) -> dict[str, str]:
+def digest_sides(fine: LocalRows, block: Block) -> dict[str, str]:
     """Return digests of the closed block's sides that it shares with neighbours.
 
     Parameters
     ----------
     fine
-        The closed block, float32 of shape (rows east, rows north, K).
+        Rows of the closed block.
     block
         Which block it is.
     """
+    every, first, last = slice(None), slice(1), slice(-1, None)
     shared = {
-        "west": (block.cells_x.start > 0, fine[0]),
-        "south": (block.cells_y.start > 0, fine[:, 0]),
-        "east": ("east" in block.neighbours, fine[-1]),
-        "north": ("north" in block.neighbours, fine[:, -1]),
+        "west": (block.cells_x.start > 0, first, every),
+        "south": (block.cells_y.start > 0, every, first),
+        "east": ("east" in block.neighbours, last, every),
+        "north": ("north" in block.neighbours, every, last),
     }
-    return {side: _digest_rows(rows) for side, (used, rows) in shared.items() if used}
+    return {side: _digest_rows(fine.part(x, y)) for side, (used, x, y) in shared.items() if used}
 
 
 def split_digests(side: str) -> list[str]:
@@ -162,13 +163,17 @@ def digest_of(receipts: Mapping[int, Receipt], description: bytes) -> str:
     return digest.hexdigest()
 
 
-def rows_sha256(fine: NDArray[np.float32], block: Block) -> str:
-    """Return the SHA-256 (hex) of the rows that a block owns, given the closed block."""
+def rows_sha256(fine: LocalRows, block: Block) -> str:
+    """Return the SHA-256 (hex) of the rows of all outputs that a block owns, given the closed block."""
     east, north = block.owned_shape
-    return hashlib.sha256(fine[:east, :north].tobytes()).hexdigest()
+    digest = hashlib.sha256()
+    for line in range(east):  # line by line, as near outputs may be few
+        digest.update(np.ascontiguousarray(fine.part(slice(line, line + 1), slice(north)).dense()).data)
+    return digest.hexdigest()
 
 
-def _digest_rows(rows: NDArray[np.float32]) -> str:
+def _digest_rows(fine: LocalRows) -> str:
+    rows = fine.dense().reshape(-1, fine.total_outputs)
     return "".join(hashlib.blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).hexdigest() for row in rows)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import SpecError, StoreError
 from mdpext_dask.extend.choose import checked_rows, is_own, operator_of, trusted_operators
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.noise import NoiseLattice, NoiseTables
 from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.extend.normalise import exponential, normalise
@@ -21,7 +22,7 @@ from mdpext_dask.job.spec import JobSpec, fingerprint_of, is_job_of, parse_job
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import receipts, schema
 from mdpext_dask.store.blocks import Block, common, relative
-from mdpext_dask.store.local_rows import LocalRows, floor_of
+from mdpext_dask.store.local_chunks import chunks_of, floor_of, outputs_of, read_chunks, stored_chunks
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Prefixes of the names of a store's seed, and of one that is only tried.
@@ -126,8 +127,8 @@ def extension_arrays(
     return arrays if operator.linear else {**arrays, schema.EXPONENT: np.array([exponent])}
 
 
-def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> NDArray[np.float32]:
-    """Return the rows of a closed block as they are stored, float32 of shape (rows, rows, K).
+def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> LocalRows:
+    """Return the rows of a closed block as they are stored.
 
     Parameters
     ----------
@@ -144,13 +145,14 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> N
         If a user's own operator fails, or returns something else than rows.
     """
     if prefix == SEED and schema.RECORD_SCORES in store.seed_attributes:
-        return _from_records(store, block, store.seed_attributes[schema.RECORD_SCORES])
+        return LocalRows.of(_from_records(store, block, store.seed_attributes[schema.RECORD_SCORES]))
     operator = operator_of_store(store)
     if prefix == SEED and extension_of_store(store).method == NOISE:
         patches = noise_patches(store.url, store.seed_sha256(), store.outputs, store.grid)
-        return patches.stored_rows(block.closed_x, block.closed_y)
+        return patches.local_rows(block.closed_x, block.closed_y)
     corners = _read_corners(store, block, operator, prefix)
-    return checked_rows(operator, corners) if is_own(extension_of_store(store)) else operator.rows(corners)
+    own = is_own(extension_of_store(store))
+    return LocalRows.of(checked_rows(operator, corners) if own else operator.rows(corners))
 
 
 def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray[np.float32]:
@@ -250,17 +252,21 @@ def local_rows_of(store: MechanismStore, x: slice, y: slice) -> LocalRows:
         If stored bytes or the seed are damaged, or a skipped block has no receipt or extends to other rows
         than when it was written.
     """
-    rows: NDArray[np.float32] = store.read(schema.PROBABILITY, x, y)
+    floor, chunks = floor_of(store), stored_chunks(store, x, y)
+    again: list[tuple[Block, LocalRows]] = []
     for block in store.plan.skipped_blocks(x, y):
-        part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
         receipt = receipts.read_receipt(store.objects, block.index, store.plan.skipped)
         if receipt is None or receipt.rows_sha256 is None or receipt.seed_sha256 != store.seed_sha256():
             raise StoreError(f"{store.url}: block {block.index} has no receipt; run the job again")
         fine = _extended(store.url, block.index, receipt.rows_sha256)
-        rows[relative(part_x, x.start), relative(part_y, y.start)] = fine[
-            relative(part_x, block.owned_x.start), relative(part_y, block.owned_y.start)
-        ]
-    return LocalRows.of(rows, floor_of(store))
+        again.append((block, fine))
+        chunks |= chunks_of(store, fine.near)
+    rows, outputs = read_chunks(store, x, y, chunks), outputs_of(store, chunks)
+    for block, fine in again:
+        part_x, part_y = common(block.owned_x, x), common(block.owned_y, y)
+        part = fine.part(relative(part_x, block.owned_x.start), relative(part_y, block.owned_y.start))
+        rows[relative(part_x, x.start), relative(part_y, y.start)] = part.of_outputs(outputs)
+    return LocalRows.of(rows, floor, outputs, store.outputs)
 
 
 def by_chunks(store: MechanismStore, i: NDArray[np.intp], j: NDArray[np.intp]) -> list[NDArray[np.intp]]:
@@ -313,7 +319,7 @@ def rows_at(
 
 
 @lru_cache(maxsize=_BLOCKS_KEPT)
-def _extended(url: str, index: int, rows_sha256: str) -> NDArray[np.float32]:
+def _extended(url: str, index: int, rows_sha256: str) -> LocalRows:
     """Extend a block to the rows with this digest; cached rows stay valid whatever happens to the store."""
     store = MechanismStore.open(url)
     block = store.plan[index]

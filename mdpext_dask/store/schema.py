@@ -25,7 +25,7 @@ from mdpext_dask.store.blocks import Plan
 
 # Version 1 kept lists and objects among the attributes of the root as they are, which netCDF cannot hold, and
 # had no groups around receipts and audits. Version 2 stored every chunk of rows, and NaN was what is not
-# stored; see mdpext_dask.store.local_rows.
+# stored; see mdpext_dask.store.local_chunks.
 FORMAT_VERSION = 3
 # The state of a store while its template is being written.
 CREATING = "creating"

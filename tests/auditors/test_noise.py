@@ -18,7 +18,7 @@ from mdpext_dask.extend.noise import Kernel, NoiseLattice, NoiseTables
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.store.local_rows import floor_of
+from mdpext_dask.store.local_chunks import floor_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_tables, rows_of
 from tests.support.forged import rehash

@@ -479,7 +479,7 @@ def receipts_of(store: Path, pid: int) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(tasks, "extended_block"), (MechanismStore, "encode_block")], ids=["extend", "encode"]
+    ("owner", "name"), [(tasks, "extended_block"), (tasks, "encode_block")], ids=["extend", "encode"]
 )
 def test_a_task_that_slept_while_others_did_its_work_writes_nothing(
     tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

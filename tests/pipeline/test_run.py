@@ -19,6 +19,7 @@ from mdpext_dask.cli.submit.files import check_store
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreError
 from mdpext_dask.events import Event, StageFinished, TaskDone
 from mdpext_dask.extend.choose import operator_of
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.job.spec import JobSpec, parse_job
 from mdpext_dask.pipeline import run, tasks
 from mdpext_dask.pipeline.resume import create
@@ -253,10 +254,10 @@ def test_running_again_mends_a_refused_store(finished: Path, small_job: Job) -> 
     assert np.array_equal(bytes_of(finished), good)
 
 
-def sharpened(store: MechanismStore, block: Block) -> np.ndarray:
+def sharpened(store: MechanismStore, block: Block) -> LocalRows:
     """Extend with a rule that sharpens the scores."""
-    rows = extended_block(store, block).astype(float) ** 3
-    return (rows / rows.sum(axis=-1, keepdims=True)).astype(np.float32)
+    rows = extended_block(store, block).dense().astype(float) ** 3
+    return LocalRows.of((rows / rows.sum(axis=-1, keepdims=True)).astype(np.float32))
 
 
 def test_not_private_is_never_complete(path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +278,13 @@ def test_disagreeing_blocks_are_refused(path: Path, small_job: Job, monkeypatch:
     original = tasks.extended_block
     calls: list[int] = []
 
-    def faulty(store: MechanismStore, block: Block) -> np.ndarray:
-        fine = original(store, block)
+    def faulty(store: MechanismStore, block: Block) -> LocalRows:
+        rows = original(store, block)
+        fine = rows.dense()
         calls.append(1)
         if len(calls) == 1:
             fine[-1, 3, 0] = np.nextafter(fine[-1, 3, 0], np.float32(0))
-        return fine
+        return rows
 
     monkeypatch.setattr(tasks, "extended_block", faulty)
     job = small_job(store={"block_cells": [1, 9]})

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from mdpext_dask import AuditReport, audit, evaluate, open_mechanism
 from mdpext_dask.auditors.certificate import certify_cells
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import load_job, parse_job
@@ -128,11 +129,11 @@ def test_a_violation_in_a_skipped_block_is_refused(tmp_path: Path, monkeypatch: 
     path = tmp_path / "s.zarr"
     init(parse_job(u_job(tmp_path)), str(path))
 
-    def sharpened(store: MechanismStore, block: Any) -> np.ndarray:
-        fine = extended_block(store, block)
+    def sharpened(store: MechanismStore, block: Any) -> LocalRows:
+        rows = extended_block(store, block)
         if block.index == 8:  # cell (1, 3)
-            fine[1, 1] = np.array([0.96, 0.01, 0.01, 0.01, 0.01])
-        return fine
+            rows.entries[1, 1] = np.array([0.96, 0.01, 0.01, 0.01, 0.01])
+        return rows
 
     monkeypatch.setattr("mdpext_dask.pipeline.tasks.extended_block", sharpened)
     monkeypatch.setattr("mdpext_dask.store.rows.extended_block", sharpened)
@@ -361,10 +362,10 @@ def test_another_seed_for_the_skipped_blocks_is_noticed(finished: Path) -> None:
 def test_extension_that_is_not_same_again_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another version of a solver might answer: rows that nobody has certified are never sampled."""
 
-    def another(store: MechanismStore, block: Any) -> np.ndarray:
-        fine = extended_block(store, block)
-        fine[0, 0, 0] = np.nextafter(fine[0, 0, 0], np.float32(1))
-        return fine
+    def another(store: MechanismStore, block: Any) -> LocalRows:
+        rows = extended_block(store, block)
+        rows.entries[0, 0, 0] = np.nextafter(rows.entries[0, 0, 0], np.float32(1))
+        return rows
 
     monkeypatch.setattr("mdpext_dask.store.rows.extended_block", another)
     with pytest.raises(StoreError, match="does not extend to the rows that were certified"):

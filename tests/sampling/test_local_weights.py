@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mdpext_dask.errors import GuaranteeViolation
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick
 from mdpext_dask.sampling.local_weights import LocalWeights
-from mdpext_dask.store.local_rows import LocalRows
 
 FLOOR = float(np.float32(1e-3))
 ROWS = st.tuples(st.integers(1, 5), st.integers(1, 9)).flatmap(

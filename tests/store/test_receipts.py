@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Plan
@@ -24,7 +25,8 @@ def receipts(spoil: tuple[int, int, int] | None = None) -> dict[int, Receipt]:
         if spoil is not None and spoil[0] == block.index:
             fine[spoil[1], spoil[2], 2] = np.nextafter(fine[spoil[1], spoil[2], 2], np.float32(1))
         made[block.index] = Receipt(
-            block=block.index, seed_sha256="s", shards={"k": "h"}, sides=digest_sides(fine, block),
+            block=block.index, seed_sha256="s", shards={"k": "h"},
+            sides=digest_sides(LocalRows.of(fine), block),
             fallbacks=0, seconds=0.0, peak_bytes=None, worker="w",
         )  # fmt: skip
     return made

@@ -26,7 +26,7 @@ from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.blocks import Block
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import rows_of
+from mdpext_dask.store.rows import local_rows_of
 
 Array = NDArray[np.float64]
 # Numbers in one array of bins, 16 MB; a task holds one like it, the client all three.
@@ -260,10 +260,10 @@ def _columns_of_block(
     used: NDArray[np.bool_] = np.any(beliefs != 0, axis=0)
     if not used.any():  # skipped blocks without a prior need not be extended
         return
-    probability = rows_of(store, block.owned_x, block.owned_y)
+    local = local_rows_of(store, block.owned_x, block.owned_y)
     for column in np.flatnonzero(used.any(axis=1)).tolist():
         at = np.flatnonzero(used[column])
-        rows = probability[column, at].astype(np.float64)
+        rows = local.part(slice(column, column + 1), at).dense()[0].astype(np.float64)
         rows /= rows.sum(axis=1)[:, None]
         if not (rows > 0).all():
             raise StoreError(f"{store.url}: block {block.index}: rows are damaged; use --overwrite")

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from mdpext_dask.auditors.certificate import certify_cells
 from mdpext_dask.auditors.directions import largest_steps, steps_of
-from mdpext_dask.store.local_rows import LocalRows
+from mdpext_dask.extend.local_rows import LocalRows
 
 FLOOR = float(np.float32(1e-3))
 SHAPES = st.tuples(st.integers(2, 4), st.integers(2, 4), st.integers(1, 7))
@@ -43,7 +43,18 @@ def test_dense_rows_are_what_was_read(rows: Any) -> None:
 def test_without_a_floor_all_are_near(rows: Any) -> None:
     local = LocalRows.of(rows, None)
     assert local.entries is rows
-    assert local.dense() is rows
+    assert np.shares_memory(local.dense(), rows) or not rows.size
+
+
+@given(ROWS, st.data())
+def test_outputs_that_were_not_read_are_far(rows: Any, data: Any) -> None:
+    rows = with_a_near_output(rows)
+    near = (rows != np.float32(FLOOR)).any(axis=(0, 1))
+    more = data.draw(arrays.arrays(np.bool_, near.shape))
+    read = np.flatnonzero(near | more)
+    local, whole = LocalRows.of(rows[..., read], FLOOR, read, rows.shape[-1]), LocalRows.of(rows, FLOOR)
+    assert np.array_equal(local.entries, whole.entries)
+    assert (list(local.outputs), local.copies) == (list(whole.outputs), whole.copies)
 
 
 def test_rows_of_nothing_but_the_floor_are_lost() -> None:
