@@ -284,6 +284,25 @@ def slopes(
     return certified * (1 + NORM_RELATIVE_ERROR), steepest
 
 
+def looseness(reach: int, shape: tuple[int, int], metric_p: float) -> float:
+    """Return how many times ε all pairs keep of a square lattice at most, if steps up to a radius keep ε.
+
+    1.0131 for a radius of 3 and p = 2; 1 for p = 1 and p = ∞.
+
+    Parameters
+    ----------
+    reach
+        The radius.
+    shape
+        Numbers of records along both axes.
+    metric_p
+        Exponent p of the metric.
+    """
+    steps = steps_of(reach, shape)
+    sizes = {step: _norm(np.abs(np.array(step, dtype=np.float64))[:, None], metric_p) for step in steps}
+    return float(slopes(sizes, reach, shape, (1.0, 1.0), metric_p)[0][0])
+
+
 def _fits(step: Step | NDArray[np.int_], shape: tuple[int, int]) -> bool:
     return bool(step[0] < shape[0] and step[1] < shape[1])
 

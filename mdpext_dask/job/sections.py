@@ -21,7 +21,9 @@ MCSHANE_WHITNEY = "mcshane-whitney"
 LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
 # Planar noise on fine cells, remapped: no seed program, and rows that follow from tables.
 NOISE = "noise"
-METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE)
+# One program over all records, where they are few.
+RECORDS = "records"
+METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE, RECORDS)
 # The method is chosen: noise, or programs where the job allows them the time and they lose less.
 FITTING = "auto"
 # How long programs may be planned to take, in s, for a job to try them.
@@ -388,9 +390,11 @@ class ExtensionSection(Section):
     Parameters
     ----------
     method
-        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, or an operator of your own as
-        ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"noise"`` has no seed: it is planar
-        noise on cells finer than the outputs, each of which is remapped to its best output. ``"auto"``:
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, ``"records"``, or an operator of
+        your own as ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"noise"`` has no seed: it is
+        planar noise on cells finer than the outputs, each of which is remapped to its best output.
+        ``"records"`` interpolates nothing: it is one program over all records, of which a few thousand are
+        the most. ``"auto"``:
         noise, or seed programs if they lose less and may be tried, see `seconds`: cell programs where seeds
         are so coarse that interpolating between them loses much, else log-convex. With another budget than
         ``"certified"``, or one stage, it is log-convex.

@@ -20,7 +20,16 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.job import sections as job_sections
-from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, LOG_CONVEX, NOISE, PLACE, PLACE_PREFIX, Section
+from mdpext_dask.job.sections import (
+    CELL_PROGRAMS,
+    FITTING,
+    LOG_CONVEX,
+    NOISE,
+    PLACE,
+    PLACE_PREFIX,
+    RECORDS,
+    Section,
+)
 
 BUILTIN_PREFIX = "builtin:"
 # ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
@@ -206,11 +215,12 @@ class JobSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _noise_has_no_seeds(self) -> "JobSpec":
-        if self.extension.method == NOISE and self.privacy.budget != "certified":
+    def _budgets_are_for_seeds(self) -> "JobSpec":
+        method = self.extension.method
+        if method in (NOISE, RECORDS) and self.privacy.budget != "certified":
             raise ValueError(
-                f'privacy.budget: "{self.privacy.budget}" is for seeds, which extension.method = "noise" has '
-                "none of; leave it out"
+                f'privacy.budget: "{self.privacy.budget}" is for seeds; extension.method = "{method}" has '
+                "none: leave it out"
             )
         return self
 

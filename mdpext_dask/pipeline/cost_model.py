@@ -11,7 +11,7 @@ from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.extend.noise_remap import BLOCK, TILE, tile_count
-from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE
+from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE, RECORDS
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
@@ -22,6 +22,7 @@ from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
 from mdpext_dask.seed.budget import candidate_splits, many_seeds
+from mdpext_dask.seed.record_program import predicted_seconds, record_reach
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.mechanism_store import plan_of
 
@@ -88,6 +89,8 @@ def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
     if spec.extension.method == NOISE:
         return 0, 0, 0
+    if spec.extension.method == RECORDS:
+        return 1, 0, 0
     if spec.privacy.budget == "half":
         return len(candidate_splits(spec.privacy.epsilon_per_km, spec.domain.metric_p)), 0, 0
     if spec.privacy.budget == "bound":
@@ -231,7 +234,10 @@ class JobCosts:
 
     @property
     def program_seconds(self) -> float:
-        """How long a seed program takes, in s."""
+        """How long a seed program takes, in s; or the one over all records."""
+        if self.spec.extension.method == RECORDS:
+            reach = record_reach(self.plan.grid.shape, self.spec.domain.metric_p)
+            return TASK["trial"] + predicted_seconds(self.plan.grid.shape, self.plan.outputs, reach)
         seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs
         entries = seeds * outputs
         each = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)

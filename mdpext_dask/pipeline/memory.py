@@ -10,11 +10,12 @@ from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reac
 from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
 from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
-from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, LossSection
+from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
+from mdpext_dask.seed.record_program import predicted_bytes, record_reach
 from mdpext_dask.store.blocks import FLOAT32, FLOAT64, Plan
 from mdpext_dask.store.loss import CACHE_BYTES
 from mdpext_dask.store.mechanism_store import plan_of
@@ -55,13 +56,14 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     if isinstance(geometry, FileGeometry):
         needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
     noise = spec.extension.method == NOISE
-    certified = spec.privacy.budget == "certified" and not noise
+    records = spec.extension.method == RECORDS
+    certified = spec.privacy.budget == "certified" and not (noise or records)
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
         peak += _CELL_BYTES
     elif noise:
         peak += noise_table_bytes(spec, geometry.grid)
-    program = noise_bytes(spec, geometry) if noise else seed_bytes(plan)  # one worker solves it
+    program = noise_bytes(spec, geometry) if noise else seed_bytes(plan, spec)  # one worker solves it
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
@@ -72,6 +74,8 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
         needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))
         for_what = ("the remap of noise", "fewer outputs") if noise else ("the seed program", "larger cells")
+        if records:
+            for_what = "the program over all records", "fewer records or outputs"
         needed.append((program, *for_what))
     total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
@@ -211,7 +215,10 @@ def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:
     return FLOAT64 * (math.prod(lattice.shape) + 3 * masses + matrix_numbers(lattice, side_of(lattice)))
 
 
-def seed_bytes(plan: Plan) -> int:
+def seed_bytes(plan: Plan, spec: JobSpec) -> int:
     """Return what solving the seed takes: factors of all outputs, about sixty arrays (J, K), three (J, J)."""
+    if spec.extension.method == RECORDS:
+        reach = record_reach(plan.grid.shape, spec.domain.metric_p)
+        return predicted_bytes(plan.grid.shape, plan.outputs, reach)
     seeds, entries = plan.grid.seeds, plan.grid.seeds * plan.outputs
     return FLOAT64 * (2 * entries * min(plan.grid.seeds_shape) + 60 * entries + 3 * seeds**2)

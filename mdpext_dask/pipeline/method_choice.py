@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.extend.noise import MOST_CELLS
-from mdpext_dask.job.sections import FITTING, NOISE, ClusterSection, ExtensionSection
+from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, ClusterSection, ExtensionSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.outputs import MOST_WITH_NOISE
-from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS
+from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS, METHOD_TRIED
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class PlannedMethod:
     seconds
         Seconds by stage for a number of workers, with what choosing takes.
     facts
-        Attributes of the store: the method, if it is chosen before anything is computed, and why.
+        Attributes of the store: the method, if it is chosen before anything is computed, and why; else the
+        one that is compared with noise.
     words
         What is planned, in one line; None where the job names its method.
     """
@@ -56,16 +57,22 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
         check_memory(spec, geometry)
         costs = JobCosts.of(spec, geometry)
         return PlannedMethod(costs, costs.seconds, {})
-    noise, programs = (_with_method(spec, method) for method in (NOISE, spec.programs))
+    noise = _with_method(spec, NOISE)
+    # Of no cluster in particular, whose workers would take time to start.
+    alone = spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
+    planned = {
+        method: _seconds_of_both(alone, geometry, method)(1)["total"] for method in (RECORDS, spec.programs)
+    }
+    allowed = spec.extension.seconds
+    assert allowed is not None  # the section fills it in
+    # One program over all records is the best of programs, where it may be tried.
+    tried = RECORDS if planned[RECORDS] <= allowed else spec.programs
+    programs = _with_method(spec, tried)
     cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
     if cells > MOST_CELLS:
         return _chosen(programs, geometry, f"{NOISE} would have too many cells ({cells:.1e})")
-    # Of no cluster in particular, whose workers would take time to start.
-    alone = spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
-    planned, allowed = _seconds_of_both(alone, geometry)(1)["total"], spec.extension.seconds
-    assert allowed is not None  # the section fills it in
-    words = f"about {planned:,.0f} s with {spec.programs}"
-    if planned > allowed:
+    words = f"about {planned[tried]:,.0f} s with {tried}"
+    if planned[tried] > allowed:
         return _chosen(noise, geometry, f"{words} would be more than extension.seconds allows ({allowed:g})")
     check_memory(noise, geometry)
     try:
@@ -73,15 +80,16 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     except SpecError as error:
         # They are not just left out: a job has the same bytes on every machine that can run it.
         raise SpecError(f'{error}; or name extension.method = "{NOISE}"') from None
-    costs, tried = JobCosts.of(programs, geometry), f"the better of {NOISE} and {spec.programs}"
-    return PlannedMethod(costs, _seconds_of_both(spec, geometry), {}, f"method: {tried}, {words}")
+    costs, facts = JobCosts.of(programs, geometry), {METHOD_TRIED: tried}
+    words = f"method: the better of {NOISE} and {tried}, {words}"
+    return PlannedMethod(costs, _seconds_of_both(spec, geometry, tried), facts, words)
 
 
 def _seconds_of_both(
-    spec: JobSpec, geometry: RoadGeometry | FileGeometry
+    spec: JobSpec, geometry: RoadGeometry | FileGeometry, tried: str
 ) -> Callable[[int], dict[str, float]]:
     """Return how long a job takes with programs and noise, in s, by stage for a number of workers."""
-    noise, programs = (JobCosts.of(_with_method(spec, method), geometry) for method in (NOISE, spec.programs))
+    noise, programs = (JobCosts.of(_with_method(spec, method), geometry) for method in (NOISE, tried))
 
     def seconds(workers: int) -> dict[str, float]:
         found, made = programs.seconds(workers), noise.seconds(workers)

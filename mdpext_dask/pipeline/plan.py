@@ -84,7 +84,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         # What a worker holds besides, once.
         "table_bytes_per_worker": table_bytes(spec.loss, geometry),
         # What solving the seed takes, of one worker.
-        "seed_bytes": noise_bytes(spec, geometry) if costs.noise is not None else seed_bytes(plan),
+        "seed_bytes": noise_bytes(spec, geometry) if costs.noise is not None else seed_bytes(plan, spec),
         "client_bytes": client_bytes(spec, geometry, plan),
         "receipt_bytes": receipt_bytes(plan),
         "tasks": costs.tasks,

@@ -23,7 +23,7 @@ from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed import budget
 from mdpext_dask.store.mechanism_store import COMPLETE, MechanismStore, plan_of
 from mdpext_dask.store.rows import extension_of_store
-from mdpext_dask.store.schema import METHOD_CHOSEN
+from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_TRIED
 
 
 def finished_store(spec: JobSpec, url: str, observer: Observer, *, overwrite: bool) -> MechanismStore | None:
@@ -132,7 +132,8 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
     if isinstance(found, MechanismStore):
         plan, method = found.plan, extension_of_store(found).method
     else:
-        domain, method = found.domain, found.facts.get(METHOD_CHOSEN, spec.extension.method)
+        domain, facts = found.domain, found.facts
+        method = facts.get(METHOD_CHOSEN) or facts.get(METHOD_TRIED, spec.extension.method)
         plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, method)
     method = spec.programs if method == FITTING else method
     check_workers(plan, method, memory_bytes)

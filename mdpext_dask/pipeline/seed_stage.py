@@ -1,31 +1,42 @@
-"""Making a store's seed: its cost, budgets and, for cell programs, records; or tables of noise; or both."""
+"""Making a store's seed: its cost, budgets and, for cell programs, records; or noise; or records alone."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from mdpext_dask.auditors.directions import largest_steps, looseness, sides_of, slopes, steps_of
 from mdpext_dask.compute.executor import Executor
+from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SolverError
+from mdpext_dask.evaluation.bound.lattices import lattice_of
 from mdpext_dask.events import Note
-from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
 from mdpext_dask.pipeline.cells.improve import PROGRESS, CellPrograms
 from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, write_noise
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.problem.loss import assemble_seed_cost
+from mdpext_dask.seed.interior_point import InverseSums
+from mdpext_dask.seed.model import SeedMechanism
+from mdpext_dask.seed.record_program import RECORD_GAP, LatticePromise, record_reach, solve_records
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extension_of_store, job_of
-from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS, NOISE_TABLES
+from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS, METHOD_TRIED, NOISE_TABLES, RECORD_SCORES
 
 # Of ε: budgets of the seeds that cell programs may begin with, on coarse seeds and on dense ones, where ε h_0
 # is at most so much.
 COARSE_SHARES, DENSE_SHARES, DENSE_SEEDS = (0.4, 0.5, 0.6, 0.75), (0.6, 0.75), 3.0
+
+# Name of the log probabilities of all records, where one program makes them; and the shares of the uniform
+# mechanism that are tried where these do not keep ε by the solver's tolerance.
+_RECORD_ROWS = "record_score"
+_LEAST_SHARE, _LARGEST_SHARE = 1e-8, 1e-3
 
 
 def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
@@ -37,6 +48,8 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         return
     elif method == NOISE:
         write_noise(store, find_noise(store, executor, stages))
+    elif method == RECORDS:
+        _solve_records(store, executor, stages).write(store)
     else:
         _solve(store, executor, stages, method).write(store)
 
@@ -67,7 +80,7 @@ class _Solved:
 
 def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Make noise and solve the seed, and keep what loses less: noise, if that is the same."""
-    method = job_of(store).programs
+    method = str(store.attributes.get(METHOD_TRIED, job_of(store).programs))
     noise = solved = None
     failed: dict[str, SolverError] = {}
     noise_km = solved_km = math.inf
@@ -77,7 +90,10 @@ def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     except SolverError as error:
         failed[NOISE] = error
     try:
-        solved = _solve(store, executor, stages, method, noise_km)
+        if method == RECORDS:
+            solved = _solve_records(store, executor, stages)
+        else:
+            solved = _solve(store, executor, stages, method, noise_km)
         solved_km = solved.facts["loss_km"]
     except SolverError as error:
         failed[method] = error
@@ -133,6 +149,70 @@ def _solve(
             # Those of another candidate, whose budgets were searched.
             store.delete_seed_arrays("budget_x", "budget_y")
     return _Solved(chosen, {**chosen.facts, **facts}, records)
+
+
+def _solve_records(store: MechanismStore, executor: Executor, stages: Stages) -> _Solved:
+    """Solve one program over all records, and make their rows what is extended.
+
+    Raises
+    ------
+    SolverError
+        If the program cannot be solved, or its rows do not keep ε as they are stored.
+    """
+    grid, design = store.grid, float(store.attributes["epsilon_design_per_km"])
+    with stages.stage("seed"):
+        solved = solve_alone(store, executor, record_rows, design)
+    rows = solved.rows.reshape(*grid.shape, store.outputs)
+    chunks = store.plan.seed_chunk_shape
+    store.create_seed_array(_RECORD_ROWS, ("x", "y", "output"), chunks, data=np.log(rows))
+    corners = rows[:: grid.factor, :: grid.factor].reshape(grid.seeds, -1)
+    facts = {RECORD_SCORES: {"name": _RECORD_ROWS, "padding": [0, 0]}, "solves": 1, "loss_km": solved.primal}
+    return _Solved(Chosen(replace(solved, rows=corners), corners, {}, {}), facts, _RECORD_ROWS)
+
+
+def record_rows(
+    url: str, design: float, threads: int = 1, inverse_sums: InverseSums | None = None
+) -> SeedMechanism:
+    """Return the best rows of all records whose certificate by directions is within ε.
+
+    Parameters
+    ----------
+    url
+        The store.
+    design
+        ε in the plane that leaves room for storing, in 1/km.
+    threads, inverse_sums
+        See :func:`mdpext_dask.seed.interior_point.solve_program`.
+
+    Raises
+    ------
+    SolverError
+        See :func:`_solve_records`.
+    """
+    store = MechanismStore.open(url)
+    grid, p = store.grid, store.metric_p
+    reach = record_reach(grid.shape, p)
+    # A store's rectangle is certified as a whole, records outside the region as well.
+    lattice = lattice_of(store, 1, (0, 0))
+    lattice = replace(lattice, kept=np.ones_like(lattice.kept))
+    promise = LatticePromise(design / looseness(reach, grid.shape, p), p)
+    floor = float(store.attributes["job"]["privacy"]["min_probability"])
+    solved = solve_records(
+        lattice, promise, reach, floor, gap=RECORD_GAP, threads=threads, inverse_sums=inverse_sums
+    )
+    steps, every = steps_of(reach, grid.shape), (slice(0, grid.shape[0]), slice(0, grid.shape[1]))
+    share, certified = 0.0, math.inf
+    while share <= _LARGEST_SHARE:  # what the solver's tolerance leaves shows at the smallest entries
+        rows = (1 - share) * solved.rows + share / store.outputs
+        stored = rows.astype(np.float32).reshape(*grid.shape, -1)
+        sizes = largest_steps(stored, every, steps, np.arange(store.outputs))
+        by_step = dict(zip(steps, sizes, strict=True))
+        certified = float(slopes(by_step, reach, grid.shape, sides_of(grid), p)[0].max())
+        if certified <= store.planar_limit():
+            loss_km = float((lattice.cost.reshape(rows.shape) * rows).sum())
+            return replace(solved, rows=rows, primal=loss_km)
+        share = max(10 * share, _LEAST_SHARE)
+    raise SolverError(f"the program over all records ends at {certified / design:.6g} of its ε")
 
 
 def _candidates(

@@ -41,6 +41,7 @@ NOISE_TABLES = NOISE_OUTPUT, NOISE_MASS, NOISE_TOTAL, NOISE_FORM = (
 RECORD_SCORES = "record_scores"
 # Attributes of the root of a store whose job leaves the method open: what was chosen, once it is, and why.
 METHOD_CHOSEN, METHOD_IN_WORDS = "method_chosen", "method_in_words"
+METHOD_TRIED = "method_tried"
 # Of the numbers in the attributes.
 UNITS = {"distance": "km", "epsilon": "1/km"}
 EdgeBudgets = tuple[NDArray[np.float64], NDArray[np.float64]]

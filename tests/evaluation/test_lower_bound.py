@@ -23,7 +23,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
 from mdpext_dask.evaluation.bound import lattices
 from mdpext_dask.evaluation.bound import lower_bound as driver
-from mdpext_dask.evaluation.bound.lattice_program import GAP, Lattice, LatticePromise, lattice_bound, reach_of
+from mdpext_dask.evaluation.bound.lattice_program import GAP, lattice_bound, reach_of
 from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
 from mdpext_dask.evaluation.bound.lower_bound import (
     LEAST_PART,
@@ -40,6 +40,7 @@ from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.seed import interior_point
 from mdpext_dask.seed.block_tridiagonal import ends
 from mdpext_dask.seed.grid_rows import PairRows, directions
+from mdpext_dask.seed.record_program import Lattice, LatticePromise
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.baseline_checks import least_loss
@@ -448,7 +449,7 @@ def test_what_cannot_be_is_refused(tiny: MechanismStore, options: dict[str, Any]
 
 
 def test_too_large_programs_are_refused(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver.lattices, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
+    monkeypatch.setattr(driver, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
     refused(SpecError, r"need .* GiB of memory", bound_of, tiny, stride=1)
     assert bound_of(tiny, seconds=1e6).stride > 1
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mdpext_dask.errors import StoreError
-from mdpext_dask.evaluation.bound.lattice_program import Lattice, LatticePromise, lattice_bound, reach_of
-from mdpext_dask.seed.grid_rows import directions
+from mdpext_dask.evaluation.bound.lattice_program import lattice_bound
 from mdpext_dask.seed.interior_point import InverseSums
+from mdpext_dask.seed.record_program import Lattice, LatticePromise
 from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 
@@ -26,13 +26,6 @@ Offset = tuple[int, int]
 # A distance on the ground exceeds the one computed in the plane by at most this: PROJ takes what is within
 # 0.64 mm of its centre for the centre, and coordinates are rounded.
 _PLANE_ERROR_KM = 1e-6
-# Seconds of a program for one processor, fitted to lattices from 2 x 2 x 20 to 49 x 49 x 100 on one core of
-# a server processor of 2024. For all its iterations: by program, by entry and row, by multiplication of
-# blocks, of rows of inverses, and of the Schur matrix.
-_CALLS, _ENTRY, _BLOCK_FLOP, _INVERSE_FLOP, _SCHUR_FLOP = 0.02, 6e-6, 4e-8, 3e-9, 1e-9
-# Arrays over all rows of a program that an iteration holds at once, over blocks, and of Schur matrices.
-_ROW_ARRAYS, _BLOCK_ARRAYS, _SCHUR_ARRAYS = 20, 4, 3
-_FLOAT64 = 8
 # When the time of the present call is up in this process; see :class:`Limit`.
 _DEADLINES: dict[str, float] = {}
 
@@ -211,38 +204,3 @@ def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, 
         for m, times in sizes[1]:
             if n and m and many and times:
                 yield (n, m), many * times
-
-
-def predicted_seconds(shape: tuple[int, int], outputs: int, metric_p: float) -> float:
-    """Return about how long one processor takes for the program of one lattice."""
-    n, m, reach = _program_shape(shape, metric_p)
-    points = n * m
-    return (
-        _CALLS
-        + _ENTRY * outputs * points * _rows(reach)
-        + _BLOCK_FLOP * outputs * n * reach**2 * m**3
-        + _INVERSE_FLOP * outputs * reach * m * points**2
-        + _SCHUR_FLOP * points**3
-    )
-
-
-def predicted_bytes(shape: tuple[int, int], outputs: int, metric_p: float) -> int:
-    """Return about what the program of one lattice holds in memory at most."""
-    n, m, reach = _program_shape(shape, metric_p)
-    points = n * m
-    numbers = (
-        _ROW_ARRAYS * outputs * points * _rows(reach)
-        + _BLOCK_ARRAYS * outputs * points * reach * m
-        + _SCHUR_ARRAYS * points**2
-    )
-    return _FLOAT64 * numbers
-
-
-def _program_shape(shape: tuple[int, int], metric_p: float) -> tuple[int, int, int]:
-    m, n = sorted(shape)
-    return n, m, reach_of(metric_p) if m > 1 else 1
-
-
-def _rows(reach: int) -> int:
-    """Return how many rows there are for each point, about, and its floor."""
-    return 2 * len(directions(reach)) + 1

@@ -24,8 +24,10 @@ from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.evaluation.bound import lattices
+from mdpext_dask.evaluation.bound.lattice_program import reach_of
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.events import TaskDone
+from mdpext_dask.seed.record_program import predicted_bytes, predicted_seconds
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 SECONDS = 60.0
@@ -298,12 +300,12 @@ class _Search:
     def measure(self) -> None:
         """Measure how fast programs are solved now, with all workers at it."""
         store, workers = self.store, self.crew.workers
-        size = store.outputs, store.metric_p
+        size = store.outputs, reach_of(store.metric_p)
         threads = self.crew.threads if workers == 1 else 1
         use = max(_THREADS_USE * threads, 1.0)
         for stride in range(1, max(max(store.grid.shape) // _LEAST_SIDE, 1) + 1):
             (shape, _), *_ = lattices.shapes_of(store.grid.shape, stride)
-            predicted = lattices.predicted_seconds(shape, *size) / use
+            predicted = predicted_seconds(shape, *size) / use
             if predicted <= _PROBE * self.whole:
                 break
         started, limit = time.monotonic(), self._limit(_PROBE_LIMIT * self.whole)
@@ -399,7 +401,7 @@ class _Search:
     def _at_once(self, stride: int, count: int) -> int:
         """Return how many lattices a task solves."""
         (largest, _), *_ = lattices.shapes_of(self.store.grid.shape, stride)
-        each = self.pace * lattices.predicted_seconds(largest, self.store.outputs, self.store.metric_p)
+        each = self.pace * predicted_seconds(largest, self.store.outputs, reach_of(self.store.metric_p))
         most = max(count // (_TASKS_EACH * self.crew.workers), 1)
         return min(max(math.ceil(_TASK_SECONDS / each), 1), most)
 
@@ -510,12 +512,12 @@ def _count(stride: int, shape: tuple[int, int]) -> int:
 
 def _needs(store: MechanismStore, crew: _Crew, stride: int, count: int) -> tuple[float, int]:
     """Return about how many seconds the programs of `count` offsets take, and how many bytes at once."""
-    size = store.outputs, store.metric_p
+    size = store.outputs, reach_of(store.metric_p)
     shapes = list(lattices.shapes_of(store.grid.shape, stride))
     largest, total = shapes[0][0], sum(many for _, many in shapes)
-    work = sum(many * lattices.predicted_seconds(shape, *size) for shape, many in shapes) * count / total
+    work = sum(many * predicted_seconds(shape, *size) for shape, many in shapes) * count / total
     at_once = crew.workers if crew.here else 1
     if crew.one_by_one(count):
-        return work / max(_THREADS_USE * crew.threads, 1.0), lattices.predicted_bytes(largest, *size)
-    seconds = max(work / crew.workers, lattices.predicted_seconds(largest, *size))
-    return seconds, lattices.predicted_bytes(largest, *size) * min(at_once, count)
+        return work / max(_THREADS_USE * crew.threads, 1.0), predicted_bytes(largest, *size)
+    seconds = max(work / crew.workers, predicted_seconds(largest, *size))
+    return seconds, predicted_bytes(largest, *size) * min(at_once, count)
