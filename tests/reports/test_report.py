@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
 
 from mdpext_dask import AttackRequest, BoundRequest, evaluate
 from mdpext_dask.errors import IncompleteStoreError, SpecError
@@ -30,12 +31,14 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.reports.evaluated import read_kept_bound
-from mdpext_dask.reports.page import costs, html, thinned, words
+from mdpext_dask.reports.page import costs, html, maps, thinned, words
 from mdpext_dask.reports.page.provenance import job_toml
 from mdpext_dask.reports.page.thinned import Thinned, gathered, positions, quantised, step_for
 from mdpext_dask.reports.report import SECTIONS, report
 from mdpext_dask.store import receipts
+from mdpext_dask.store.local_chunks import floor_of
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.remap import Remap, content_of, merge_columns, write_remap
 from mdpext_dask.store.rows import rows_of
 from tests.support import pages
 from tests.support.forged import attribute, flip_a_bit, shard_of
@@ -49,6 +52,11 @@ Job = Callable[..., dict[str, dict[str, Any]]]
 Command = Callable[..., Any]
 Made = tuple[dict[str, Any], Page]
 MEGABYTE = 1e6
+NOISE: dict[str, dict[str, Any]] = {
+    "privacy": {"epsilon_per_km": 4.0, "budget": "certified"}, "extension": {"method": "noise"},
+    "outputs": {"count": 40},
+}  # fmt: skip
+FEW_NUMBERS = 3000
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,14 @@ def store(built: Path, tmp_path: Path) -> Path:
 def whole(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Return what is said of the report on it, and the report."""
     return made(built, tmp_path_factory.mktemp("whole") / "r.html", bound_seconds=2)
+
+
+@pytest.fixture(scope="module")
+def noise(small_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished store of noise, most of whose 40 outputs are far from a record."""
+    path = tmp_path_factory.mktemp("noise") / "noise.zarr"
+    build(parse_job(small_job(**NOISE, store={"block_cells": [2, 2]})), str(path))
+    return path
 
 
 def made(url: Path, file: Path, bound_seconds: float = 0, **options: Any) -> Made:
@@ -115,6 +131,9 @@ def test_rows_in_the_page_are_those_of_the_store(built: Path, whole: Made) -> No
     stored = rows_of(opened, slice(0, opened.grid.shape[0]), slice(0, opened.grid.shape[1])).astype(float)
     stored /= stored.sum(axis=-1, keepdims=True)
     shown, data = whole[1].rows(), whole[1].data
+    assert base64.b64decode(data["codes"]) == quantised(stored)[0].tobytes()
+    assert not {"starts", "numbers", "far"} & set(data)
+    assert "from far away" not in whole[1].html
     assert shown.shape == stored.shape
     most = math.expm1(data["step_log"] / 2) * (1 + 1e-9)
     assert (np.abs(shown / stored - 1) <= most).all()
@@ -444,6 +463,56 @@ def test_a_large_store_is_thinned(built: Path, tmp_path: Path, monkeypatch: pyte
     np.testing.assert_allclose(found.data["x_km"], opened.read("x")[i], atol=1e-4)
 
 
+# Every fourth record along both axes, 32 of them, holds less than the others: a step for these is too small.
+@pytest.mark.parametrize("sample", [32, 400])
+@pytest.mark.parametrize("remapped", [False, True])
+def test_of_noise_near_outputs_are_held_and_nothing_else(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int, remapped: bool
+) -> None:
+    monkeypatch.setattr(thinned, "MOST_NUMBERS", FEW_NUMBERS)
+    monkeypatch.setattr(thinned, "_SAMPLE", sample)
+    if remapped:
+        noise = shutil.copytree(noise, tmp_path / "noise.zarr")
+        opened = MechanismStore.open(str(noise), mode="r+")
+        write_remap(opened, Remap(content_of(opened), [k // 4 * 4 for k in range(opened.outputs)], 1, 1, []))
+    _, found = made(noise, tmp_path / "r.html")
+    opened = MechanismStore.open(str(noise))
+    table = np.arange(opened.outputs) // 4 * 4 if remapped else np.arange(opened.outputs)
+    far = merge_columns(np.full(opened.outputs, floor_of(opened)), table)
+    step = Thinned.of(opened, table).step
+    assert step < step_for(opened.grid.shape, opened.outputs)
+    stored = rows_of(opened, slice(0, opened.grid.shape[0]), slice(0, opened.grid.shape[1])).astype(float)
+    stored = merge_columns(stored / stored.sum(axis=-1, keepdims=True), table)
+    stored = stored[np.ix_(*(positions(n, step) for n in opened.grid.shape))]
+    near = (stored >= thinned.NEAR * far) & (stored > 0)
+    assert len(base64.b64decode(found.data["codes"])) == near.sum() <= FEW_NUMBERS
+    shown = found.rows()
+    most = math.expm1(found.data["step_log"] / 2) * (1 + 1e-9)
+    assert (np.abs(shown[near] / stored[near] - 1) <= most).all()
+    np.testing.assert_allclose(shown[~near], np.broadcast_to(far, near.shape)[~near], rtol=1e-6)
+    assert "at least 10 times as likely as from far away" in found.html
+    # What is shown without scripts is what all entries would show.
+    expected = maps.dots_of(stored[tuple(found.data["typical"])])
+    dots = [one for one in found.all("circle") if one.get("class") == "dot"]
+    assert [(float(one["r"]), float(one["fill-opacity"])) for one in dots] == [
+        (one["radius"], one["opacity"]) for one in expected
+    ]
+
+
+def test_of_noise_lost_rows_are_shown_as_lost(
+    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinned, "MOST_NUMBERS", FEW_NUMBERS)
+    opened = MechanismStore.open(str(shutil.copytree(noise, tmp_path / "noise.zarr")))
+    shard_of(Path(opened.url), 1).unlink()
+    _, found = made(Path(opened.url), tmp_path / "r.html")
+    assert "starts" in found.data
+    expected = np.zeros(opened.grid.shape, dtype=bool)
+    expected[opened.plan[1].owned_x, opened.plan[1].owned_y] = True
+    at = (positions(n, Thinned.of(opened).step) for n in opened.grid.shape)
+    np.testing.assert_array_equal(~np.isfinite(found.rows()).all(axis=-1), expected[np.ix_(*at)])
+
+
 @given(st.tuples(st.integers(2, 10**5), st.integers(2, 10**5)), st.integers(2, 10**5))
 def test_the_step_is_the_least_that_fits(shape: tuple[int, int], outputs: int) -> None:
     def count(step: int) -> int:
@@ -481,10 +550,10 @@ def test_a_byte_is_no_further_off_than_is_said(probabilities: list[float]) -> No
 
 
 def test_a_posterior_and_a_typical_record_by_hand() -> None:
-    rows = np.array([[[0.5, 0.5], [0.25, 0.75]], [[0.2, 0.8], [math.nan, math.nan]]])
+    rows, far = csr_array([[0.5, 0.5], [0.25, 0.75], [0.2, 0.8], [0, 0]]), np.zeros(2)  # one cannot be used
     prior = np.array([[0.1, 0.4], [0.3, 0.2]])
     grid = Grid(0.0, 0.0, 1, 1, 1.0, (1,))
-    thinned = Thinned(grid, 1, np.arange(2), np.arange(2), rows, prior, np.ones((2, 2), dtype=bool))
+    thinned = Thinned(grid, 1, np.arange(2), np.arange(2), rows, far, prior, np.ones((2, 2), dtype=bool))
     np.testing.assert_allclose(thinned.posterior(0), np.array([[0.05, 0.1], [0.06, 0.0]]) / 0.21)
     # From (0, 0): one record there, two at 1, one at the square root of 2, whose row is not known.
     assert thinned.within(0, np.zeros(2), (0.5, 1.0, 2.0)) == pytest.approx([0.05 / 0.21, 1.0, 1.0])

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from mdpext_dask import build, open_mechanism, report
 from mdpext_dask.job.spec import parse_job
+from mdpext_dask.reports.page import thinned
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
+from mdpext_dask.store.rows import rows_of
 from tests.support.pages import Page
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -228,6 +230,45 @@ def test_where_a_report_may_come_from(store: str, show: Callable[..., Any]) -> N
         position={"x": ground[0] + scale * x - box["x"], "y": ground[1] + scale * y - box["y"]}
     )
     assert page.input_value("#back-output") == "3"
+
+
+def test_of_noise_it_shows_what_is_stored_though_far_outputs_are_left_out(
+    small_job: Job, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "noise.zarr")
+    budget = {"epsilon_per_km": 4.0, "budget": "certified"}
+    build(parse_job(small_job(privacy=budget, extension={"method": "noise"}, outputs={"count": 40})), url)
+    monkeypatch.setattr(thinned, "MOST_NUMBERS", 1500)
+    report(url, tmp_path / "r.html", bound_seconds=0)
+    opened = MechanismStore.open(url)
+    shown = Thinned.of(opened)
+    stored = rows_of(opened, slice(0, opened.grid.shape[0]), slice(0, opened.grid.shape[1])).astype(float)
+    stored = (stored / stored.sum(axis=-1, keepdims=True))[np.ix_(shown.i, shown.j)]
+    context = browser.new_context(viewport=WIDE)
+    page = context.new_page()
+    page.goto((tmp_path / "r.html").as_uri())
+    data = Page(page.content()).data
+    for a, b in ((0, 0), (2, 7), (6, 14)):
+        page.mouse.click(*place_of(page, a, b))
+        found = shown_row(page)
+        assert len(found) == 12  # more than there are near ones
+        for output, probability in found.items():
+            left_out = (thinned.NEAR - 1) * shown.far[output]
+            assert probability == pytest.approx(stored[a, b, output], rel=data["step_log"], abs=left_out)
+        np.testing.assert_allclose(
+            dots(page), stored[a, b] / stored[a, b].max(), rtol=data["step_log"], atol=0.01
+        )
+    for output in range(opened.outputs):
+        page.select_option("#back-output", str(output))
+        told = page.evaluate(
+            'Array.from(document.querySelectorAll("#back-rows tr"), (l) => Number(l.dataset.probability))'
+        )
+        joint = shown.prior * stored[..., output]
+        x, y = data["outputs_km"][output]
+        apart = np.hypot(shown.x_km[:, None] - x, shown.y_km - y)
+        near = [joint[apart <= radius].sum() / joint.sum() for radius in data["radii_km"]]
+        np.testing.assert_allclose(told, near, atol=data["step_log"])
+    context.close()
 
 
 def test_in_light_and_dark_every_map_shows_something(show: Callable[..., Any]) -> None:

@@ -55,8 +55,17 @@ class Page(HTMLParser):
     def rows(self) -> np.ndarray:
         """Return the probabilities that the page's script works with, of shape (n_x, n_y, K)."""
         data = self.data
-        codes = np.frombuffer(base64.b64decode(data["codes"]), dtype=np.uint8)
-        return probabilities(codes, data["least_log"], data["step_log"]).reshape(*data["shape"], -1)
+        values = probabilities(self._array("codes", "u1"), data["least_log"], data["step_log"])
+        if "starts" not in data:
+            return values.reshape(*data["shape"], -1)
+        counts, outputs = np.diff(self._array("starts", "<u4")), data["outputs"]
+        numbers = self._array("numbers", "<u2" if outputs < 2**16 else "<u4")
+        rows = np.where(counts[:, None] > 0, self._array("far", "<f4").astype(float), np.nan)
+        rows[np.repeat(np.arange(len(counts)), counts), numbers] = values
+        return rows.reshape(*data["shape"], outputs)
+
+    def _array(self, name: str, kind: str) -> np.ndarray:
+        return np.frombuffer(base64.b64decode(self.data[name]), dtype=kind)
 
 
 def probabilities(codes: np.ndarray, least_log: float, step_log: float) -> np.ndarray:

@@ -11,7 +11,7 @@ from mdpext_dask.auditors.result import HOLDS, AuditReport, in_words, sentence
 from mdpext_dask.reports.page import maps, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
-from mdpext_dask.reports.page.thinned import Thinned, encoded, quantised
+from mdpext_dask.reports.page.thinned import NEAR, Thinned, encoded, quantised
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import CERTIFICATE
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -90,9 +90,9 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     thinned = Thinned.of(store, None if found.remap is None else found.remap.table)
     frame = maps.Frame.of(store)
     a, b = thinned.typical()
-    row = thinned.rows[a, b]
+    row = thinned.row(a, b)
     output = int(np.nan_to_num(row).argmax())
-    codes, least_log, step_log = quantised(thinned.rows)
+    held = _held(thinned)
     xy = np.stack(np.meshgrid(thinned.x_km, thinned.y_km, indexing="ij"), axis=-1)
     projection = store.projection
     lonlat = None if projection is None else projection.to_degrees(xy.reshape(-1, 2)).reshape(xy.shape)
@@ -108,7 +108,12 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
         "seed_count": store.grid.seeds,
         "cell_km": store.grid.cell_km,
         "spacing_km": store.grid.spacing_km,
-        "thinned": {"step": thinned.step, "records": thinned.prior.size, "error": math.expm1(step_log / 2)},
+        "thinned": {
+            "step": thinned.step,
+            "records": thinned.prior.size,
+            "error": math.expm1(held["step_log"] / 2),
+            "near": NEAR if "far" in held else None,
+        },
         "typical": {
             "x": here[0],
             "y": here[1],
@@ -138,9 +143,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "outputs": store.outputs,
             "typical": [a, b],
             "output": output,
-            "codes": encoded(codes),
-            "least_log": least_log,
-            "step_log": step_log,
+            **held,
             "prior": encoded(thinned.prior.astype(np.float32)),
             "inside": encoded(thinned.kept.astype(np.uint8)),
             "x": frame.place(np.stack([thinned.x_km, np.zeros(len(thinned.i))], axis=-1))[:, 0].tolist(),
@@ -154,6 +157,22 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "colours": encoded(maps.colour_table(maps.ON_DARK)),
             "largest": maps.LARGEST_DOT,
         },
+    }
+
+
+def _held(thinned: Thinned) -> dict[str, Any]:
+    """Return the rows as a page holds them: all codes, or those of near outputs with their numbers."""
+    rows, local = thinned.rows, thinned.far.any()
+    codes, least_log, step_log = quantised(rows.data if local else rows.toarray())
+    held = {"codes": encoded(codes), "least_log": least_log, "step_log": step_log}
+    if not local:
+        return held
+    number = np.uint16 if rows.shape[1] < 2**16 else np.uint32
+    return {
+        **held,
+        "starts": encoded(rows.indptr.astype(np.uint32)),
+        "numbers": encoded(rows.indices.astype(number)),
+        "far": encoded(thinned.far.astype(np.float32)),
     }
 
 

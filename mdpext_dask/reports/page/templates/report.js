@@ -7,20 +7,36 @@
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const floats = (text) => new Float32Array(bytes(text).buffer);
   const codes = bytes(data.codes), inside = bytes(data.inside), prior = floats(data.prior);
+  // Of noise, records have lists of near outputs, in order: where they start, and which they are.
+  const starts = data.starts ? new Uint32Array(bytes(data.starts).buffer) : null;
+  const numbers = starts && new (outputs < 65536 ? Uint16Array : Uint32Array)(bytes(data.numbers).buffer);
+  const far = starts && floats(data.far);
   const colours = bytes(data.colours);
   const lonlat = data.lonlat === null ? null : floats(data.lonlat);
   const byId = (id) => document.getElementById(id);
   const picked = { a: data.typical[0], b: data.typical[1], output: data.output };
 
+  // Probability of an output from a record; 0 if its row cannot be used.
+  const probability = (at, k) => {
+    let found = at * outputs + k;
+    if (starts) {
+      const last = starts[at + 1];
+      let end = last;
+      found = starts[at];
+      if (found === last) return 0;
+      while (found < end) {
+        const middle = (found + end) >> 1;
+        if (numbers[middle] < k) found = middle + 1;
+        else end = middle;
+      }
+      if (found === last || numbers[found] !== k) return far[k];
+    }
+    return codes[found] ? Math.exp(data.least_log + data.step_log * (codes[found] - 1)) : 0;
+  };
   // Probabilities of a record, normalised again: steps of the logarithm are coarse.
   const row = (a, b) => {
-    const start = (a * along + b) * outputs, values = new Float64Array(outputs);
-    let total = 0;
-    for (let k = 0; k < outputs; k++) {
-      const code = codes[start + k];
-      values[k] = code ? Math.exp(data.least_log + data.step_log * (code - 1)) : 0;
-      total += values[k];
-    }
+    const values = Float64Array.from({ length: outputs }, (_, k) => probability(a * along + b, k));
+    const total = values.reduce((sum, value) => sum + value, 0);
     return total > 0 ? values.map((value) => value / total) : values;
   };
   const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.00995 ? `${(100 * p).toFixed(1)}%` :
@@ -90,8 +106,7 @@
     const k = picked.output, joint = new Float64Array(across * along);
     let total = 0, most = 0;
     for (let at = 0; at < joint.length; at++) {
-      const code = codes[at * outputs + k];
-      joint[at] = code ? prior[at] * Math.exp(data.step_log * (code - 255)) : 0;
+      joint[at] = prior[at] * probability(at, k);
       total += joint[at];
       most = Math.max(most, joint[at]);
     }
