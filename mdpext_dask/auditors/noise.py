@@ -40,11 +40,13 @@ from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.store.integrity import ShardDamage
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import local_rows_of, noise_patches, noise_tables
-from mdpext_dask.store.schema import is_noise, sha256_of
+from mdpext_dask.store.schema import PROBABILITY, is_noise, sha256_of
 
 # Of a difference of two float64 logarithms, of up to 750, of a mass plus τ.
 _LOG_ERROR = 5e-13
 _ROUNDING = 1e-12
+# Lines of records that are compared at a time, about.
+_LINES = 32
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,17 @@ def compare_block(url: str, index: int, sha256: str, outputs: int, grid: Grid) -
     store = MechanismStore.open(url)
     block = store.plan[index]
     damage = damage_found(store, block)
+    # Whole chunks at a time, and not the block, whose outputs may be many.
+    chunk = store.array(PROBABILITY).chunks[0]
+    lines = chunk * math.ceil(_LINES / chunk)
+    largest = 0.0
     try:
-        rows = local_rows_of(store, block.owned_x, block.owned_y)
         patches = noise_patches(url, sha256, outputs, grid)
-        return _difference(rows, patches, block.owned_x, block.owned_y), damage
+        for first in range(block.owned_x.start, block.owned_x.stop, lines):
+            x = slice(first, min(first + lines, block.owned_x.stop))
+            rows = local_rows_of(store, x, block.owned_y)
+            largest = max(largest, _difference(rows, patches, x, block.owned_y))
+        return largest, damage
     except StoreError:
         return math.inf, damage
 

@@ -77,10 +77,12 @@ _CELL, _NOISE = 4e-6, 1.0e-5
 _REMAP, _REMAP_TILE, _REMAP_PAIR, _REMAP_OUTPUT, _REMAP_LOSS = 2.0, 0.05, 5e-9, 3e-11, 6e-8
 # Candidates lie within so much, times 1 / ε, of a block of cells.
 _REMAP_RADIUS = 3.0
-# Rows of noise: a record, and an element, most of which are far and written as nothing. Measured at 20 to
-# 5,000 outputs, 64 thousand to 620 thousand records.
-_NOISE_RECORD = {"extend": 2.7e-5, "audit": 1.8e-5}
-_NOISE_ELEMENT = {"extend": 2.0e-8, "audit": 2.0e-8, "evaluate": 9e-9}
+# Rows of noise: a record; an element near it, and of so many outputs more, as near ones share chunks with
+# others; and the loss of an output at a place with a prior. Measured at 1,000 to 27,397 outputs and 64
+# thousand to 2.2 million records: jobs take 0.8 to 1.8 times as long.
+_NOISE_RECORD = {"extend": 5.0e-5, "audit": 3.5e-5, "evaluate": 2.6e-5}
+_NOISE_ELEMENT, _BESIDE_NEAR = {"extend": 5.0e-8, "audit": 3.5e-8}, 1024
+_NOISE_LOSS = 1.0e-7
 # Starting processes, and what they import.
 _START = 2.2
 
@@ -226,11 +228,18 @@ class JobCosts:
         scores = 0.0 if self.spec.extension.method in (LOG_CONVEX, CELL_PROGRAMS) else _SCORES
         more = {"extend": scores, "trial": scores}
         if self.noise is not None:
-            records = self.plan.grid.records / self.plan.blocks
-            more = {stage: each - ELEMENT[stage] for stage, each in _NOISE_ELEMENT.items()}
-            for stage, each in _NOISE_RECORD.items():
-                more[stage] += each * records / elements
+            return self._noise_task_seconds()
         return {stage: elements * (ELEMENT[stage] + more.get(stage, 0.0)) + TASK[stage] for stage in TASK}
+
+    def _noise_task_seconds(self) -> dict[str, float]:
+        grid, outputs, blocks = self.plan.grid, self.plan.outputs, self.plan.blocks
+        near = min(self.plan.near_outputs + _BESIDE_NEAR, outputs)
+        places = noise_places(self.spec, grid, self.nodes)
+        work = {"evaluate": places * outputs * _NOISE_LOSS}
+        for stage, each in _NOISE_RECORD.items():
+            element = _NOISE_ELEMENT.get(stage, 0.0)
+            work[stage] = work.get(stage, 0.0) + grid.records * (each + near * element)
+        return {stage: work.get(stage, 0.0) / blocks + each for stage, each in TASK.items()}
 
     @property
     def program_seconds(self) -> float:

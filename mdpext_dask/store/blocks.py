@@ -153,7 +153,7 @@ class Plan:
         bool of shape (cells_x, cells_y), are skipped; without `kept`, none is.
         """
         if block_cells is None:
-            block_cells = _choose_block_cells(grid, near_outputs(grid, outputs, (1, 1), reach_km))
+            block_cells = _choose_block_cells(grid, near_outputs(grid, outputs, (1, 1), reach_km, _CROWDED))
         sides = min(block_cells[0], grid.cells_x), min(block_cells[1], grid.cells_y)
         plan = cls(grid, outputs, sides, reach_km=reach_km)
         if kept is None or kept.all():

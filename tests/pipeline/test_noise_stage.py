@@ -21,9 +21,11 @@ from mdpext_dask.events import Event, Note
 from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
+from mdpext_dask.pipeline.memory import noise_table_bytes
 from mdpext_dask.pipeline.noise_stage import remap_tile, strictness
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.pipeline.tasks import extend_block
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime.city import open_city
 from mdpext_dask.sampling.export import export_city
@@ -141,6 +143,26 @@ def test_a_tile_takes_no_more_memory_than_planned(
 
 
 # --- the same, however it is made -----------------------------------------------------------------
+
+
+def test_extending_takes_no_more_memory_than_planned(small_job: Job, path: Path) -> None:
+    """Near outputs count, and not all of them."""
+    job = noise_job(
+        small_job, domain={"cell_km": 2.0, "refine": [12]}, privacy={"epsilon_per_km": 10.0},
+        outputs={"count": 1500}, loss={"kind": "euclidean"},
+    )  # fmt: skip
+    init(parse_job(job), str(path))
+    store = MechanismStore.open(str(path))
+    peaks = []
+    for index in range(store.plan.blocks):
+        tracemalloc.start()
+        extend_block(str(path), index)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    planned, dense = store.plan.peak_bytes("noise"), store.plan.peak_bytes("log-convex")
+    tables = noise_table_bytes(parse_job(job), store.grid)
+    assert max(peaks) <= planned + tables
+    assert planned < 0.8 * dense
 
 
 @pytest.mark.parametrize("block_cells", [[1, 1], [3, 2], [99, 99]])

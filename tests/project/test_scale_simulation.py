@@ -40,14 +40,13 @@ def test_what_holds_a_job_up() -> None:
 
 
 def test_noise_has_tiles_for_a_seed_and_writes_what_is_near() -> None:
-    size = next(size for size in simulation.SIZES if size.near is not None)
+    size = next(size for size in simulation.SIZES if size.spacing_km is not None)
     costs = size.costs()
     assert costs.noise is not None
     seconds, held_up_by = simulation.simulate(size, 1, ON)
     assert held_up_by == "workers"
     stages = costs.seconds(1)
     assert seconds > sum(stages[stage] for stage in ("seed", "extend", "audit", "evaluate")) * 0.9
-    everything = simulation.Size(
-        "all near", size.cells, size.factor, size.outputs, size.spacing_km, size.outputs
-    )
+    assert costs.plan.near_outputs < size.outputs
+    everything = simulation.Size("more", size.cells, size.factor, 2 * size.outputs, size.spacing_km)
     assert simulation.simulate(everything, 1, ON)[0] > seconds

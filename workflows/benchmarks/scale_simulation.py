@@ -25,7 +25,7 @@ from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.problem.grid import Grid
-from mdpext_dask.store.blocks import FLOAT32, Plan
+from mdpext_dask.store.blocks import Plan, reach_of
 
 PICTURE = Path(__file__).resolve().parents[1] / "images" / "scaling.png"
 WORKERS = tuple(2**power for power in range(13))
@@ -41,22 +41,13 @@ _RESOURCES = ("workers", "scheduler", "store", "seed", "client")
 
 @dataclass(frozen=True)
 class Size:
-    """A job: its grid, and its outputs; of noise, how far records are apart, and how many outputs are near.
-
-    Without these it has a seed program, and all outputs are near.
-    """
+    """A job: its grid, and its outputs; of noise, how far records are apart. Others have a seed program."""
 
     name: str
     cells: tuple[int, int]
     factor: int
     outputs: int
     spacing_km: float | None = None
-    near: int | None = None
-
-    @property
-    def near_share(self) -> float:
-        """Share of the outputs that are near a record, so that chunks with them are written."""
-        return 1.0 if self.near is None else self.near / self.outputs
 
     def costs(self) -> JobCosts:
         """Return what it takes: travel to fifty tasks, 100,000 nodes; budgets in closed form, or noise."""
@@ -71,7 +62,8 @@ class Size:
                 "extension": {"method": "noise"},
                 "cluster": {"kind": "address", "address": "tcp://scheduler:8786"},
             }
-            plan = Plan.of(Grid(0.0, 0.0, *self.cells, cell_km, (self.factor,)), self.outputs)
+            grid = Grid(0.0, 0.0, *self.cells, cell_km, (self.factor,))
+            plan = Plan.of(grid, self.outputs, reach_km=reach_of("noise", "travel", 5.0))
             return JobCosts(parse_job(job), plan, self.outputs, 50, 0, 0, 0, uniform_prior=True)
         job = {
             "job": {"name": "simulated"},
@@ -91,9 +83,9 @@ SIZES = (
     Size("100 million x 300", (50, 50), 200, 300),
     Size("1,000 million x 1,000, 2,600 seeds", (50, 50), 632, 1000),
     Size("1,000 million x 1,000, 10,200 seeds", (100, 100), 316, 1000),
-    Size("noise, 99 thousand x 4,197", (9, 19), 24, 4_197, spacing_km=0.042, near=1_200),
-    Size("noise, 2.4 million x 7,000", (48, 48), 32, 7_000, spacing_km=0.0125, near=1_500),
-    Size("noise, 1,000 million x 100,000", (3_953, 3_953), 8, 100_000, spacing_km=0.0125, near=1_500),
+    Size("noise, 99 thousand x 4,197", (9, 19), 24, 4_197, spacing_km=0.042),
+    Size("noise, 2.4 million x 7,000", (48, 48), 32, 7_000, spacing_km=0.0125),
+    Size("noise, 1,000 million x 100,000", (3_953, 3_953), 8, 100_000, spacing_km=0.0125),
 )
 
 
@@ -153,7 +145,7 @@ def simulate(size: Size, workers: int, on: Machines) -> tuple[float, str]:
     """Return how long a job takes with so many workers, and which resource is busy longest."""
     costs = size.costs()
     blocks, each = costs.plan.blocks, costs.task_seconds()
-    stored = costs.plan.store_bytes / blocks * _COMPRESSED * size.near_share
+    stored = costs.plan.store_bytes / blocks * _COMPRESSED
     serial = costs.seconds(1)
     busy = dict.fromkeys(_RESOURCES, 0.0)
     busy["seed"], busy["client"] = serial["seed"], serial["domain"] + serial["boundary"]
@@ -222,7 +214,7 @@ def main() -> None:
         costs = size.costs()
         curves[size.name] = [simulate(size, workers, on) for workers in WORKERS]
         seed = costs.program_seconds if costs.noise is None else costs.noise_seconds * tile_count(costs.noise)
-        block = costs.plan.grid.records / costs.plan.blocks * size.outputs * FLOAT32
+        block = costs.plan.store_bytes / costs.plan.blocks
         cells = [f"{seconds:,.0f} s ({what})" for seconds, what in curves[size.name][::3]]
         print(
             f"| {size.name} | {costs.plan.blocks:,} | {block / 2**20:,.0f} MiB | "
