@@ -395,8 +395,9 @@ class ExtensionSection(Section):
         planar noise on cells finer than the outputs, each of which is remapped to its best output.
         ``"records"`` interpolates nothing: it is one program over all records, of which a few thousand are
         the most. ``"auto"``:
-        noise, or seed programs if they lose less and may be tried, see `seconds`: cell programs where seeds
-        are so coarse that interpolating between them loses much, else log-convex. With another budget than
+        noise, or programs if they lose less and may be tried, see `seconds`: one over all records; where that
+        takes longer, cell programs if seeds are so coarse that interpolating between them loses much, else
+        log-convex. With another budget than
         ``"certified"``, or one stage, it is log-convex.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.

@@ -246,7 +246,7 @@ class JobSpec(Section):
 
     @property
     def programs(self) -> str:
-        """The method that ``"auto"`` compares with noise: cell programs where seeds are coarse."""
+        """The seed programs that ``"auto"`` may compare with noise: cell programs where seeds are coarse."""
         coarse = self.privacy.epsilon_per_km * (self.domain.cell_km or 0.0) >= COARSE_SEEDS
         return CELL_PROGRAMS if coarse and max(self.domain.refine) > 1 else LOG_CONVEX
 

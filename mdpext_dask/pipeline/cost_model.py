@@ -65,6 +65,9 @@ _SEED_LINE, _SEED_ENTRY, _SEED_FLOP = 3.7e-4, 2.1e-6, 8.5e-11
 # 741 x 64 (ε h = 1/2), 63 at 2,499 x 40; 19 at 132 x 20 and 29 at 132 x 100 (ε h = 4.8), 16 (ε h = 14).
 _ITERATIONS, _USUAL_ENTRIES, _BY_ENTRIES, _BY_CELL, _MOST_ITERATIONS = 36, 10_000, 0.3, -0.15, 65
 _UNIFORM = 0.8
+# The program over all records, as many times as bounds on as many take: it ends nearer to its optimum where
+# most probabilities are tiny. Measured 1.2 to 3.
+_RECORDS_MORE = 2.0
 # What workers load before the first one.
 _FIRST_PROGRAM = 0.3
 # A program of a round of refining, as a share of one from the start.
@@ -246,7 +249,8 @@ class JobCosts:
         """How long a seed program takes, in s; or the one over all records."""
         if self.spec.extension.method == RECORDS:
             reach = record_reach(self.plan.grid.shape, self.spec.domain.metric_p)
-            return TASK["trial"] + predicted_seconds(self.plan.grid.shape, self.plan.outputs, reach)
+            each = predicted_seconds(self.plan.grid.shape, self.plan.outputs, reach)
+            return TASK["trial"] + _RECORDS_MORE * each
         seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs
         entries = seeds * outputs
         each = _SEED_LINE * max(shape) + _SEED_ENTRY * entries + _SEED_FLOP * entries * seeds * min(shape)
@@ -294,6 +298,8 @@ class JobCosts:
         if self.noise is not None:
             turns = math.ceil(tile_count(self.noise) / workers)
             seed, of_tasks["loss"] = _REMAP + turns * self.noise_seconds, 0.0
+        if self.spec.extension.method == RECORDS:
+            of_tasks["loss"] = 0.0  # the program is solved by who reads its costs
         # Cell programs solve the seeds that they begin with themselves.
         cells = 0.0
         if self.cells.tasks:

@@ -97,7 +97,7 @@ def _check_worker(gib: float, table: int, peak: int, program: int) -> None:
     if needed > PAUSE * gib * 2**30:
         what, way_out = "a task", "or smaller store.block_cells"
         if program > peak:
-            what, way_out = "the seed program", "or larger cells"
+            what, way_out = "its program", "or larger cells"
         raise SpecError(
             f"cluster.memory_gib: a worker needs {needed / 2**30:,.2f} GiB with {what}, but pauses at "
             f"{PAUSE:.0%} of {gib:g} GiB; give it more, {way_out}"

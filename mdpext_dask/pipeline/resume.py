@@ -6,6 +6,7 @@ Bad input, a store of another job and workers without enough memory are refused 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
@@ -129,13 +130,15 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
     SpecError
         With what is needed and what there is.
     """
+    facts: Mapping[str, Any]
     if isinstance(found, MechanismStore):
         plan, method = found.plan, extension_of_store(found).method
+        facts = found.attributes
     else:
         domain, facts = found.domain, found.facts
-        method = facts.get(METHOD_CHOSEN) or facts.get(METHOD_TRIED, spec.extension.method)
+        method = facts.get(METHOD_CHOSEN, spec.extension.method)
         plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, method)
-    method = spec.programs if method == FITTING else method
+    method = facts.get(METHOD_TRIED, spec.programs) if method == FITTING else method
     check_workers(plan, method, memory_bytes)
 
 

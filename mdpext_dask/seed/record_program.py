@@ -24,8 +24,8 @@ from mdpext_dask.seed.interior_point import InverseSums, by_output, solve_progra
 from mdpext_dask.seed.model import Array, SeedMechanism
 from mdpext_dask.seed.solve import one_blas_thread
 
-# Steps of a program whose rows are stored, for 1 < p < ∞: all pairs keep 1.0131 times what these do (1.0824
-# and 1.0275 with 1 and 2, at a fifth and a half of the time). For the others neighbours are enough.
+# Steps of a program whose rows are stored, for 1 < p < ∞: with p = 2, all pairs keep 1.0131 times what these
+# do (1.0824 and 1.0275 with 1 and 2, as where there are only two or three lines). For others neighbours do.
 _RECORD_REACH = 3
 # The relative duality gap to aim for then; the loss is off by less.
 RECORD_GAP = 1e-3

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.job.sections import FITTING, NOISE
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS
 from mdpext_dask.problem.grid import Grid
 
 FLOAT32, FLOAT64 = 4, 8
@@ -36,7 +36,7 @@ _SEED_CHUNK_BYTES = 256 * 2**10
 # the last two matter for tiny blocks only.
 _WRITE_SHARE, _LOCAL_WRITE_SHARE = 2.1, 1.2
 _SLABS = 8
-_COLUMNS, _UNPACKED = 4, 9
+_COLUMNS, _UNPACKED, _SCORES = 4, 9, 4
 # Columns that a user's own operator may need, if it transforms scores and back.
 _OWN_COLUMNS = 12
 _TASK_OVERHEAD_BYTES = 150 * 2**10
@@ -259,8 +259,8 @@ class Plan:
             near = near_outputs(self.grid, self.outputs, self.block_cells, self.reach_km, _CROWDED)
             block = rows_x * rows_y * min(near + self._chunk_outputs, self.outputs) * FLOAT32
             return int(block * (1 + _LOCAL_WRITE_SHARE) + _TASK_OVERHEAD_BYTES)
-        if method == "cell-lp":
-            slabs += _UNPACKED * block
+        if method in (CELL_PROGRAMS, RECORDS):
+            slabs += (_UNPACKED if method == CELL_PROGRAMS else _SCORES) * block
         elif method != "log-convex":
             columns = _OWN_COLUMNS if ":" in method else _COLUMNS
             slabs = columns * (self.grid.factor + 1) * rows_y * self.outputs * FLOAT64

@@ -22,7 +22,9 @@ from mdpext_dask.store.schema import PROBABILITY
 
 # How Zarr writes the index of a shard, if not told otherwise: where each chunk starts and how long it is, as
 # numbers of 8 bytes, and a checksum; this number where there is no chunk.
-_USUAL_INDEX = "end", ["bytes", "crc32c"]
+_USUAL_INDEX = (
+    "end", ["bytes", "crc32c"], {"name": "default", "configuration": {"separator": "/"}},
+)  # fmt: skip
 _ENTRY_BYTES, _CHECKSUM_BYTES = 16, 4
 _NO_CHUNK = np.uint64(2**64 - 1)
 
@@ -48,10 +50,12 @@ def keep_floor(store: MechanismStore, floor: float) -> None:
 
 
 def stored_chunks(store: MechanismStore, x: slice, y: slice) -> NDArray[np.bool_]:
-    """Return which chunks along the outputs are stored for some record of a rectangle, bool of shape (n,).
+    """Return which chunks along the outputs have to be read for a rectangle, bool of shape (n,).
 
-    The others are nothing but the floor. They are read off the shards' indices; that an index is sound is
-    checked when Zarr reads a chunk by it, and a record that has no chunk is lost.
+    The others are not stored for any of its records, and so they are nothing but the floor. They are read off
+    the shards' indices; that an index is sound is checked when Zarr reads a chunk by it, and a record without
+    a chunk is lost. All have to be read where there is no floor, or where shards are not laid out as this
+    package does it: Zarr alone decides then.
 
     Parameters
     ----------
@@ -68,8 +72,10 @@ def stored_chunks(store: MechanismStore, x: slice, y: slice) -> NDArray[np.bool_
     array = store.array(PROBABILITY)
     shards, chunks = array.shards, array.chunks
     number = -(-array.shape[2] // chunks[2])
-    if number == 1 or shards is None or not _has_usual_index(array):
+    usual = shards is not None and shards[2] >= array.shape[2] and _has_usual_index(array)
+    if number == 1 or floor_of(store) is None or not usual:
         return np.ones(number, dtype=bool)
+    assert shards is not None
     found = np.zeros(number, dtype=bool)
     per_shard = tuple(side // chunk for side, chunk in zip(shards, chunks, strict=True))
     size = math.prod(per_shard) * _ENTRY_BYTES + _CHECKSUM_BYTES
@@ -90,10 +96,11 @@ def stored_chunks(store: MechanismStore, x: slice, y: slice) -> NDArray[np.bool_
 
 
 def _has_usual_index(array: "zarr.Array[Any]") -> bool:
-    codecs: Any = array.metadata.to_dict().get("codecs")
-    settings = codecs[0].get("configuration", {})
+    """Whether indices are where this package has them, and keys what it calls shards."""
+    description: Any = array.metadata.to_dict()
+    settings = description["codecs"][0].get("configuration", {})
     names = [codec["name"] for codec in settings.get("index_codecs", [])]
-    return (settings.get("index_location"), names) == _USUAL_INDEX
+    return (settings.get("index_location"), names, description["chunk_key_encoding"]) == _USUAL_INDEX
 
 
 def read_chunks(store: MechanismStore, x: slice, y: slice, chunks: NDArray[np.bool_]) -> NDArray[np.float32]:

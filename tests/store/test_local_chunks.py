@@ -19,6 +19,7 @@ from mdpext_dask.store import blocks, objects, receipts
 from mdpext_dask.store.local_chunks import floor_of, read_chunks, stored_chunks
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extended_block, local_rows_of, rows_of
+from tests.support.forged import edit
 from tests.support.regions import u_job
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -143,3 +144,70 @@ def test_skipped_blocks_among_stored_ones(tmp_path: Path, monkeypatch: pytest.Mo
         if block.index in store.plan.skipped:
             assert receipt.rows_sha256 == receipts.rows_sha256(fine, block)
     assert np.array_equal(rows_of(store, slice(3, 14), slice(2, 9)), rows[3:14, 2:9])
+
+
+def test_shards_under_other_keys_are_what_zarr_reads(built: Path, tmp_path: Path) -> None:
+    """What is left under the usual keys says nothing then."""
+    copy = MechanismStore.open(str(shutil.copytree(built, tmp_path / "copy.zarr")))
+    before = whole(copy)
+    for block in copy.plan:
+        for key in copy.shard_keys(block):
+            shard = tmp_path / "copy.zarr" / key
+            shutil.copy(
+                shard, tmp_path / "copy.zarr" / "probability" / key[len("probability/") :].replace("/", ".")
+            )
+            content, size = bytearray(shard.read_bytes()), 4 + 16
+            content[-size:-4] = b"\xff" * 16  # one chunk less
+            shard.write_bytes(content)
+    separator = {"name": "default", "configuration": {"separator": "."}}
+    edit(
+        tmp_path / "copy.zarr" / "probability" / "zarr.json",
+        lambda it: it.update(chunk_key_encoding=separator),
+    )
+    other = MechanismStore.open(copy.url)
+    for block in other.plan:
+        assert np.array_equal(rows_of(other, *_place(block)), before[_place(block)])
+    assert np.array_equal(rows_of(other, slice(0, 1), slice(0, 1)), before[:1, :1])
+
+
+def test_without_a_floor_lost_chunks_are_lost(
+    small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a store whose method was left open, where programs have won."""
+    monkeypatch.setattr(blocks, "_CHUNK_OUTPUTS", OUTPUTS)
+    path = tmp_path / "s.zarr"
+    job = small_job(privacy={"budget": "certified"}, domain={"refine": [1]})
+    job["extension"] = {}
+    assert build(parse_job(job), str(path))["method"] == "records"
+    store = MechanismStore.open(str(path))
+    assert floor_of(store) is None
+    every = [slice(0, side) for side in store.grid.shape]
+    assert np.array_equal(rows_of(store, every[0], every[1]), whole(store))
+    block = store.plan[0]
+    (path / store.shard_keys(block)[0]).unlink()
+    lost = rows_of(MechanismStore.open(str(path)), *_place(block))
+    assert lost.shape[2] == store.outputs
+    assert np.isnan(lost[0, 0]).all()  # at a border a block has further shards
+    assert not audit(str(path)).holds
+
+
+def test_far_outputs_of_skipped_blocks_have_the_floor_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever rectangle is read, and whatever fill value a changed store has."""
+    monkeypatch.setattr(blocks, "_CHUNK_OUTPUTS", 1)
+    job = u_job(tmp_path, privacy={"epsilon_per_km": 8.0, "budget": "certified"}, domain={"refine": [4]})
+    job["extension"] = {"method": "noise"}
+    path = tmp_path / "s.zarr"
+    build(parse_job(job), str(path))
+    floor = floor_of(MechanismStore.open(str(path)))
+    assert floor is not None
+    edit(path / "probability" / "zarr.json", lambda it: it.update(fill_value=1000 * floor))
+    store = MechanismStore.open(str(path))
+    for index in store.plan.skipped:
+        block = store.plan[index]
+        fine = extended_block(store, block).dense()
+        east, north = block.owned_shape
+        assert np.array_equal(rows_of(store, *_place(block)), fine[:east, :north])
+        one = (slice(part.start, part.start + 1) for part in _place(block))
+        assert np.array_equal(rows_of(store, *one)[0, 0], fine[0, 0])
