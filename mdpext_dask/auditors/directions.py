@@ -299,7 +299,7 @@ def looseness(reach: int, shape: tuple[int, int], metric_p: float) -> float:
         Exponent p of the metric.
     """
     steps = steps_of(reach, shape)
-    sizes = {step: _norm(np.abs(np.array(step, dtype=np.float64))[:, None], metric_p) for step in steps}
+    sizes = {step: _norm(np.array(step, dtype=np.float64)[:, None], metric_p) for step in steps}
     return float(slopes(sizes, reach, shape, (1.0, 1.0), metric_p)[0][0])
 
 

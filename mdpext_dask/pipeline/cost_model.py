@@ -66,7 +66,7 @@ _SEED_LINE, _SEED_ENTRY, _SEED_FLOP = 3.7e-4, 2.1e-6, 8.5e-11
 _ITERATIONS, _USUAL_ENTRIES, _BY_ENTRIES, _BY_CELL, _MOST_ITERATIONS = 36, 10_000, 0.3, -0.15, 65
 _UNIFORM = 0.8
 # The program over all records, as many times as bounds on as many take: it ends nearer to its optimum where
-# most probabilities are tiny. Measured 1.2 to 3.
+# most probabilities are tiny. Measured 1 to 3.2.
 _RECORDS_MORE = 2.0
 # What workers load before the first one.
 _FIRST_PROGRAM = 0.3
