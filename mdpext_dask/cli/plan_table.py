@@ -40,7 +40,7 @@ def _sizes(planned: Mapping[str, Any]) -> Table:
     rows = [
         ("records", f"{planned['records']:,}", of_records),
         ("outputs", f"{planned['outputs']:,}", ""),
-        ("seeds", f"{planned['seeds']:,}", of_cells if has_seeds else "noise needs none"),
+        ("seeds", f"{planned['seeds']:,}", of_cells if has_seeds else "none are needed"),
         ("blocks", f"{planned['blocks']:,}", of_blocks),
         ("work items", f"{planned['tasks']:,}", of_items),
         ("store", decimal(planned["store_bytes"]), "before compression"),

@@ -21,9 +21,11 @@ MCSHANE_WHITNEY = "mcshane-whitney"
 LOG_CONVEX, CELL_PROGRAMS = "log-convex", "cell-lp"
 # Planar noise on fine cells, remapped: no seed program, and rows that follow from tables.
 NOISE = "noise"
-# One program over all records, where they are few.
-RECORDS = "records"
-METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, NOISE, RECORDS)
+# One program over all records, where they are few; or programs over windows of them, that begin with noise.
+RECORDS, WINDOWS = "records", "windows"
+# Methods without seeds between which rows are interpolated.
+SEEDLESS = (NOISE, RECORDS, WINDOWS)
+METHODS = (LOG_CONVEX, MCSHANE_WHITNEY, CELL_PROGRAMS, *SEEDLESS)
 # The method is chosen: noise, or programs where the job allows them the time and they lose less.
 FITTING = "auto"
 # How long programs may be planned to take, in s, for a job to try them.
@@ -390,14 +392,16 @@ class ExtensionSection(Section):
     Parameters
     ----------
     method
-        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, ``"records"``, or an operator of
-        your own as ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"noise"`` has no seed: it is
-        planar noise on cells finer than the outputs, each of which is remapped to its best output.
+        ``"log-convex"``, ``"mcshane-whitney"``, ``"cell-lp"``, ``"noise"``, ``"records"``, ``"windows"``, or
+        an operator of your own as ``"module:Class"``; see :mod:`mdpext_dask.extend.operator`. ``"noise"`` has
+        no seed: it is planar noise on cells finer than the outputs, each of which is remapped to its best
+        output.
         ``"records"`` interpolates nothing: it is one program over all records, of which a few thousand are
-        the most. ``"auto"``:
+        the most. ``"windows"`` begins with noise, and lowers its loss by programs over windows of records: as
+        many as there are, at a cost by the area. ``"auto"``:
         noise, or programs if they lose less and may be tried, see `seconds`: one over all records; where that
-        takes longer, cell programs if seeds are so coarse that interpolating between them loses much, else
-        log-convex. With another budget than
+        takes longer, windows of them; then cell programs if seeds are so coarse that interpolating between
+        them loses much, else log-convex. With another budget than
         ``"certified"``, or one stage, it is log-convex.
     stages
         ``"levels"``: level by level as `domain.refine` says; ``"one"``: all records directly from the seeds.

@@ -24,10 +24,9 @@ from mdpext_dask.job.sections import (
     CELL_PROGRAMS,
     FITTING,
     LOG_CONVEX,
-    NOISE,
     PLACE,
     PLACE_PREFIX,
-    RECORDS,
+    SEEDLESS,
     Section,
 )
 
@@ -217,7 +216,7 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _budgets_are_for_seeds(self) -> "JobSpec":
         method = self.extension.method
-        if method in (NOISE, RECORDS) and self.privacy.budget != "certified":
+        if method in SEEDLESS and self.privacy.budget != "certified":
             raise ValueError(
                 f'privacy.budget: "{self.privacy.budget}" is for seeds; extension.method = "{method}" has '
                 "none: leave it out"

@@ -11,13 +11,14 @@ from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.extend.noise_remap import BLOCK, TILE, tile_count
-from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE, RECORDS
+from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE, RECORDS, WINDOWS
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.cells.noise import MOST_NUMBERS
-from mdpext_dask.pipeline.memory import noise_outputs, noise_places, noise_tile
+from mdpext_dask.pipeline.memory import noise_outputs, noise_places, noise_tile, window_program
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
+from mdpext_dask.pipeline.windows.improve import windows_of_grid
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
@@ -68,6 +69,8 @@ _UNIFORM = 0.8
 # The program over all records, as many times as bounds on as many take: it ends nearer to its optimum where
 # most probabilities are tiny. Measured 1 to 3.2.
 _RECORDS_MORE = 2.0
+# The program of a window, as a share of that: it need not end near its optimum.
+_WINDOW = 0.5
 # What workers load before the first one.
 _FIRST_PROGRAM = 0.3
 # A program of a round of refining, as a share of one from the start.
@@ -92,7 +95,7 @@ _START = 2.2
 
 def _seed_work(spec: JobSpec, grid: Grid) -> tuple[int, int, int]:
     """Return about how many seed programs, rounds of refining and trials of a mechanism a job takes."""
-    if spec.extension.method == NOISE:
+    if spec.extension.method in (NOISE, WINDOWS):
         return 0, 0, 0
     if spec.extension.method == RECORDS:
         return 1, 0, 0
@@ -218,7 +221,7 @@ class JobCosts:
     def tasks(self) -> int:
         """A task for each block in loss, extend, audit, evaluate and every trial; and those of the seed."""
         stages, seeds = (4, self.solves + self.rounds) if self.noise is None else (3, tile_count(self.noise))
-        return (stages + self.trials) * self.plan.blocks + seeds + self.cells.tasks
+        return (stages + self.trials) * self.plan.blocks + seeds + sum(self.windows) + self.cells.tasks
 
     @property
     def dispatch(self) -> float:
@@ -261,10 +264,27 @@ class JobCosts:
 
     @cached_property
     def noise(self) -> NoiseLattice | None:
-        """The cells of noise, if the job has noise."""
-        if self.spec.extension.method != NOISE:
+        """The cells of noise, if the job has noise, or begins with it."""
+        if self.spec.extension.method not in (NOISE, WINDOWS):
             return None
         return cells_of(self.plan.grid, self.spec.privacy.epsilon_per_km)
+
+    @cached_property
+    def windows(self) -> list[int]:
+        """How many windows there are, turn by turn, about: not those where nothing is kept."""
+        if self.spec.extension.method != WINDOWS:
+            return []
+        windows = windows_of_grid(self.plan.grid, self.spec.domain.metric_p)
+        kept = 1 - len(self.plan.skipped) / self.plan.blocks
+        return [math.ceil(kept * len(windows.of(turn))) for turn in range(windows.turns)]
+
+    def _window_seconds(self, workers: int) -> float:
+        """Return how long programs of windows take."""
+        if not self.windows:
+            return 0.0
+        each = predicted_seconds(*window_program(self.spec, self.plan.grid, self.plan.outputs))
+        turns = sum(math.ceil(count / workers) for count in self.windows)
+        return turns * (_WINDOW * each + TASK["trial"])
 
     @cached_property
     def noise_seconds(self) -> float:
@@ -298,6 +318,7 @@ class JobCosts:
         if self.noise is not None:
             turns = math.ceil(tile_count(self.noise) / workers)
             seed, of_tasks["loss"] = _REMAP + turns * self.noise_seconds, 0.0
+            seed += self._window_seconds(workers)
         if self.spec.extension.method == RECORDS:
             of_tasks["loss"] = 0.0  # the program is solved by who reads its costs
         # Cell programs solve the seeds that they begin with themselves.

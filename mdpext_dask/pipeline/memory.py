@@ -10,8 +10,10 @@ from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reac
 from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
 from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
-from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, LossSection
+from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, SEEDLESS, WINDOWS, LossSection
 from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.pipeline.windows.improve import windows_of_grid
+from mdpext_dask.pipeline.windows.tasks import MOVING
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
@@ -29,6 +31,8 @@ _CELL_BYTES = 160 * 2**20
 # Outputs lie up to so many times as densely as on average, and those that are candidates for a tile of noise
 # cells up to so far from it, times ε.
 _CROWDED, _BESIDE = 5, 4.0
+# As many outputs as on average lie within reach of a window, up to so many times.
+_BESIDE_WINDOW = 1.5
 # Arrays over all records that the client holds while it makes the prior, outside a region or not, and writes
 # it: two, measured, and flags.
 _CLIENT_ARRAYS = 3
@@ -55,15 +59,16 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     needed = [(_CLIENT_ARRAYS * grid.records * FLOAT64, "arrays over all records", smaller)]
     if isinstance(geometry, FileGeometry):
         needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
-    noise = spec.extension.method == NOISE
+    noise = spec.extension.method in (NOISE, WINDOWS)
     records = spec.extension.method == RECORDS
-    certified = spec.privacy.budget == "certified" and not (noise or records)
+    certified = spec.privacy.budget == "certified" and spec.extension.method not in SEEDLESS
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
         peak += _CELL_BYTES
     elif noise:
         peak += noise_table_bytes(spec, geometry.grid)
-    program = noise_bytes(spec, geometry) if noise else seed_bytes(plan, spec)  # one worker solves it
+    # One worker solves it.
+    program = noise_bytes(spec, geometry) if noise else seed_bytes(plan, spec)
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
     if spec.cluster.memory_gib is not None:
@@ -142,7 +147,7 @@ def client_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry, plan: Pla
         prior += geometry.problem.loss_bytes
     # Corners of all cells, the cost that is assembled from them, and its digest.
     cost = (2 * 4 * geometry.grid.source_cells + geometry.grid.seeds) * plan.outputs * FLOAT64
-    if spec.extension.method == NOISE:
+    if spec.extension.method in (NOISE, WINDOWS):
         cost = noise_table_bytes(spec, geometry.grid)
     receipts = int(receipt_bytes(plan) * _RECEIPT_IN_MEMORY)
     table = table_bytes(spec.loss, geometry) if isinstance(geometry, RoadGeometry) else 0
@@ -187,7 +192,7 @@ def noise_tile(spec: JobSpec, grid: Grid, nodes: int, outputs: int) -> tuple[flo
 
 
 def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
-    """Return about what a worker takes to choose the outputs of a tile of noise cells.
+    """Return about what a worker takes to choose the outputs of a tile of noise cells, or to solve a window.
 
     Raises
     ------
@@ -205,7 +210,27 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     places, outputs = noise_tile(spec, grid, nodes, output_count(spec, geometry))
     # The losses, twice while there come to be more; what is computed at a time; a block's weights and losses.
     held = 2 * places * outputs + 4 * AT_A_TIME + places * (2 * BLOCK**2 + outputs / 2)
-    return int(FLOAT64 * held) + noise_table_bytes(spec, grid)
+    window = 0
+    if spec.extension.method == WINDOWS:
+        window = predicted_bytes(*window_program(spec, grid, output_count(spec, geometry)))
+    return max(int(FLOAT64 * held), window) + noise_table_bytes(spec, grid)
+
+
+def window_program(spec: JobSpec, grid: Grid, outputs: int) -> tuple[tuple[int, int], int, int]:
+    """Return the shape, about how many outputs, and the reach of the program of a window.
+
+    Outputs with at least q at r km from a record have ε² e^{−ε r} / (2 π) ≥ q times how many lie in a square
+    kilometre.
+    """
+    windows, epsilon = windows_of_grid(grid, spec.domain.metric_p), spec.privacy.epsilon_per_km
+    area = grid.box.width_km * grid.box.height_km
+    reach_km = max(math.log(epsilon**2 * area / (2 * math.pi * outputs * MOVING)), 0.0) / epsilon
+    shape = min(windows.side, grid.shape[0]), min(windows.side, grid.shape[1])
+    near = outputs
+    if spec.loss.kind != "file":
+        around = ((side - 1) * grid.spacing_km + 2 * reach_km for side in shape)
+        near = math.ceil(outputs * min(1.0, _BESIDE_WINDOW * math.prod(around) / area))
+    return shape, near, windows.gap
 
 
 def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:

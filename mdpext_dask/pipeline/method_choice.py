@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.extend.noise import MOST_CELLS
-from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, ClusterSection, ExtensionSection
+from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSection, ExtensionSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory
@@ -60,13 +60,12 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     noise = _with_method(spec, NOISE)
     # Of no cluster in particular, whose workers would take time to start.
     alone = spec.model_copy(update={"cluster": ClusterSection(kind="inline")})
-    planned = {
-        method: _seconds_of_both(alone, geometry, method)(1)["total"] for method in (RECORDS, spec.programs)
-    }
     allowed = spec.extension.seconds
     assert allowed is not None  # the section fills it in
-    # One program over all records is the best of programs, where it may be tried.
-    tried = RECORDS if planned[RECORDS] <= allowed else spec.programs
+    # One program over all records is the best of programs, where it may be tried; then windows of them.
+    methods = RECORDS, WINDOWS, spec.programs
+    planned = {method: _seconds_of_both(alone, geometry, method)(1)["total"] for method in methods}
+    tried = next((method for method in methods if planned[method] <= allowed), spec.programs)
     programs = _with_method(spec, tried)
     cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
     if cells > MOST_CELLS:

@@ -29,7 +29,7 @@ from mdpext_dask.store.local_chunks import keep_floor
 from mdpext_dask.store.loss import cached_loss
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import noise_patches
-from mdpext_dask.store.schema import NOISE_OUTPUT, NOISE_TABLES, sha256_of
+from mdpext_dask.store.schema import NOISE_TABLES, sha256_of
 
 # Of the logarithm of what is stored: half a unit in the last place, and the error of the next order.
 _FLOAT32_ERROR = 2.0**-24 * (1 + 2.0**-20)
@@ -37,8 +37,23 @@ _FLOAT32_ERROR = 2.0**-24 * (1 + 2.0**-20)
 _NEARLY_ALL = 0.99
 
 
-def find_noise(store: MechanismStore, executor: Executor, stages: Stages) -> FineNoise:
+def find_noise(
+    store: MechanismStore,
+    executor: Executor,
+    stages: Stages,
+    names: tuple[str, ...] = NOISE_TABLES,
+    epsilon_per_km: float | None = None,
+) -> FineNoise:
     """Choose the noise and its remap, and write their tables beside whatever seed there is.
+
+    Parameters
+    ----------
+    store, executor, stages
+        The store, and where tiles of its noise are remapped.
+    names
+        What to call the tables.
+    epsilon_per_km
+        ε of the noise, for d_2; default: as much as steps between records certify.
 
     Raises
     ------
@@ -46,7 +61,7 @@ def find_noise(store: MechanismStore, executor: Executor, stages: Stages) -> Fin
         If the losses of a tile of noise cells do not fit into memory, or rounding takes too much of ε.
     """
     design, p = float(store.attributes["epsilon_design_per_km"]), store.metric_p
-    euclidean = euclidean_epsilon(design, p) / strictness(store.grid, design, p)
+    euclidean = epsilon_per_km or euclidean_epsilon(design, p) / strictness(store.grid, design, p)
     tiles = tile_count(cells_of(store.grid, euclidean))
     work = [(store.url, euclidean, index) for index in range(tiles)]
     with stages.stage("seed", tiles, "tiles"):
@@ -61,9 +76,9 @@ def find_noise(store: MechanismStore, executor: Executor, stages: Stages) -> Fin
             most = math.ceil(1 / noise.floor) - 1
             raise SolverError(f"noise: no floor is left for {store.outputs} outputs; use at most {most:,}")
         tables = _tables(store, noise)
-        for name, values in zip(NOISE_TABLES, tables.arrays, strict=True):
+        for name, values in zip(names, tables.arrays, strict=True):
             dimensions = tuple(f"{name}_{axis}" for axis in range(values.ndim))
-            lost = -1 if name == NOISE_OUTPUT else np.nan
+            lost = -1 if name == names[0] else np.nan
             store.create_seed_array(name, dimensions, values.shape, fill_value=lost, data=values)
     middle = (slice(side // 2, side // 2 + 1) for side in store.grid.shape)
     row = tables.stored_rows(*middle)[0, 0]
@@ -76,24 +91,35 @@ def find_noise(store: MechanismStore, executor: Executor, stages: Stages) -> Fin
 def write_noise(store: MechanismStore, noise: FineNoise) -> None:
     """Make the tables of noise, which are written, the store's seed, under one digest."""
     keep_floor(store, noise.floor)
-    digest = sha256_of(*_tables(store, noise).arrays)
+    digest = tables_sha256(store, noise)
     # The attributes come last: they mark the tables as written.
     store.note_seed({"sha256": digest, "extension": list(NOISE_TABLES), "noise": noise.facts})
 
 
-def noise_loss(store: MechanismStore, noise: FineNoise, executor: Executor, stages: Stages) -> float:
+def tables_sha256(store: MechanismStore, noise: FineNoise) -> str:
+    """Return the digest of the tables of noise."""
+    return sha256_of(*_tables(store, noise).arrays)
+
+
+def noise_loss(
+    store: MechanismStore,
+    noise: FineNoise,
+    executor: Executor,
+    stages: Stages,
+    names: tuple[str, ...] = NOISE_TABLES,
+) -> float:
     """Return UL of the mechanism that the written tables of noise would be extended to, in km."""
-    blocks, digest = store.plan.blocks, sha256_of(*_tables(store, noise).arrays)
+    blocks, digest = store.plan.blocks, tables_sha256(store, noise)
     with stages.stage("seed", blocks, "blocks"):
-        work = [(store.url, index, digest) for index in range(blocks)]
+        work = [(store.url, index, digest, names) for index in range(blocks)]
         return float(sum(stages.gather(executor, "seed", noise_loss_block, work)))
 
 
-def noise_loss_block(url: str, index: int, sha256: str) -> float:
-    """Return a block's part of :func:`noise_loss`, in km, from tables with a digest."""
+def noise_loss_block(url: str, index: int, sha256: str, names: tuple[str, ...]) -> float:
+    """Return a block's part of :func:`noise_loss`, in km, from tables with a digest and these names."""
     store = MechanismStore.open(url)
     block = store.plan[index]
-    patches = noise_patches(url, sha256, store.outputs, store.grid)
+    patches = noise_patches(url, sha256, store.outputs, store.grid, names)
     return expected_loss(store, block, patches.local_rows(block.owned_x, block.owned_y))
 
 

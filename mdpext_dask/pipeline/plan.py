@@ -6,7 +6,7 @@ from mdpext_dask.errors import SpecError
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.job.beyond import tell_beyond
-from mdpext_dask.job.sections import NOISE, RECORDS
+from mdpext_dask.job.sections import SEEDLESS
 from mdpext_dask.job.spec import JobSpec, check_min_probability
 from mdpext_dask.pipeline.cost_model import WORKER_COUNTS, JobCosts
 from mdpext_dask.pipeline.memory import (
@@ -70,7 +70,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         "records": grid.records,
         "records_inside": grid.count_vertices_of(geometry.kept),
         "outputs": outputs,
-        "seeds": 0 if spec.extension.method in (NOISE, RECORDS) else grid.seeds,
+        "seeds": 0 if spec.extension.method in SEEDLESS else grid.seeds,
         "source_cells": grid.source_cells,
         "source_cells_kept": int(geometry.kept.sum()),
         "cells": [grid.cells_x, grid.cells_y],

@@ -15,12 +15,13 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.bound.lattices import lattice_of
 from mdpext_dask.events import Note
-from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS, WINDOWS
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
 from mdpext_dask.pipeline.cells.improve import PROGRESS, CellPrograms
 from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, write_noise
 from mdpext_dask.pipeline.tasks import seed_cost_block
+from mdpext_dask.pipeline.windows.improve import WindowSeed, improve_noise
 from mdpext_dask.problem.loss import assemble_seed_cost
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism
@@ -50,6 +51,8 @@ def seed_job(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         write_noise(store, find_noise(store, executor, stages))
     elif method == RECORDS:
         _solve_records(store, executor, stages).write(store)
+    elif method == WINDOWS:
+        improve_noise(store, executor, stages).write(store)
     else:
         _solve(store, executor, stages, method).write(store)
 
@@ -81,7 +84,8 @@ class _Solved:
 def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Make noise and solve the seed, and keep what loses less: noise, if that is the same."""
     method = str(store.attributes.get(METHOD_TRIED, job_of(store).programs))
-    noise = solved = None
+    noise = None
+    solved: _Solved | WindowSeed | None = None
     failed: dict[str, SolverError] = {}
     noise_km = solved_km = math.inf
     try:
@@ -92,6 +96,8 @@ def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     try:
         if method == RECORDS:
             solved = _solve_records(store, executor, stages)
+        elif method == WINDOWS:
+            solved = improve_noise(store, executor, stages)
         else:
             solved = _solve(store, executor, stages, method, noise_km)
         solved_km = solved.facts["loss_km"]

@@ -7,7 +7,7 @@ from typing import Any
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import MdpextError
 from mdpext_dask.events import STAGES
-from mdpext_dask.job.sections import NOISE, RECORDS
+from mdpext_dask.job.sections import SEEDLESS
 from mdpext_dask.store import integrity, locks
 from mdpext_dask.store.mechanism_store import COMPLETE, EXTENDING, PLANNED, REFUSED, MechanismStore
 from mdpext_dask.store.receipts import Receipt
@@ -32,7 +32,7 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         # Stores of before regions do not say: all of it.
         "records_inside": attributes.get("records_inside", plan.grid.records),
         "outputs": plan.outputs,
-        "seeds": 0 if method in (NOISE, RECORDS) else plan.grid.seeds,
+        "seeds": 0 if method in SEEDLESS else plan.grid.seeds,
         "source_cells": plan.grid.source_cells,
         "source_cells_kept": int(store.kept.sum()),
         "blocks": plan.blocks,

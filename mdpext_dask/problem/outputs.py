@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import DataError
-from mdpext_dask.job.sections import AUTO_OUTPUTS, FITTING, NOISE
+from mdpext_dask.job.sections import AUTO_OUTPUTS, FITTING, NOISE, WINDOWS
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.problem.geometry import FileGeometry, Geometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid, square_sums
@@ -195,7 +195,7 @@ def centres_of(prior: NDArray[np.float64], grid: Grid, count: int, random_seed: 
 
 def takes_many(spec: JobSpec) -> bool:
     """Whether a job may end in noise, which takes thousands of outputs."""
-    return spec.extension.method in (NOISE, FITTING)
+    return spec.extension.method in (NOISE, WINDOWS, FITTING)
 
 
 def _place(spec: JobSpec) -> str:

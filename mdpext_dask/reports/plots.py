@@ -30,7 +30,7 @@ from mdpext_dask.problem.notebook_card import prior_in_squares
 from mdpext_dask.sampling.mechanism import Mechanism, open_mechanism
 from mdpext_dask.store import objects
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.schema import is_noise
+from mdpext_dask.store.schema import has_scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def plot_domain(mechanism: Drawn, ax: "Axes | None" = None) -> "Axes":
     _draw_prior(axes, store, alpha=0.8)
     maps.draw_outputs(axes, store.output_xy_km())
     grid = store.grid
-    seeds = "" if is_noise(store.seed_attributes) else f"{grid.seeds:,} seeds, "
+    seeds = f"{grid.seeds:,} seeds, " if has_scores(store.seed_attributes.get("extension", ())) else ""
     return _finished(axes, store, f"{grid.records:,} records, {seeds}{store.outputs:,} outputs")
 
 

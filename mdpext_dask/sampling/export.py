@@ -30,7 +30,7 @@ from mdpext_dask.store import integrity, objects
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.remap import Remap, content_of, remap_of
 from mdpext_dask.store.rows import noise_tables, rows_of
-from mdpext_dask.store.schema import is_noise
+from mdpext_dask.store.schema import has_scores, is_noise
 from mdpext_dask.store.signature import require_signed
 
 PACKINGS = ("auto", *city_header.PACKINGS)
@@ -212,6 +212,8 @@ def _write_sections(
 
     # Noise goes by its tables and nothing else: what they prove does not follow from rows alone.
     if (packing == city_header.NOISE) != is_noise(store.seed_attributes):
+        return None
+    if packing == city_header.SEED and not has_scores(store.seed_attributes.get("extension", ())):
         return None
     tables, rows_from = _tables(store, tiles, packing)
     for tile, rows in _rows_of_tiles(store, tiles):

@@ -10,7 +10,8 @@ pairs keep ε (:mod:`mdpext_dask.auditors.directions`; PROOF.md, section 2).
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,12 +110,8 @@ class Lattice:
 
     def with_lines_for(self, reach: int) -> "Lattice":
         """Return the lattice with further lines in x, of records that need no rows, for whole blocks."""
-        more = -len(self.x_km) % reach
-        return Lattice(
-            self.x_km,
-            self.y_km,
-            np.pad(self.cost, ((0, more), (0, 0), (0, 0))),
-            np.pad(self.kept, ((0, more), (0, 0))),
+        return replace(
+            self, cost=_with_lines(self.cost, reach, 0.0), kept=_with_lines(self.kept, reach, False)
         )
 
 
@@ -157,9 +154,9 @@ class LatticeProgram:
         scale = float(lattice.cost.max())
         if flipped := shape[1] > shape[0]:
             lattice = lattice.transposed()
+        cost = in_blocks(lattice.cost / scale, reach, 0.0)
         lattice = lattice.with_lines_for(reach)
         n, m = lattice.kept.shape
-        cost = by_output(lattice.cost / scale, False).reshape(outputs, n // reach, reach * m)
         rows = PairRows((n // reach, reach, m), _growth(lattice, promise, outputs / floor, reach))
         return cls(GridProgram.over_mechanisms(cost, rows, floor), scale, (shape[0], shape[1]), flipped)
 
@@ -168,6 +165,26 @@ class LatticeProgram:
         lines = np.moveaxis(z.reshape(len(z), -1, min(self.shape)), 0, -1)[: max(self.shape)]
         rows = np.ascontiguousarray(lines.swapaxes(0, 1) if self.flipped else lines)
         return np.asarray(rows / rows.sum(axis=-1, keepdims=True))
+
+
+def in_blocks(values: Array, reach: int, fill: float) -> Array:
+    """Bring values of records, (n_x, n_y, K), to (K, blocks, records of a block), `reach` lines in a block.
+
+    Parameters
+    ----------
+    values
+        The values; no fewer lines in x than in y.
+    reach, fill
+        Lines in a block, and the value of records in further lines for whole blocks.
+    """
+    lines = _with_lines(values, reach, fill)
+    n, m, outputs = lines.shape
+    return by_output(lines, False).reshape(outputs, n // reach, reach * m)
+
+
+def _with_lines(values: NDArray[Any], reach: int, fill: float) -> NDArray[Any]:
+    more = ((0, -len(values) % reach), *[(0, 0)] * (values.ndim - 1))
+    return np.pad(values, more, constant_values=fill)
 
 
 def record_reach(shape: tuple[int, int], metric_p: float) -> int:

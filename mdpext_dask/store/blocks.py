@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS
+from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS, WINDOWS
 from mdpext_dask.problem.grid import Grid
 
 FLOAT32, FLOAT64 = 4, 8
@@ -255,7 +255,7 @@ class Plan:
         rows_x, rows_y = self[0].closed_shape  # no block is larger than the first
         block = rows_x * rows_y * self.outputs * FLOAT32
         slabs = _SLABS * rows_y * self.outputs * FLOAT64
-        if method == NOISE:
+        if method in (NOISE, WINDOWS):
             near = near_outputs(self.grid, self.outputs, self.block_cells, self.reach_km, _CROWDED)
             block = rows_x * rows_y * min(near + self._chunk_outputs, self.outputs) * FLOAT32
             return int(block * (1 + _LOCAL_WRITE_SHARE) + _TASK_OVERHEAD_BYTES)
@@ -304,7 +304,7 @@ def reach_of(method: str, loss: str, epsilon_per_km: float) -> float | None:
     epsilon_per_km
         ε, in 1/km.
     """
-    if method not in (NOISE, FITTING):
+    if method not in (NOISE, WINDOWS, FITTING):
         return None
     # It may come to be programs; and where the loss is no distance, any output may be near.
     return math.inf if method == FITTING or loss == "file" else _NOISE_REACH / epsilon_per_km

@@ -5,6 +5,7 @@ block is extended again from the seed as a whole, as when its receipt was writte
 differs.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +18,8 @@ from mdpext_dask.extend.noise import NoiseLattice, NoiseTables
 from mdpext_dask.extend.noise_patches import NoisePatches
 from mdpext_dask.extend.normalise import exponential, normalise
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.job.sections import FITTING, METHODS, NOISE, ExtensionSection
+from mdpext_dask.extend.windows import WindowRows, Windows, laid_over
+from mdpext_dask.job.sections import FITTING, METHODS, NOISE, WINDOWS, ExtensionSection
 from mdpext_dask.job.spec import JobSpec, fingerprint_of, is_job_of, parse_job
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store import receipts, schema
@@ -144,6 +146,9 @@ def extended_block(store: MechanismStore, block: Block, prefix: str = SEED) -> L
     SpecError
         If a user's own operator fails, or returns something else than rows.
     """
+    if prefix == SEED and extension_of_store(store).method == WINDOWS:
+        windows, sha256 = windows_of(store)
+        return window_rows(store, windows, sha256, block.closed_x, block.closed_y)
     if prefix == SEED and schema.RECORD_SCORES in store.seed_attributes:
         return LocalRows.of(_from_records(store, block, store.seed_attributes[schema.RECORD_SCORES]))
     operator = operator_of_store(store)
@@ -179,29 +184,119 @@ def _from_records(store: MechanismStore, block: Block, where: object) -> NDArray
     return rows
 
 
-def noise_tables(store: MechanismStore) -> NoiseTables:
+def windows_of(store: MechanismStore) -> tuple[Windows, str]:
+    """Return how the windows of a finished seed lie, and the digest of the noise that they are laid over.
+
+    Raises
+    ------
+    StoreError
+        If that is damaged.
+    """
+    match store.seed_attributes.get(schema.RECORD_SCORES):
+        case {
+            "name": schema.WINDOW,
+            "side": int(side),
+            "gap": int(gap),
+            "turns": int(turns),
+            "start": str(sha),
+        }:
+            if side > 0 and gap > 0:
+                return Windows(store.grid.shape, side, gap, turns), sha
+    raise StoreError(f"{store.url}: how its windows lie is damaged; use --overwrite")
+
+
+def window_rows(store: MechanismStore, windows: Windows, sha256: str, x: slice, y: slice) -> LocalRows:
+    """Return the rows of a rectangle of records: noise, with the rows of windows laid over it turn by turn.
+
+    Parameters
+    ----------
+    store
+        The store.
+    windows
+        How windows lie, and how many turns of them are done.
+    sha256
+        Digest of the tables of noise.
+    x, y
+        The rectangle.
+
+    Raises
+    ------
+    StoreError
+        If what is stored is damaged.
+    """
+    patches = noise_patches(store.url, sha256, store.outputs, store.grid, schema.START_TABLES)
+    side = windows.side
+    around = tuple(slice(max(part.start - side, 0), part.stop + side) for part in (x, y))
+    prior = store.read("prior", *around)
+    found = []
+    for turn in range(windows.turns):
+        for number, across, along in windows.touching(turn, x, y):
+            if prior[relative(across, around[0].start), relative(along, around[1].start)].any():
+                found.append(read_window(store, turn, number, across, along))
+    return laid_over(patches.local_rows(x, y), x, y, found)
+
+
+def read_window(store: MechanismStore, turn: int, number: int, x: slice, y: slice) -> WindowRows:
+    """Return the rows of a window.
+
+    Parameters
+    ----------
+    store
+        The store.
+    turn, number
+        Which window.
+    x, y
+        Its records.
+
+    Raises
+    ------
+    StoreError
+        If they are not there, or damaged.
+    """
+    name = f"seed/{window_name(turn, number)}"
+    try:
+        return WindowRows.unpacked(x, y, store.read(name), store.outputs)
+    except ValueError as error:
+        raise StoreError(f"{store.url}: {name}: {error}; run the job again") from None
+
+
+def window_name(turn: int, number: int) -> str:
+    """Return the name, in the seed group, of the array with the rows of a window."""
+    return f"{schema.WINDOW}_{turn}_{number}"
+
+
+def noise_tables(store: MechanismStore, names: Sequence[str] = schema.NOISE_TABLES) -> NoiseTables:
     """Return a store's tables of noise.
+
+    Parameters
+    ----------
+    store
+        The store.
+    names
+        The arrays of the seed group that they are.
 
     Raises
     ------
     StoreError
         If they are damaged.
     """
-    arrays = [store.array(f"seed/{name}") for name in schema.NOISE_TABLES]
-    form = np.full(1, np.nan) if arrays[3].shape != (4,) else store.read(f"seed/{schema.NOISE_FORM}")
+    arrays = [store.array(f"seed/{name}") for name in names]
+    form = np.full(1, np.nan) if arrays[3].shape != (4,) else store.read(f"seed/{names[3]}")
     try:
         lattice = NoiseLattice.checked(store.grid, *form.tolist()[:3])
         # Nothing is read that is not as large as it should be.
         if [(array.dtype.name, array.shape) for array in arrays[:3]] != lattice.tables:
             raise ValueError("they are not of the lattice")
-        tables = (store.read(f"seed/{name}") for name in schema.NOISE_TABLES[:3])
+        tables = (store.read(f"seed/{name}") for name in names[:3])
         return NoiseTables.checked(lattice, tables, store.outputs, float(form[3]))
     except (TypeError, ValueError) as error:
         raise StoreError(f"{store.url}: the tables of noise are damaged; run the job again") from error
 
 
 @lru_cache(maxsize=_TABLES_KEPT)
-def noise_patches(url: str, sha256: str, outputs: int, grid: Grid) -> NoisePatches:
+def noise_patches(
+    url: str, sha256: str, outputs: int, grid: Grid, names: tuple[str, ...] = schema.NOISE_TABLES
+) -> NoisePatches:
     """Return what makes rows of noise from a store's tables, which a process reads once.
 
     Parameters
@@ -210,13 +305,15 @@ def noise_patches(url: str, sha256: str, outputs: int, grid: Grid) -> NoisePatch
         The store.
     sha256, outputs, grid
         Digest of the tables, K and the records: all that rows follow from, so none of it may be another.
+    names
+        See :func:`noise_tables`.
 
     Raises
     ------
     StoreError
         If they are damaged, or are not these.
     """
-    tables = noise_tables(MechanismStore.open(url))
+    tables = noise_tables(MechanismStore.open(url), names)
     found = schema.sha256_of(*tables.arrays), tables.outputs, tables.kernel.lattice.grid
     if found != (sha256, outputs, grid):
         raise StoreError(f"{url}: the tables of noise have changed; run the job again")

@@ -37,7 +37,11 @@ EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_ex
 NOISE_TABLES = NOISE_OUTPUT, NOISE_MASS, NOISE_TOTAL, NOISE_FORM = (
     "noise_output", "noise_mass", "noise_total", "noise_form",
 )  # fmt: skip
-# Attribute of the seed that says where the log probabilities of all records are, if the store holds them.
+# And those of the noise that windows are laid over; the windows' arrays are called so, with their numbers.
+START_TABLES = tuple(f"start_{name}" for name in NOISE_TABLES)
+WINDOW = "window"
+# Attribute of the seed that says where the log probabilities of all records are, if the store holds them; or
+# how its windows lie.
 RECORD_SCORES = "record_scores"
 # Attributes of the root of a store whose job leaves the method open: what was chosen, once it is, and why.
 METHOD_CHOSEN, METHOD_IN_WORDS = "method_chosen", "method_in_words"
@@ -117,8 +121,13 @@ def attributes_of(spec: JobSpec, domain: Domain, plan: Plan, facts: Mapping[str,
 
 
 def digested(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the arrays that a seed's digest is of: its scores and these, or tables of noise alone."""
-    return tuple(names) if NOISE_OUTPUT in names else ("score", *names)
+    """Return the arrays that a seed's digest is of: its scores and these, or these alone, where none are."""
+    return ("score", *names) if has_scores(names) else tuple(names)
+
+
+def has_scores(names: Sequence[str]) -> bool:
+    """Whether a seed whose digest names these arrays has scores of corners, rather than tables of noise."""
+    return not {NOISE_OUTPUT, START_TABLES[0]} & set(names)
 
 
 def is_noise(seed_attributes: Mapping[str, Any]) -> bool:
