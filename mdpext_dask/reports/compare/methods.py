@@ -83,6 +83,8 @@ METHODS = {
     "mlaet-a": Entry("MLaEt-A", OURS, settings=_extension("log-convex", "levels", "certified")),
     "mlaet-m": Entry("MLaEt-M", OURS, settings=_extension("mcshane-whitney", "levels", "certified")),
     "mlaet-o": Entry("MLaEt-O", OURS, settings=_extension("cell-lp", "levels", "certified")),
+    "records": Entry("program over all records", OURS, settings=_extension("records", "levels", "certified")),
+    "windows": Entry("programs over windows", OURS, settings=_extension("windows", "levels", "certified")),
 }
 
 
