@@ -33,7 +33,7 @@ _LEAST = SMALLEST_PROBABILITY * (1 + 2.0**-20)
 _SHARES = (0.0, 1e-4, 1e-2, 0.1)
 # Ties are not decided by rounding.
 _UNDECIDED = 1e-9
-_GAIN, _FAILED = "gain_km", "failed"
+_GAIN, _FAILED, _START = "gain_km", "failed", "start_sha256"
 
 
 @dataclass(frozen=True)
@@ -92,20 +92,22 @@ def improve_window(url: str, turn: Turn, number: int, x: slice, y: slice) -> Out
     packed = changed.packed()
     name = window_name(turn.windows.turns, number)
     dimensions = f"{name}_record", f"{name}_output"
-    attributes = {_GAIN: outcome.gain_km, _FAILED: outcome.failed}
+    attributes = {_GAIN: outcome.gain_km, _FAILED: outcome.failed, _START: turn.start}
     store.create_seed_array(name, dimensions, packed.shape, data=packed, attributes=attributes)
     return outcome
 
 
 def _outcome(store: MechanismStore, turn: Turn, number: int, x: slice, y: slice) -> Outcome | None:
-    """Return what a window has come to, if its rows are there."""
+    """Return what a window has come to, if its rows are there, laid over the same noise."""
     try:
         read_window(store, turn.windows.turns, number, x, y)
         known = store.array(f"seed/{window_name(turn.windows.turns, number)}").attrs
     except StoreError:
         return None
     gain, failed = known.get(_GAIN), known.get(_FAILED)
-    return Outcome(gain, failed) if isinstance(gain, float) and isinstance(failed, bool) else None
+    if not (isinstance(gain, float) and isinstance(failed, bool) and known.get(_START) == turn.start):
+        return None
+    return Outcome(gain, failed)
 
 
 def _widened(part: slice, reach: int, side: int) -> slice:
