@@ -42,6 +42,8 @@ _REFINEMENTS = 2
 _REFINE_ABOVE = 1e-9
 # Without a better gap for so many iterations, the best iterate is the answer.
 _PATIENCE = 15
+# Where it is enough that the objective settles, it has to for so many steps.
+_SETTLED_STEPS = 3
 # Outputs are cut into as many parts (a power of two) as leave each so many entries and outputs: numpy calls
 # must be long for threads to run side by side.
 _PART_ENTRIES, _PART_OUTPUTS, _MOST_PARTS = 24_000, 8, 16
@@ -161,6 +163,7 @@ def solve_program(
     least_slack: float = 0.0,
     iterations: int = _ITERATIONS,
     deadline: float = math.inf,
+    settled: float = 0.0,
 ) -> Solution:
     """Follow the central path of a program on a grid.
 
@@ -184,6 +187,9 @@ def solve_program(
     deadline
         When to stop at the best iterate so far, in s of :func:`time.monotonic`. It is looked at before every
         call of a part, several hundred times in a step of a large program.
+    settled
+        Stop as well where three steps have lowered the objective by less than this share of what all steps
+        have: a feasible start is improved by most of what can be gained long before the bound says so.
 
     Returns
     -------
@@ -200,7 +206,8 @@ def solve_program(
         each = pool.map if threads > 1 and parts > 1 else map
         ranges = (slice(*ends) for ends in itertools.pairwise(cuts))
         columns = list(each(lambda part: Columns(program.part(part), level, least_slack), ranges))
-        return _iterate(program, _Team(columns, each, inverse_sums, deadline), gap, iterations, watcher)
+        team = _Team(columns, each, inverse_sums, deadline)
+        return _iterate(program, team, gap, iterations, watcher, settled)
 
 
 class _TimeUp(Exception):
@@ -273,9 +280,10 @@ class _Schur:
 
 
 def _iterate(
-    program: GridProgram, team: _Team, gap: float, iterations: int, watcher: Watcher | None
+    program: GridProgram, team: _Team, gap: float, iterations: int, watcher: Watcher | None, settled: float
 ) -> Solution:
     nu = np.zeros(program.cost.shape[1:])
+    objectives: list[float] = []
     best = Solution(program.start, -np.inf, np.inf, 0)
     waited = 0
     for iteration in range(iterations + 1):
@@ -299,6 +307,11 @@ def _iterate(
         else:
             waited += 1
         best = Solution(best.z, best.dual, best.gap, iteration)
+        objectives.append(primal)
+        recent = objectives[-1 - _SETTLED_STEPS :]
+        fallen = objectives[0] - primal
+        if settled and len(objectives) > _SETTLED_STEPS and recent[0] - primal < settled * max(fallen, 0.0):
+            break
         if best.gap <= gap or waited > _PATIENCE or iteration == iterations:
             break
         try:
