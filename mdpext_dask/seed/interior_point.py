@@ -310,7 +310,7 @@ def _iterate(
         objectives.append(primal)
         recent = objectives[-1 - _SETTLED_STEPS :]
         fallen = objectives[0] - primal
-        if settled and len(objectives) > _SETTLED_STEPS and recent[0] - primal < settled * max(fallen, 0.0):
+        if len(objectives) > _SETTLED_STEPS and 0 <= recent[0] - primal < settled * fallen:
             break
         if best.gap <= gap or waited > _PATIENCE or iteration == iterations:
             break
