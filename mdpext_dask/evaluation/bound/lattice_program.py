@@ -24,6 +24,7 @@ def lattice_bound(
     lattice: Lattice,
     promise: LatticePromise,
     *,
+    reach: int | None = None,
     gap: float = GAP,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
@@ -37,6 +38,8 @@ def lattice_bound(
         The lattice.
     promise
         The promise.
+    reach
+        Over how many lines pairs reach that have rows; default: see :func:`reach_of`.
     gap
         Relative duality gap at which to stop; the bound holds whatever it comes to.
     threads, inverse_sums, deadline
@@ -52,7 +55,8 @@ def lattice_bound(
     outputs = lattice.cost.shape[-1]
     if outputs == 1 or lattice.kept.size <= 1 or not lattice.cost.any():
         return free
-    reach = reach_of(promise.metric_p) if min(lattice.kept.shape) > 1 else 1
+    most = reach_of(promise.metric_p) if reach is None else reach
+    reach = most if min(lattice.kept.shape) > 1 else 1
     posed = LatticeProgram.of(lattice, promise, reach, _FLOOR)
     duals = [-math.inf]
     with one_blas_thread():
