@@ -18,22 +18,29 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask import build, evaluate
-from mdpext_dask.compute.executor import InlineExecutor
+from mdpext_dask.compute.executor import InlineExecutor, open_executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
-from mdpext_dask.evaluation.bound import lattices
+from mdpext_dask.evaluation.bound import lattices, levels, search
 from mdpext_dask.evaluation.bound import lower_bound as driver
 from mdpext_dask.evaluation.bound.lattice_program import GAP, lattice_bound, reach_of
-from mdpext_dask.evaluation.bound.lattices import bound_alone, lattice_of, offsets_of, promise_of, shapes_of
-from mdpext_dask.evaluation.bound.lower_bound import (
-    LEAST_PART,
-    BoundRequest,
-    LowerBound,
-    estimate,
-    lower_bound,
+from mdpext_dask.evaluation.bound.lattices import (
+    Found,
+    Level,
+    Offset,
+    Part,
+    bound_alone,
+    lattice_of,
+    offsets_of,
+    promise_of,
 )
+from mdpext_dask.evaluation.bound.levels import Levels
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, LowerBound, estimate, lower_bound
+from mdpext_dask.evaluation.bound.merging import groups_of, merged
+from mdpext_dask.evaluation.bound.search import LEAST_PART
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
 from mdpext_dask.events import silent
+from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.problem.domain import build_domain
@@ -259,13 +266,73 @@ def test_bounds_in_proportion_to_the_prior_are_estimated_without_error() -> None
     assert math.isfinite(estimate([0.0, 0.1, 0.2], [0.0, 0.1, 0.2], 5)[0])
 
 
+LEVELS = [(1, (1, 1)), (3, (1, 1)), (1, (2, 3)), (2, (3, 1)), (4, (2, 2)), (6, (4, 4))]
+
+
 @pytest.mark.parametrize("shape", [(7, 5), (3, 8), (4, 4)])
-@pytest.mark.parametrize("stride", [1, 2, 3, 6])
-def test_shapes_are_those_of_all_offsets(shape: tuple[int, int], stride: int) -> None:
-    records = np.zeros(shape)
-    counted = sorted(records[a::stride, b::stride].shape for a, b in offsets_of(stride, shape))
-    assert counted == sorted(s for s, many in shapes_of(shape, stride) for _ in range(many))
-    assert sum(n * m for n, m in counted) == records.size
+@pytest.mark.parametrize(("stride", "windows"), LEVELS)
+def test_every_record_is_in_one_part(shape: tuple[int, int], stride: int, windows: tuple[int, int]) -> None:
+    level = Level(stride, windows, None, 1)
+    count = np.zeros(shape, dtype=int)
+    for window in itertools.product(*map(range, windows)):
+        for offset in offsets_of(stride, shape):
+            count[level.records(Part(window, offset), shape)] += 1
+    assert (count == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (13, 9)])
+@pytest.mark.parametrize(("coarse", "fine"), list(itertools.product(LEVELS, repeat=2)))
+def test_parts_of_a_finer_level_are_unions(shape: tuple[int, int], coarse: Any, fine: Any) -> None:
+    before, after = (Level(*each, None, 1) for each in (coarse, fine))
+    if not after.refines(before):
+        return
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    several: dict[Part, list[int]] = {}
+    for window in itertools.product(*map(range, before.windows)):
+        for offset in offsets_of(before.stride, shape):
+            part = Part(window, offset)
+            records = numbers[before.records(part, shape)].ravel().tolist()
+            several.setdefault(after.part_with(part, before), []).extend(records)
+    for part, records in several.items():
+        assert sorted(records) == numbers[after.records(part, shape)].ravel().tolist()
+
+
+# --- merged outputs -------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1), p=st.sampled_from([1.0, 2.0]), epsilon=st.sampled_from([0.05, 1.0]),
+    most=st.integers(1, 7), reach=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_merged_outputs_lose_less(seed: int, p: float, epsilon: float, most: int, reach: int) -> None:
+    rng = np.random.default_rng(seed)
+    lattice = random_lattice(rng, (int(rng.integers(1, 5)), int(rng.integers(2, 5))), 6)
+    prior = np.where(lattice.cost.any(axis=-1), rng.exponential(size=lattice.kept.shape), 0.0)
+    assume(prior.any())
+    fewer = dataclasses.replace(lattice, cost=merged(lattice.cost, prior, most))
+    assert fewer.cost.shape[-1] <= most
+    promise, size = LatticePromise(epsilon, p), 1e-9 * lattice.cost.max()
+    found = lattice_bound(fewer, promise, reach=reach)
+    whole = lattice_bound(lattice, promise, reach=reach)
+    assert found <= whole * (1 + MISSED) + size
+    assert found <= optimum(lattice, epsilon, p) * (1 + 1e-9) + size
+    if most >= 6:
+        assert found == whole
+
+
+def test_groups_are_of_outputs_that_cost_the_same() -> None:
+    rng = np.random.default_rng(3)
+    prior = rng.exponential(size=30)
+    kinds = rng.exponential(size=(30, 5))
+    kind = rng.integers(0, 5, size=40)
+    group = groups_of(prior[:, None] * kinds[:, kind], prior, 12)
+    # Where members are all alike, no group is cut.
+    assert len(np.unique(group)) == len(np.unique(kind)) == len(np.unique(np.stack([group, kind]), axis=1).T)
+    cost = prior[:, None] * np.abs(rng.random(30)[:, None] - rng.random(40))
+    assert sorted(np.unique(groups_of(cost, prior, 12))) == list(range(12))
+    # One output that is best for everybody: nothing to tell apart.
+    assert not groups_of(np.zeros((30, 40)), prior, 12).any()
 
 
 # --- stores ---------------------------------------------------------------------------------------
@@ -281,9 +348,17 @@ def bound_of(store: MechanismStore, **options: Any) -> LowerBound:
     return lower_bound(store, InlineExecutor(), Stages(silent), BoundRequest(**options))
 
 
-def searching(store: MechanismStore) -> Any:
-    crew = driver._Crew.of(InlineExecutor())
-    return driver._Search(store, InlineExecutor(), Stages(silent), crew, time.monotonic() + 1e6)
+def searching(store: MechanismStore) -> search.Search:
+    crew, levels = search.Crew.of(InlineExecutor()), Levels(store)
+    return search.Search(store, levels, InlineExecutor(), Stages(silent), crew, time.monotonic() + 1e6)
+
+
+def each_of(store: MechanismStore, level: Level) -> dict[Part, Found]:
+    """Return what is proved about every part of a level."""
+    windows = itertools.product(*map(range, level.windows))
+    parts = itertools.starmap(Part, itertools.product(windows, offsets_of(level.stride, store.grid.shape)))
+    found = {part: bound_alone(store.url, level, part) for part in parts}
+    return {part: one for part, one in found.items() if one is not None}
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +406,8 @@ def test_a_damaged_prior_is_no_problem_to_bound(tmp_path: Path, small_job: Job) 
 
 def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     whole = bound_of(tiny, stride=3)
-    each = {offset: bound_alone(tiny.url, 3, offset)[0] for offset in offsets_of(3, tiny.grid.shape)}
+    level = Levels(tiny).whole(3)
+    each = {part.offset: one.bound_km for part, one in each_of(tiny, level).items()}
     assert whole.lower_bound_km == pytest.approx(sum(each.values()), rel=1e-14)
     part = bound_of(tiny, stride=3, offsets=4, random_seed=1)
     assert not part.certified
@@ -356,7 +432,7 @@ class Ticks:
 
     def rule(self, patch: pytest.MonkeyPatch) -> None:
         """Be the clock of all that a bound is made by; libraries keep theirs."""
-        for module in (driver, lattices, interior_point):
+        for module in (driver, search, lattices, interior_point):
             patch.setattr(module, "time", SimpleNamespace(monotonic=self))
 
 
@@ -397,42 +473,98 @@ def test_a_program_that_is_stopped_proves_less(seed: int, looks: int) -> None:
     assert lattice.free_km <= stopped <= whole * (1 + MISSED)
 
 
-def test_what_is_solved_of_a_finer_stride_replaces_what_stood_for_it(
+def test_what_is_solved_of_a_finer_level_replaces_what_stood_for_it(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of stride 4, all of 2 but the last lattice, by hand."""
-    search = searching(tiny)
-    solve = search.solve
+    """All of windows of stride 4, all of stride 2 in one piece but the last lattice, by hand."""
+    hunt = searching(tiny)
+    first, second = Level(4, (2, 1), 2, 1), hunt.levels.whole(2)
+    assert second.refines(first)
+    solve = hunt.solve
     asked = []
 
-    def but_the_last(stride: int, offsets: list[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        asked.append(stride)
-        return solve(stride, offsets if stride == 4 else offsets[:-1])
+    def but_the_last(level: Level, offsets: list[Offset]) -> dict[Part, Found]:
+        asked.append(level)
+        return solve(level, offsets if level == first else offsets[:-1])
 
-    monkeypatch.setattr(search, "solve", but_the_last)
-    monkeypatch.setattr(search, "finest", lambda *_: 2)
-    found = driver._ever_finer(search, 4, search.free_km())
-    each = {s: {o: bound_alone(tiny.url, s, o) for o in offsets_of(s, tiny.grid.shape)} for s in (2, 4)}
-    expected = sum(one.bound_km for offset, one in each[2].items() if offset != (1, 1))
-    expected += sum(one.bound_km for (a, b), one in each[4].items() if (a % 2, b % 2) == (1, 1))
-    assert asked == [4, 2]
+    monkeypatch.setattr(hunt, "solve", but_the_last)
+    monkeypatch.setattr(hunt, "best", lambda *_: second)
+    found = driver._ever_finer(hunt, first, hunt.free_km())
+    before, after = each_of(tiny, first), each_of(tiny, second)
+    expected = sum(one.bound_km for part, one in after.items() if part.offset != (1, 1))
+    left = [part for part in before if (part.offset[0] % 2, part.offset[1] % 2) == (1, 1)]
+    expected += sum(before[part].bound_km for part in left)
+    assert asked == [first, second]
     assert found.certified_km == pytest.approx(expected, rel=1e-12)
     assert found.certified_km <= expected * (1 + 1e-14)
     assert (found.stride, found.offsets_used, found.offsets_total) == (2, 3, 4)
-    assert sum(one.bound_km for one in each[4].values()) < found.certified_km
+    assert sum(one.bound_km for one in before.values()) < found.certified_km
 
 
-def test_the_speed_that_is_seen_decides_the_stride(tiny: MechanismStore) -> None:
-    search = searching(tiny)
-    powers = driver._powers(tiny)
-    assert powers[0] == 1
-    seconds = driver._needs(tiny, search.crew, 1, 1)[0]
-    assert search.finest(0.5, powers) == 1
-    search.pace = 1e6 / seconds  # twice as long as there is
-    assert search.finest(0.5, powers) != 1
-    search.pace = 1e12
-    assert search.finest(0.5, powers) is None
-    assert search.part(None)[1] == LEAST_PART
+def test_windows_add_up_to_less_than_the_whole(tiny: MechanismStore) -> None:
+    """And larger ones to more, but for the gaps at which programs stop."""
+    whole = bound_of(tiny, stride=1).certified_km
+    sums = []
+    for windows in (8, 4, 2):
+        level = Level(1, (windows, windows), None, reach_of(2))
+        sums.append(sum(one.bound_km for one in each_of(tiny, level).values()))
+    missed = 1 + 2 * level.gap
+    assert all(few <= more * missed for few, more in itertools.pairwise([*sums, whole]))
+    assert sums[0] < 0.95 * sums[-1]
+    assert free_of(tiny) < sums[0]
+
+
+def free_of(store: MechanismStore) -> float:
+    return lattice_of(store, 1, (0, 0)).free_km
+
+
+def test_windows_without_prior_are_skipped(tmp_path: Path, small_job: Job) -> None:
+    store = problem(small_job(domain={"refine": [2]}), tmp_path / "s.zarr")
+    level = Level(1, (2, 2), None, 2)
+    prior = store.read("prior")
+    half = prior.shape[0] // 2
+    prior[half:] = 0
+    store.array("prior")[...] = prior
+    every = Levels(store)
+    assert sorted(every.windows(level)) == [(0, 0), (0, 1)]
+    assert {part.window for part in every.parts(level, [(0, 0)])} == {(0, 0), (0, 1)}
+    assert bound_alone(store.url, level, Part((1, 0), (0, 0))) == Found(0.0, 0.0, 0.0, True)
+    assert every.heaviest(5) == tuple(n % 5 for n in np.argwhere(prior == prior.max())[0])
+
+
+@pytest.mark.parametrize("window", [3, 7])
+def test_windows_that_are_asked_for_are_the_same_whoever_solves_them(
+    tiny: MechanismStore, window: int
+) -> None:
+    asked = BoundRequest(stride=2, window=window)
+    alone = lower_bound(tiny, InlineExecutor(1), Stages(silent), asked)
+    with open_executor(ClusterSection(kind="local"), 2) as executor:
+        shared = lower_bound(tiny, executor, Stages(silent), asked)
+    assert dataclasses.replace(alone, seconds=0.0) == dataclasses.replace(shared, seconds=0.0)
+    assert alone.window is not None
+    assert max(alone.window) <= window
+    assert alone.whole
+    assert alone.certified
+    assert alone.certified_km <= bound_of(tiny, stride=2).certified_km * (1 + 1e-2)
+    part = bound_of(tiny, stride=2, window=window, offsets=3)
+    assert part.standard_error_km is not None
+    assert abs(part.lower_bound_km - alone.lower_bound_km) < 6 * part.standard_error_km + 1e-9
+    assert part.certified_km < alone.certified_km
+
+
+def test_the_speed_that_is_seen_decides_the_level(tiny: MechanismStore) -> None:
+    hunt = searching(tiny)
+    finest = hunt.levels.whole(1)
+    seconds = hunt.seconds(finest, 1)
+    assert hunt.best(0.5, None) == finest
+    assert hunt.best(0.5, finest) is hunt.steepest(finest) is None
+    hunt.pace = 0.505e6 / seconds  # a little longer than there is
+    coarser = hunt.best(0.5, None)
+    assert coarser is not None
+    assert hunt.levels.quality(coarser) < hunt.levels.quality(finest)
+    hunt.pace = 1e12
+    assert hunt.best(0.5, None) is None
+    assert hunt.part(None)[1] == LEAST_PART
 
 
 @pytest.mark.parametrize(
@@ -442,6 +574,8 @@ def test_the_speed_that_is_seen_decides_the_stride(tiny: MechanismStore) -> None
         ({"stride": 1000}, "--stride: must be between 1 and"),
         ({"stride": 3, "offsets": 2}, "--offsets: an estimate"),
         ({"offsets": 1}, "--offsets: an estimate"),
+        ({"window": 4}, "--window: takes a --stride"),
+        ({"stride": 1, "window": 0}, "--window: .* at least one record"),
     ],
 )
 def test_what_cannot_be_is_refused(tiny: MechanismStore, options: dict[str, Any], message: str) -> None:
@@ -449,9 +583,10 @@ def test_what_cannot_be_is_refused(tiny: MechanismStore, options: dict[str, Any]
 
 
 def test_too_large_programs_are_refused(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "predicted_bytes", lambda shape, *_: 2**34 * shape[0] * shape[1])
+    monkeypatch.setattr(levels, "predicted_bytes", lambda shape, *_: 2**31 * shape[0] * shape[1])
     refused(SpecError, r"need .* GiB of memory", bound_of, tiny, stride=1)
-    assert bound_of(tiny, seconds=1e6).stride > 1
+    found = bound_of(tiny, seconds=1e6)
+    assert found.stride > 1 or found.window is not None
 
 
 def test_the_gap(stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -498,7 +633,7 @@ def test_tighter_budgets_have_no_dual(tmp_path: Path, small_job: Job, domain: di
 
 
 def test_an_estimate_above_the_loss_is_dropped(tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    too_high = LowerBound(9.0, 2.0, 1.0, 2, ((0, 0),), 4, "lattices", 0.0)
+    too_high = LowerBound(9.0, 2.0, 1.0, 2, None, None, ((0, 0),), 4, "lattices", 0.0)
     monkeypatch.setattr(driver, "lower_bound", lambda *_, **__: too_high)
     facts = driver.bound_facts(tiny, InlineExecutor(), Stages(silent), 1.5, BoundRequest())
     assert (facts["lower_bound_km"], facts["lower_bound_certified"]) == (1.0, True)

@@ -1,31 +1,37 @@
 """The lattices that a store's records split into: what a worker runs to bound the loss on them.
 
-Records (a + s i, b + s j) are the lattice with offset (a, b) of stride s. Plain functions of a store URL: the
-store need only hold the problem, not the rows of a mechanism.
+Records (a + s i, b + s j) are the lattice with offset (a, b) of stride s; those of them in one window are a
+part of the problem. Plain functions of a store URL: the store need only hold the problem, not the rows of a
+mechanism.
 """
 
 import math
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mdpext_dask.errors import StoreError
-from mdpext_dask.evaluation.bound.lattice_program import lattice_bound
+from mdpext_dask.evaluation.bound.lattice_program import GAP, lattice_bound
+from mdpext_dask.evaluation.bound.merging import merged
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.record_program import Lattice, LatticePromise
-from mdpext_dask.store.loss import loss_columns
+from mdpext_dask.store.loss import cached_loss, loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 Offset = tuple[int, int]
+# Number of a window to the east and to the north.
+Window = tuple[int, int]
 
 # A distance on the ground exceeds the one computed in the plane by at most this: PROJ takes what is within
 # 0.64 mm of its centre for the centre, and coordinates are rounded.
 _PLANE_ERROR_KM = 1e-6
+# Relative duality gap to aim for where windows or merged outputs miss more than that anyway.
+_COARSE_GAP = 2e-3
 # When the time of the present call is up in this process; see :class:`Limit`.
 _DEADLINES: dict[str, float] = {}
 
@@ -49,6 +55,65 @@ def offsets_of(stride: int, shape: tuple[int, int]) -> list[Offset]:
     return [(a, b) for a in range(min(stride, shape[0])) for b in range(min(stride, shape[1]))]
 
 
+class Part(NamedTuple):
+    """What one program is about: the records of one lattice in one window."""
+
+    window: Window
+    offset: Offset
+
+
+class Level(NamedTuple):
+    """How records are cut into parts, and how many outputs a part has.
+
+    Parameters
+    ----------
+    stride
+        Steps from record to record of a lattice.
+    windows
+        How many windows there are to the east and to the north, which all records are shared out to evenly.
+    columns
+        Outputs of a part at most, others being merged; None for all.
+    reach
+        Over how many lines pairs reach that have rows.
+    """
+
+    stride: int
+    windows: tuple[int, int]
+    columns: int | None
+    reach: int
+
+    @property
+    def gap(self) -> float:
+        """Relative duality gap at which programs stop."""
+        return GAP if self.windows == (1, 1) and self.columns is None else _COARSE_GAP
+
+    def ends(self, axis: int, side: int) -> list[int]:
+        """Return where windows begin along an axis of `side` records, and where the last one ends."""
+        count = self.windows[axis]
+        return [side * number // count for number in range(count + 1)]
+
+    def records(self, part: Part, shape: tuple[int, int]) -> tuple[slice, slice]:
+        """Return the records of a part, to the east and to the north, in a grid of some shape."""
+        found = []
+        for axis in (0, 1):
+            first, last = self.ends(axis, shape[axis])[part.window[axis] :][:2]
+            first += (part.offset[axis] - first) % self.stride
+            found.append(slice(min(first, last), last, self.stride))
+        return found[0], found[1]
+
+    def refines(self, other: "Level") -> bool:
+        """Whether each of its parts is a union of parts of another level."""
+        pairs = zip(other.windows, self.windows, strict=True)
+        return other.stride % self.stride == 0 and all(many % few == 0 for many, few in pairs)
+
+    def part_with(self, part: Part, other: "Level") -> Part:
+        """Return the part that a part of a level which this one refines belongs to."""
+        i, j = (
+            n * few // many for n, few, many in zip(part.window, self.windows, other.windows, strict=True)
+        )
+        return Part((i, j), (part.offset[0] % self.stride, part.offset[1] % self.stride))
+
+
 def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
     """Return one lattice of a store's records; of no other record are prior and losses computed.
 
@@ -67,7 +132,11 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
         If the prior or the tables of the loss are damaged.
     """
     east, north = (slice(first, None, stride) for first in offset)
-    prior = store.read("prior", east, north)
+    return _lattice(store, east, north, store.read("prior", east, north))
+
+
+def _lattice(store: MechanismStore, east: slice, north: slice, prior: NDArray[np.float64]) -> Lattice:
+    """Return the lattice of some records and their prior; see :func:`lattice_of`."""
     if not ((prior >= 0) & np.isfinite(prior)).all():
         raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
     cost = np.zeros((*prior.shape, store.outputs))
@@ -133,25 +202,25 @@ class Limit:
 NO_LIMIT = Limit(math.inf, math.inf)
 
 
-def bound_lattices(url: str, stride: int, offsets: list[Offset], limit: Limit) -> list[Found | None]:
-    """Return what is proved about some lattices; None for those that there was no time for."""
-    return [bound_alone(url, stride, offset, limit) for offset in offsets]
+def bound_parts(url: str, level: Level, parts: list[Part], limit: Limit) -> list[Found | None]:
+    """Return what is proved about some parts; None for those that there was no time for."""
+    return [bound_alone(url, level, part, limit) for part in parts]
 
 
 def bound_alone(
     url: str,
-    stride: int,
-    offset: Offset,
+    level: Level,
+    part: Part,
     limit: Limit = NO_LIMIT,
     threads: int = 1,
     inverse_sums: InverseSums | None = None,
 ) -> Found | None:
-    """Return the same for one lattice.
+    """Return the same for one part.
 
     Parameters
     ----------
-    url, stride, offset
-        The store and the lattice.
+    url, level, part
+        The store and the records.
     limit
         When to stop.
     threads, inverse_sums
@@ -161,21 +230,47 @@ def bound_alone(
     if limit.left <= 0:
         return None
     store = MechanismStore.open(url)
-    lattice, promise = lattice_of(store, stride, offset), promise_of(store)
-    share = math.fsum(store.read("prior", *(slice(first, None, stride) for first in offset)).ravel())
-    bound = lattice_bound(lattice, promise, threads=threads, inverse_sums=inverse_sums, deadline=deadline)
-    return Found(bound, share, lattice.free_at_most_km, time.monotonic() <= deadline)
+    east, north = level.records(part, store.grid.shape)
+    prior = store.read("prior", east, north)
+    if not prior.any():
+        return Found(0.0, 0.0, 0.0, True)
+    if level.windows != (1, 1):
+        (i, east), (j, north) = (
+            _used(np.asarray(prior.any(axis=axis)), at) for axis, at in ((1, east), (0, north))
+        )
+        prior = prior[i, j]
+    lattice = _lattice(store, east, north, prior)
+    share, free, free_at_most = math.fsum(prior.ravel()), lattice.free_km, lattice.free_at_most_km
+    if level.columns is not None:
+        lattice = replace(lattice, cost=merged(lattice.cost, prior, level.columns))
+    bound = lattice_bound(
+        lattice,
+        promise_of(store),
+        reach=level.reach,
+        gap=level.gap,
+        threads=threads,
+        inverse_sums=inverse_sums,
+        deadline=deadline,
+    )
+    return Found(max(bound, free), share, free_at_most, time.monotonic() <= deadline)
 
 
-def time_lattice(url: str, stride: int, limit: Limit, threads: int) -> tuple[float, float]:
-    """Return how long the program of the first lattice takes now, and the whole of this task, in s."""
+def _used(used: NDArray[np.bool_], records: slice) -> tuple[slice, slice]:
+    """Return where lines are used, from the first to the last, and which records of a slice these are."""
+    first, last = np.flatnonzero(used)[[0, -1]].tolist()
+    start, step = records.start, records.step
+    return slice(first, last + 1), slice(start + first * step, start + last * step + 1, step)
+
+
+def time_part(url: str, level: Level, part: Part, limit: Limit, threads: int) -> tuple[float, float]:
+    """Return how long a part takes now, and the whole of this task, which reads tables of losses, in s."""
     began = time.monotonic()
-    deadline = began + limit.left
     store = MechanismStore.open(url)
-    lattice, promise = lattice_of(store, stride, (0, 0)), promise_of(store)
+    cached_loss(store.url, store.problem_sha256)
     started = time.monotonic()
-    lattice_bound(lattice, promise, threads=threads, deadline=deadline)
-    return time.monotonic() - started, time.monotonic() - began
+    bound_alone(url, level, part, limit, threads)
+    ended = time.monotonic()
+    return ended - started, ended - began
 
 
 def free_loss(url: str, index: int, limit: Limit) -> float:
@@ -191,16 +286,3 @@ def free_loss(url: str, index: int, limit: Limit) -> float:
     columns = loss_columns(store, block.owned_x, block.owned_y, prior)
     total = math.fsum(float((losses.min(axis=1) * mass).sum()) for *_, mass, losses in columns)
     return float(total * (1 - (max(prior.shape) + 1) * sys.float_info.epsilon))
-
-
-def shapes_of(shape: tuple[int, int], stride: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the shapes of the lattices of a grid, the largest first, and how many there are of each."""
-    sizes = []
-    for side in shape:
-        # Records (first, first + stride, ...) below `side`; the first offsets may have one more.
-        least, longer = divmod(side, stride)
-        sizes.append([(least + 1, longer), (least, stride - longer)])
-    for n, many in sizes[0]:
-        for m, times in sizes[1]:
-            if n and m and many and times:
-                yield (n, m), many * times

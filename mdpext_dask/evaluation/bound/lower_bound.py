@@ -1,12 +1,14 @@
 """What no mechanism can beat: a lower bound on the loss of every mechanism that keeps a store's promise.
 
-The records split into s² interleaved lattices. A mechanism that keeps the promise keeps it on each of them,
-so the bounds of all lattices add up to one that is certified. A random part of the lattices estimates that
-sum, without being a bound itself. The smaller the stride s, the larger the lattices, and the better it gets.
+The records split into s² interleaved lattices, and each lattice into windows. A mechanism that keeps the
+promise keeps it on each of these parts, so their bounds add up to one that is certified. A random part of the
+lattices estimates that sum, without being a bound itself. The smaller the stride s, the larger the windows,
+and the more outputs are told apart, the better it gets (:mod:`mdpext_dask.evaluation.bound.levels`).
 
 Within a time limit, what fits is measured, not predicted: first how fast this machine is now, then how long
-the lattices of one stride took. Each lattice of stride s is four of stride 2 s, whose bounds stand for it
-until it has one of its own, so whenever the time is up, the sum of what there is is certified.
+the parts of one level took (:mod:`mdpext_dask.evaluation.bound.search`). Each part of a finer level is a
+union of parts of the one before, whose bounds stand for it until it has one of its own, so whenever the time
+is up, the sum of what there is is certified.
 """
 
 import math
@@ -14,49 +16,30 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 
 from mdpext_dask.compute.executor import Executor
-from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import GuaranteeViolation, SpecError
 from mdpext_dask.evaluation.bound import lattices
-from mdpext_dask.evaluation.bound.lattice_program import reach_of
+from mdpext_dask.evaluation.bound.lattices import Found, Level, Offset, Part
+from mdpext_dask.evaluation.bound.levels import Levels
+from mdpext_dask.evaluation.bound.search import FINER, LEAST_PART, ON_THE_WAY, Crew, Search, count_of, memory
 from mdpext_dask.evaluation.bound.seed_dual import seed_dual_bound
-from mdpext_dask.events import TaskDone
-from mdpext_dask.seed.record_program import predicted_bytes, predicted_seconds
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 SECONDS = 60.0
-# Offsets that a standard error needs: a pilot and two more.
-LEAST_PART = 3
-# How many lattices a part should have where the stride is chosen.
-_GOOD_PART = 16
-# Seconds that the lattices of a task take together at least, and tasks left for each worker.
-_TASK_SECONDS, _TASKS_EACH = 1.0, 4
-# Records along the longer side of a lattice that is worth solving where there is hardly any time.
-_LEAST_SIDE = 4
-# What threads of one program are good for, next to programs side by side.
-_THREADS_USE = 0.8
-# How much of the memory that is there programs may take.
-_MEMORY_SHARE = 0.8
 _ROUNDING = 4 * sys.float_info.epsilon
-# Shares of the time: what is kept for answers on their way; until when losses without privacy are added up;
-# how large a program may be by which speed is measured, and how long it may take.
-_ON_THE_WAY, _FREE, _PROBE, _PROBE_LIMIT = 0.05, 0.5, 0.02, 0.1
-# No machine is faster than the one that predictions were fitted on by more.
-_LEAST_PACE = 0.1
-# Shares of what is left that the first stride, a finer one, and a part of the lattices should take at most.
-_FIRST, _FINER, _PART = 0.4, 0.9, 0.7
+# Shares of what is left that the first level should take at most.
+_FIRST = 0.25
 _LATTICES = "lattices"
 # What is said about a bound.
 FACTS = (
     "lower_bound_km", "lower_bound_certified", "lower_bound_standard_error_km", "lower_bound_certified_km",
     "lower_bound_source", "lower_bound_stride", "offsets_used", "offsets_total", "lower_bound_offsets", "gap",
-    "lower_bound_seconds",
+    "lower_bound_seconds", "lower_bound_window", "lower_bound_outputs",
 )  # fmt: skip
 
 
@@ -72,12 +55,16 @@ class LowerBound:
     standard_error_km
         Standard error of the estimate, in km; None for what is certified.
     certified_km
-        What is proved in any case, in km: offsets that were left out count with the lattices of a coarser
-        stride, or with what is lost without any privacy.
+        What is proved in any case, in km: parts that were left out count with those of a coarser level, or
+        with what is lost without any privacy.
     stride
         Steps between records of one lattice: the finest one.
+    window
+        Records of a window to the east and to the north at most; None for lattices in one piece.
+    outputs
+        Outputs that a program tells apart at most; None for all.
     offsets
-        The offsets of that stride whose programs were solved.
+        The offsets of that stride whose programs were all solved.
     offsets_total
         How many there are.
     source
@@ -90,7 +77,9 @@ class LowerBound:
     standard_error_km: float | None
     certified_km: float
     stride: int
-    offsets: tuple[lattices.Offset, ...]
+    window: tuple[int, int] | None
+    outputs: int | None
+    offsets: tuple[Offset, ...]
     offsets_total: int
     source: str
     seconds: float
@@ -102,7 +91,7 @@ class LowerBound:
 
     @property
     def offsets_used(self) -> int:
-        """How many programs were solved."""
+        """How many lattices were solved."""
         return len(self.offsets)
 
     @property
@@ -121,24 +110,30 @@ class BoundRequest:
         How long it may take, kept by measuring; 0 without a stride for no bound.
     stride
         Steps between records of a lattice, however long it takes; default: a coarse one, and then ever finer
-        ones, for all offsets; or if no stride has the time for that, a fine one for a part of them.
+        ones, for all offsets; or if no stride has the time for that, a fine one for a part of them. Windows
+        and outputs are chosen with it.
     offsets
         How many offsets to draw, without replacement; default: all of them, if that fits.
     random_seed
         For the draw.
+    window
+        With a stride, records along a side of a window; default: lattices in one piece, with all outputs.
 
     Raises
     ------
     SpecError
-        If the time is negative.
+        If the time is negative, or there is a window without a stride.
     """
 
     seconds: float = SECONDS
     stride: int | None = None
     offsets: int | None = None
     random_seed: int = 0
+    window: int | None = None
 
     def __post_init__(self) -> None:
+        if self.window is not None and (self.stride is None or self.window < 1):
+            raise SpecError(f"--window: takes a --stride, and at least one record, got {self.window}")
         if not self.seconds >= 0:
             raise SpecError(f"--bound-seconds: must be at least 0, got {self.seconds:g}")
 
@@ -174,6 +169,7 @@ def bound_facts(
         found.offsets_used, found.offsets_total,
         None if found.whole else [list(offset) for offset in found.offsets],
         loss_km / value - 1 if value > 0 else None, found.seconds,
+        None if found.window is None else list(found.window), found.outputs,
     )  # fmt: skip
     return dict(zip(FACTS, facts, strict=True))
 
@@ -199,22 +195,24 @@ def lower_bound(
     SpecError
         If there is no such stride or number of offsets, or programs that large do not fit into the memory.
     """
-    started, crew = time.monotonic(), _Crew.of(executor)
-    _check(store, crew, request)
-    dual = seed_dual_bound(store)
+    started, crew = time.monotonic(), Crew.of(executor)
+    levels = Levels(store)
     seconds = math.inf if request.stride is not None else request.seconds
-    search = _Search(store, executor, stages, crew, started + seconds * (1 - _ON_THE_WAY))
-    if request.stride is not None:
-        total = _count(request.stride, store.grid.shape)
+    search = Search(store, levels, executor, stages, crew, started + seconds * (1 - ON_THE_WAY))
+    level = _asked(search, request)
+    dual = seed_dual_bound(store)
+    if level is not None:
+        total = count_of(level.stride, store.grid.shape)
         count = min(request.offsets or total, total)
         free_km = search.free_km() if count < total else 0.0
-        state = _part(search, request.stride, count, free_km, request.random_seed)
+        state = _part(search, level, count, free_km, request.random_seed)
     else:
         free_km = search.free_km()
         search.measure()
-        stride = search.finest(_FIRST, _powers(store)) if request.offsets is None else None
-        if stride is not None:
-            state = _ever_finer(search, stride, free_km)
+        if request.offsets is None:
+            level = search.best(_FIRST, None) or search.best(FINER, None)
+        if level is not None:
+            state = _ever_finer(search, level, free_km)
         else:
             state = _part(search, *search.part(request.offsets), free_km, request.random_seed)
     if dual is not None and dual >= state.lower_bound_km:
@@ -253,271 +251,114 @@ def estimate(bounds: Sequence[float], shares: Sequence[float], total: int) -> tu
     return value, math.sqrt(max(variance, 0.0))
 
 
-class _Crew(NamedTuple):
-    """Who solves: workers, threads of a task that is alone, and whether they are on this machine."""
-
-    workers: int
-    threads: int
-    here: bool
-
-    @classmethod
-    def of(cls, executor: Executor) -> "_Crew":
-        """Return the workers of an executor as they are now: asking for them is a request each time."""
-        return cls(executor.workers, executor.threads, executor.on_this_machine)
-
-    def one_by_one(self, offsets: int) -> bool:
-        """Whether every lattice gets all workers or threads, rather than each worker a lattice."""
-        return offsets < self.workers or self.workers < self.threads
-
-
-class _Search:
-    """Solves lattices of a store until a deadline, and knows how fast that goes.
-
-    Parameters
-    ----------
-    store, executor, stages
-        Of :func:`lower_bound`.
-    crew
-        Of the executor.
-    deadline
-        In s of :func:`time.monotonic`.
-    """
-
-    def __init__(
-        self, store: MechanismStore, executor: Executor, stages: Stages, crew: _Crew, deadline: float
-    ) -> None:
-        self.store, self.executor, self.stages, self.crew = store, executor, stages, crew
-        self.deadline = deadline
-        self.whole = self.left
-        # Seconds that a predicted one takes.
-        self.pace = 1.0
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return self.deadline - time.monotonic()
-
-    def measure(self) -> None:
-        """Measure how fast programs are solved now, with all workers at it."""
-        store, workers = self.store, self.crew.workers
-        size = store.outputs, reach_of(store.metric_p)
-        threads = self.crew.threads if workers == 1 else 1
-        use = max(_THREADS_USE * threads, 1.0)
-        for stride in range(1, max(max(store.grid.shape) // _LEAST_SIDE, 1) + 1):
-            (shape, _), *_ = lattices.shapes_of(store.grid.shape, stride)
-            predicted = predicted_seconds(shape, *size) / use
-            if predicted <= _PROBE * self.whole:
-                break
-        started, limit = time.monotonic(), self._limit(_PROBE_LIMIT * self.whole)
-        tasks = [(store.url, stride, limit, threads)] * workers
-        timed = [seconds for _, seconds in self.executor.map("bound", lattices.time_lattice, tasks)]
-        took, task = (max(each) for each in zip(*timed, strict=True))
-        # Where even that is not done in its time, it is not known how much slower it is.
-        slow = 2.0 if task >= limit.seconds else 1.0
-        self.pace = max(slow * took / predicted, _LEAST_PACE)
-        # Tasks and answers take some time on their way; more than that is not kept for them.
-        way = time.monotonic() - started - task
-        self.deadline -= min(max(way - _ON_THE_WAY * self.whole, 0.0), _PROBE_LIMIT * self.whole)
-
-    def finest(self, share: float, strides: Sequence[int]) -> int | None:
-        """Return the finest of some strides all of whose lattices fit into a share of what is left."""
-        seconds = share * self.left
-        for stride in strides:
-            if self.fits(stride, _count(stride, self.store.grid.shape), seconds):
-                return stride
-        return None
-
-    def part(self, offsets: int | None) -> tuple[int, int]:
-        """Return a stride of which a good part fits into the time, and how many lattices to solve at most."""
-        shape, seconds = self.store.grid.shape, _PART * self.left
-        for wanted in (offsets,) if offsets else (_GOOD_PART, LEAST_PART):
-            for stride in range(1, max(shape) + 1):
-                total = _count(stride, shape)
-                count = min(wanted, total)
-                # Of one or two lattices nothing would be left if they take longer.
-                if count >= LEAST_PART and self.fits(stride, count, seconds):
-                    return stride, count if offsets else total
-        # Not even three small lattices: the time will be up.
-        stride = max(max(shape) // _LEAST_SIDE, 1)
-        return stride, min(offsets or LEAST_PART, _count(stride, shape))
-
-    def batch(self, stride: int, before: int, count: int) -> int:
-        """Return how many of `count` lattices to solve next, after some: all, if there is no hurry."""
-        if math.isinf(self.whole):
-            return count - before
-        size = min(max(before, LEAST_PART, self.crew.workers), count - before)
-        seconds = _FINER * self.left
-        while before and size and not self.fits(stride, size, seconds):
-            size //= 2
-        return size
-
-    def fits(self, stride: int, count: int, seconds: float) -> bool:
-        """Whether so many lattices fit into a time, as fast as it goes now, and into the memory."""
-        predicted, needed = _needs(self.store, self.crew, stride, count)
-        return self.pace * predicted <= seconds and needed <= _memory()
-
-    def _limit(self, seconds: float) -> lattices.Limit:
-        """Return a limit for tasks that are handed out now."""
-        return lattices.Limit(seconds, time.monotonic() + seconds if self.crew.here else None)
-
-    def free_km(self) -> float:
-        """Return what is lost without any privacy at least, in km, of the blocks that there is time for."""
-        store, limit = self.store, self._limit(_FREE * self.left)
-        blocks = [(store.url, index, limit) for index in range(store.plan.blocks)]
-        return math.fsum(part for _, part in self.executor.map("bound", lattices.free_loss, blocks))
-
-    def solve(self, stride: int, offsets: Sequence[lattices.Offset]) -> dict[lattices.Offset, lattices.Found]:
-        """Return what is proved about lattices, those that there was no time for left out."""
-        store, executor, started = self.store, self.executor, time.monotonic()
-        results: dict[lattices.Offset, lattices.Found] = {}
-
-        def take(some: Sequence[lattices.Offset], found: Sequence[lattices.Found | None]) -> None:
-            for offset, one in zip(some, found, strict=True):
-                if one is not None:
-                    results[offset] = one
-                    self.stages.observer(TaskDone("bound"))
-
-        with self.stages.stage("bound", len(offsets), "lattices"):
-            if self.crew.one_by_one(len(offsets)):
-                for offset in offsets:
-                    left = self.left
-                    if left <= 0:
-                        break
-                    which = stride, offset, self._limit(left)
-                    take([offset], [solve_alone(store, executor, lattices.bound_alone, *which)])
-            else:
-                limit, size = self._limit(self.left), self._at_once(stride, len(offsets))
-                parts = [offsets[first : first + size] for first in range(0, len(offsets), size)]
-                tasks = [(store.url, stride, part, limit) for part in parts]
-                for position, several in executor.map("bound", lattices.bound_lattices, tasks):
-                    take(parts[position], several)
-                    if self.left < -_ON_THE_WAY * self.whole:
-                        break  # the tasks that are left would only say that the time is up
-        if len(results) == len(offsets) and all(one.finished for one in results.values()):
-            predicted, _ = _needs(store, self.crew, stride, len(offsets))
-            self.pace = (time.monotonic() - started) / predicted
-        return results
-
-    def _at_once(self, stride: int, count: int) -> int:
-        """Return how many lattices a task solves."""
-        (largest, _), *_ = lattices.shapes_of(self.store.grid.shape, stride)
-        each = self.pace * predicted_seconds(largest, self.store.outputs, reach_of(self.store.metric_p))
-        most = max(count // (_TASKS_EACH * self.crew.workers), 1)
-        return min(max(math.ceil(_TASK_SECONDS / each), 1), most)
-
-
-def _ever_finer(search: _Search, stride: int, free_km: float) -> LowerBound:
-    """Solve all lattices of a stride, a power of two, then those of finer ones, until the time is up."""
-    shape, total = search.store.grid.shape, free_km
-    # What stands in the total for each lattice until it is solved, rounded up.
-    stands: dict[lattices.Offset, float] = {}
+def _ever_finer(search: Search, level: Level, free_km: float) -> LowerBound:
+    """Solve all parts of a level, then those of better ones that refine it, until the time is up."""
+    total = free_km
+    # What stands in the total for each part until it is solved, rounded up.
+    stands: dict[Part, float] = {}
     while True:
-        offsets = lattices.offsets_of(stride, shape)
-        found = search.solve(stride, offsets)
+        offsets = lattices.offsets_of(level.stride, search.store.grid.shape)
+        found = search.solve(level, offsets)
         total += _gain(found, stands)
-        done = tuple(offset for offset in offsets if offset in found and found[offset].finished)
-        if stride == 1 or len(done) < len(offsets):
+        done = search.done(level, offsets, found)
+        if len(done) < len(offsets):
             break
-        # The finest that can be had whole; or as much as there is time for of the next.
-        finer = search.finest(_FINER, _powers(search.store, stride // 2)) or stride // 2
-        if not search.fits(finer, 1, _FINER * search.left):
+        # The best that can be had whole; or as much as there is time for of what gains most.
+        finer = search.best(FINER, level) or search.steepest(level)
+        if finer is None:
             break
-        parts: dict[lattices.Offset, list[float]] = {}
-        for (a, b), one in found.items():
-            value = max(one.bound_km, stands.get((a, b), one.free_km))
-            parts.setdefault((a % finer, b % finer), []).append(value)
-        stands = {offset: math.fsum(values) * (1 + _ROUNDING) for offset, values in parts.items()}
-        stride = finer
+        several: dict[Part, list[float]] = {}
+        for part, one in found.items():
+            value = max(one.bound_km, stands.get(part, one.free_km))
+            several.setdefault(finer.part_with(part, level), []).append(value)
+        stands = {part: math.fsum(values) * (1 + _ROUNDING) for part, values in several.items()}
+        level = finer
     total *= 1 - 8 * _ROUNDING  # levels are few
-    return LowerBound(total, None, total, stride, done, len(offsets), _LATTICES, 0.0)
+    return _outcome(search, level, total, None, total, done)
 
 
-def _part(search: _Search, stride: int, count: int, free_km: float, random_seed: int) -> LowerBound:
+def _part(search: Search, level: Level, count: int, free_km: float, random_seed: int) -> LowerBound:
     """Solve lattices of a stride, all or some that are drawn at random, for an estimate.
 
     Within a time limit they are solved in batches, each as large as all before, in the order in which they
     were drawn. The estimate is from whole batches: of the last one, the lattices that are done when the time
     is up are no random part, for quick ones are more likely among them.
     """
-    every = lattices.offsets_of(stride, search.store.grid.shape)
+    every = lattices.offsets_of(level.stride, search.store.grid.shape)
     # In the order in which they are drawn: the first has a part of its own in the estimate.
     drawn = every
     if count < len(every):
         order = np.random.default_rng(random_seed).permutation(len(every))[:count]
         drawn = [every[i] for i in order.tolist()]
-    found: dict[lattices.Offset, lattices.Found] = {}
+    found: dict[Part, Found] = {}
     whole = 0
     while whole < count:
-        batch = sorted(drawn[whole : whole + search.batch(stride, whole, count)])
-        found |= search.solve(stride, batch) if batch else {}
-        if not batch or not all(offset in found and found[offset].finished for offset in batch):
+        batch = sorted(drawn[whole : whole + search.batch(level, whole, count)])
+        found |= search.solve(level, batch) if batch else {}
+        if not batch or len(search.done(level, batch, found)) < len(batch):
             break
         whole += len(batch)
     certified = free_km + _gain(found, {})
-    if len(found) == len(every):
+    if len(search.done(level, every, found)) == len(every):
         certified = max(certified, math.fsum(one.bound_km for one in found.values()))
     certified *= 1 - _ROUNDING
     if LEAST_PART <= whole < len(every):
         used = drawn[:whole]
-        bounds, shares = ([found[offset][part] for offset in used] for part in (0, 1))
+        parts: dict[Offset, list[Found]] = {offset: [] for offset in used}
+        for part, one in found.items():
+            parts.get(part.offset, []).append(one)
+        bounds, shares = (
+            [math.fsum(one[field] for one in parts[offset]) for offset in used] for field in (0, 1)
+        )
         value, error = estimate(bounds, shares, len(every))
-        return LowerBound(value, error, certified, stride, tuple(sorted(used)), len(every), _LATTICES, 0.0)
-    done = tuple(offset for offset in sorted(found) if found[offset].finished)
-    return LowerBound(certified, None, certified, stride, done, len(every), _LATTICES, 0.0)
+        return _outcome(search, level, value, error, certified, sorted(used))
+    return _outcome(search, level, certified, None, certified, search.done(level, every, found))
 
 
-def _gain(found: Mapping[lattices.Offset, lattices.Found], stands: Mapping[lattices.Offset, float]) -> float:
-    """Return by how much lattices raise a total in which other numbers, or free losses, stand for them."""
-    more = (one.bound_km - stands.get(offset, one.free_km) for offset, one in found.items())
-    return math.fsum(max(part, 0.0) for part in more)
+def _outcome(
+    search: Search,
+    level: Level,
+    value: float,
+    error: float | None,
+    certified: float,
+    offsets: Sequence[Offset],
+) -> LowerBound:
+    """Return what is said about a bound of a level and some of its offsets."""
+    shape = search.store.grid.shape
+    east, north = (math.ceil(n / count) for n, count in zip(shape, level.windows, strict=True))
+    window = None if level.windows == (1, 1) else (east, north)
+    used, total = tuple(offsets), count_of(level.stride, shape)
+    return LowerBound(
+        value, error, certified, level.stride, window, level.columns, used, total, _LATTICES, 0.0
+    )
 
 
-def _powers(store: MechanismStore, most: int | None = None) -> list[int]:
-    """Return the powers of two that are strides of lattices with more than one record, the finest first."""
-    most = max(max(store.grid.shape) // 2, 1) if most is None else most
-    return [1 << power for power in range(most.bit_length())]
+def _gain(found: Mapping[Part, Found], stands: Mapping[Part, float]) -> float:
+    """Return by how much parts raise a total in which other numbers, or free losses, stand for them."""
+    more = (one.bound_km - stands.get(part, one.free_km) for part, one in found.items())
+    return math.fsum(max(value, 0.0) for value in more)
 
 
-def _check(store: MechanismStore, crew: _Crew, request: BoundRequest) -> None:
-    """Refuse a stride or a number of offsets that cannot be.
+def _asked(search: Search, request: BoundRequest) -> Level | None:
+    """Return the level of a request with a stride; None for one that leaves it open.
 
     Raises
     ------
     SpecError
-        If so.
+        If there cannot be such a stride or number of offsets.
     """
-    shape, offsets = store.grid.shape, request.offsets
+    shape, offsets, stride, levels = search.store.grid.shape, request.offsets, request.stride, search.levels
     if offsets is not None and offsets < LEAST_PART:
         raise SpecError(f"--offsets: an estimate with a standard error takes {LEAST_PART}, got {offsets}")
-    if request.stride is None:
-        return
-    if not 1 <= request.stride <= max(shape):
-        raise SpecError(f"--stride: must be between 1 and {max(shape)} for this grid, got {request.stride}")
-    _, needed = _needs(store, crew, request.stride, offsets or _count(request.stride, shape))
-    if needed > _memory():
+    if stride is None:
+        return None
+    if not 1 <= stride <= max(shape):
+        raise SpecError(f"--stride: must be between 1 and {max(shape)} for this grid, got {stride}")
+    level = levels.whole(stride) if request.window is None else levels.of_window(stride, request.window)
+    needed = search.bytes(level, offsets or count_of(stride, shape))
+    if needed > memory():
         raise SpecError(
-            f"--stride: programs of every {request.stride}. record need {needed / 2**30:,.1f} GiB of "
-            f"memory at once, but there are {_memory() / 2**30:,.1f} GiB; use a larger one"
+            f"--stride: programs of every {stride}. record need {needed / 2**30:,.1f} GiB of "
+            f"memory at once, but there are {memory() / 2**30:,.1f} GiB; use a larger one, or --window"
         )
-
-
-def _memory() -> int:
-    return int(_MEMORY_SHARE * psutil.virtual_memory().total)
-
-
-def _count(stride: int, shape: tuple[int, int]) -> int:
-    """Return how many lattices there are."""
-    return min(stride, shape[0]) * min(stride, shape[1])
-
-
-def _needs(store: MechanismStore, crew: _Crew, stride: int, count: int) -> tuple[float, int]:
-    """Return about how many seconds the programs of `count` offsets take, and how many bytes at once."""
-    size = store.outputs, reach_of(store.metric_p)
-    shapes = list(lattices.shapes_of(store.grid.shape, stride))
-    largest, total = shapes[0][0], sum(many for _, many in shapes)
-    work = sum(many * predicted_seconds(shape, *size) for shape, many in shapes) * count / total
-    at_once = crew.workers if crew.here else 1
-    if crew.one_by_one(count):
-        return work / max(_THREADS_USE * crew.threads, 1.0), predicted_bytes(largest, *size)
-    seconds = max(work / crew.workers, predicted_seconds(largest, *size))
-    return seconds, predicted_bytes(largest, *size) * min(at_once, count)
+    return level
