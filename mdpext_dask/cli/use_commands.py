@@ -129,6 +129,9 @@ def evaluate(
     stride: Annotated[
         int | None, Option(min=1, metavar="N", help="Bound on every Nth record, however long it takes.")
     ] = None,
+    window: Annotated[
+        int | None, Option(min=1, metavar="N", help="With --stride: in windows of N x N records.")
+    ] = None,
     offsets: Annotated[
         int | None, Option(min=1, metavar="N", help="Estimate the bound from N lattices of that stride.")
     ] = None,
@@ -185,7 +188,7 @@ def evaluate(
             picture=picture,
             records=records,
             overwrite=overwrite,
-            bound=BoundRequest(bound_seconds, stride, offsets, random_seed),
+            bound=BoundRequest(bound_seconds, stride, offsets, random_seed, window),
             attacks=attack if attacks else None,
             workers=workers,
             scheduler=scheduler,

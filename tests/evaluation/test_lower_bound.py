@@ -384,8 +384,20 @@ def test_no_audited_mechanism_is_below_it(tmp_path: Path, small_job: Job, p: Any
     assert summary["loss_km"] > found[0].lower_bound_km * 1.01
     assert found[1].lower_bound_km <= found[0].lower_bound_km * (1 + MISSED)
     assert all(one.lower_bound_km > 0 for one in found)
+    windows = [bound_of(store, stride=stride, window=4).certified_km for stride in (1, 2)]
+    assert all(few <= one.lower_bound_km * 1.01 for few, one in zip(windows, found, strict=True))
     promise = promise_of(store)
     assert (promise.epsilon_per_km, promise.allowance_km) == (1.0, 1e-6)
+
+
+def test_noise_loses_more_than_windows_with_merged_outputs(tmp_path: Path, small_job: Job) -> None:
+    path = str(tmp_path / "s.zarr")
+    job = small_job(domain={"refine": [2]}, extension={"method": "noise"}, privacy={"budget": "certified"})
+    summary = build(parse_job(job), path)
+    store = MechanismStore.open(path)
+    for columns in (1, 3, None):
+        bounds = each_of(store, Level(1, (2, 2), columns, 2))
+        assert 0 < math.fsum(one.bound_km for one in bounds.values()) < summary["loss_km"]
 
 
 def test_a_lattice_of_a_store_is_its_prior_times_its_loss(tiny: MechanismStore) -> None:
