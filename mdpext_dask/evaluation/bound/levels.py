@@ -21,6 +21,8 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 _COLUMNS, _LEAST_COLUMNS = (0.6, 1.2, 2.4, 4.8), 20
 # Records along the longer side of a lattice in a window at least and at most; where all is one, two at least.
 _LEAST_SIDE, _MOST_SIDE = 4, 64
+# Windows at most: more programs are never solved in a reasonable time, and take long to list.
+_MOST_WINDOWS = 30_000
 # Outputs by which speed is measured.
 _PROBE_COLUMNS = 64
 # Seconds for each record and output whose loss is computed.
@@ -56,6 +58,7 @@ class Levels:
         self._epsilon, self._reach = float(store.attributes["epsilon_per_km"]), reach_of(store.metric_p)
         self._prior = store.read("prior") if store.grid.records <= _LOOKED_UP else None
         self._found: dict[tuple[int, int], dict[Window, Used]] = {}
+        self._sizes: dict[tuple[int, int], Counter[tuple[int, int]]] = {}
 
     def probe(self, stride: int) -> Level:
         """Return the level of whole lattices with few outputs."""
@@ -79,6 +82,8 @@ class Levels:
         for halvings in range(max(shape).bit_length()):
             side = max(shape) / (1 << halvings)
             east, north = (1 << max(round(math.log2(records / side)), 0) for records in shape)
+            if east * north > _MOST_WINDOWS:
+                break
             for stride in strides:
                 if halvings and not _LEAST_SIDE <= side / stride <= _MOST_SIDE:
                     continue
@@ -151,12 +156,17 @@ class Levels:
 
     def largest(self, level: Level) -> float:
         """Return about how many seconds the largest part takes."""
-        return max((self._seconds(level, used.size) for used in self.windows(level).values()), default=0.0)
+        return max((self._seconds(level, size) for size in self._counted(level)), default=0.0)
 
     def seconds(self, level: Level, offsets: int) -> float:
         """Return about how many seconds the parts of so many offsets take one processor."""
-        sizes = Counter(used.size for used in self.windows(level).values())
-        return offsets * sum(many * self._seconds(level, size) for size, many in sizes.items())
+        return offsets * sum(many * self._seconds(level, size) for size, many in self._counted(level).items())
+
+    def _counted(self, level: Level) -> Counter[tuple[int, int]]:
+        """Return how many windows with prior there are of each size."""
+        if level.windows not in self._sizes:
+            self._sizes[level.windows] = Counter(used.size for used in self.windows(level).values())
+        return self._sizes[level.windows]
 
     def bytes(self, level: Level) -> int:
         """Return about what the largest part takes in memory."""
