@@ -500,7 +500,7 @@ def test_what_is_solved_of_a_finer_level_replaces_what_stood_for_it(
         return solve(level, offsets if level == first else offsets[:-1])
 
     monkeypatch.setattr(hunt, "solve", but_the_last)
-    monkeypatch.setattr(hunt, "best", lambda *_: second)
+    monkeypatch.setattr(hunt, "after", lambda _: second)
     found = driver._ever_finer(hunt, first, hunt.free_km())
     before, after = each_of(tiny, first), each_of(tiny, second)
     expected = sum(one.bound_km for part, one in after.items() if part.offset != (1, 1))
@@ -568,14 +568,15 @@ def test_the_speed_that_is_seen_decides_the_level(tiny: MechanismStore) -> None:
     hunt = searching(tiny)
     finest = hunt.levels.whole(1)
     seconds = hunt.seconds(finest, 1)
-    assert hunt.best(0.5, None) == finest
-    assert hunt.best(0.5, finest) is hunt.steepest(finest) is None
+    assert hunt.first(0.5) == finest
+    assert hunt.after(finest) is None
+    assert hunt.after(Level(4, (2, 2), 2, 1)) == finest
     hunt.pace = 0.505e6 / seconds  # a little longer than there is
-    coarser = hunt.best(0.5, None)
+    coarser = hunt.first(0.5)
     assert coarser is not None
     assert hunt.levels.quality(coarser) < hunt.levels.quality(finest)
     hunt.pace = 1e12
-    assert hunt.best(0.5, None) is None
+    assert hunt.first(0.5) is hunt.after(coarser) is None
     assert hunt.part(None)[1] == LEAST_PART
 
 

@@ -210,7 +210,7 @@ def lower_bound(
         free_km = search.free_km()
         search.measure()
         if request.offsets is None:
-            level = search.best(_FIRST, None) or search.best(FINER, None)
+            level = search.first(_FIRST) or search.first(FINER)
         if level is not None:
             state = _ever_finer(search, level, free_km)
         else:
@@ -263,8 +263,7 @@ def _ever_finer(search: Search, level: Level, free_km: float) -> LowerBound:
         done = search.done(level, offsets, found)
         if len(done) < len(offsets):
             break
-        # The best that can be had whole; or as much as there is time for of what gains most.
-        finer = search.best(FINER, level) or search.steepest(level)
+        finer = search.after(level)
         if finer is None:
             break
         several: dict[Part, list[float]] = {}

@@ -33,8 +33,6 @@ ON_THE_WAY, _FREE, _PROBE, _PROBE_LIMIT = 0.05, 0.5, 0.02, 0.1
 _LEAST_PACE = 0.1
 # Shares of what is left that a better level and a part of the lattices should take at most.
 FINER, _PART = 0.9, 0.7
-# A level of which there is time for a part only should be so much better.
-_BETTER = 1.01
 
 
 class Crew(NamedTuple):
@@ -111,46 +109,30 @@ class Search:
         way = time.monotonic() - started - task
         self.deadline -= min(max(way - ON_THE_WAY * self.whole, 0.0), _PROBE_LIMIT * self.whole)
 
-    def best(self, share: float, after: Level | None) -> Level | None:
-        """Return the best level all of whose parts fit into a share of what is left.
-
-        Parameters
-        ----------
-        share
-            The share.
-        after
-            Which level it has to refine, and to be better than; None for any.
-        """
+    def first(self, share: float) -> Level | None:
+        """Return the best level all of whose parts fit into a share of what is left."""
         seconds = share * self.left
-        for level in sorted(self._after(after), key=self.levels.quality, reverse=True):
+        for level in sorted(self.levels.every, key=self.levels.quality, reverse=True):
             if self.fits(level, count_of(level.stride, self.store.grid.shape), seconds):
                 return level
         return None
 
-    def steepest(self, after: Level) -> Level | None:
-        """Return which level gains most for its time after another, if there is the time for one part."""
+    def after(self, level: Level) -> Level | None:
+        """Return which better level that refines another promises most; None if there is no time for a part.
+
+        Where there is the time for some of its parts only, so much of its gain counts.
+        """
         levels, seconds = self.levels, FINER * self.left
-        least = _BETTER * levels.quality(after)
-        several = [
-            level
-            for level in self._after(after)
-            if levels.quality(level) > least
-            and self.pace * levels.largest(level) <= seconds
-            and levels.bytes(level) <= memory()
-        ]
-
-        def rate(level: Level) -> float:
-            gain = levels.quality(level) - levels.quality(after)
-            return gain / levels.seconds(level, count_of(level.stride, self.store.grid.shape))
-
-        return max(several, key=rate, default=None)
-
-    def _after(self, after: Level | None) -> list[Level]:
-        levels = self.levels
-        if after is None:
-            return levels.every
-        least = levels.quality(after)
-        return [one for one in levels.every if one.refines(after) and levels.quality(one) > least]
+        reached, best, most = levels.quality(level), None, 0.0
+        for one in levels.every:
+            gain = levels.quality(one) - reached
+            if gain <= most or not one.refines(level) or self.pace * levels.largest(one) > seconds:
+                continue
+            count = count_of(one.stride, self.store.grid.shape)
+            gain *= min(seconds / (self.pace * self.seconds(one, count)), 1.0)
+            if gain > most and self.bytes(one, count) <= memory():
+                best, most = one, gain
+        return best
 
     def part(self, offsets: int | None) -> tuple[Level, int]:
         """Return a level of which a good part fits into the time, and how many lattices to solve at most."""
