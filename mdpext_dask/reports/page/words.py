@@ -88,7 +88,8 @@ def bound_in_words(result: Mapping[str, Any]) -> str:
             f"about {result[_BOUND]:.4g} ± {1.96 * result['lower_bound_standard_error_km']:.2g} km, an "
             f"estimate from {result['offsets_used']} of {result['offsets_total']:,}."
         )
-    if result["lower_bound_stride"] > 4:
+    # Of windows, every border costs something.
+    if result["lower_bound_stride"] > 4 or result.get("lower_bound_window") is not None:
         text += (
             " Found in little time, so it is weak: the best possible loss lies between it and the loss of "
             "this mechanism, and more time (--bound-seconds) brings it closer."
