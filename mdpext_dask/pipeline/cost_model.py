@@ -221,6 +221,7 @@ class JobCosts:
     def tasks(self) -> int:
         """A task for each block in loss, extend, audit, evaluate and every trial; and those of the seed."""
         stages, seeds = (4, self.solves + self.rounds) if self.noise is None else (3, tile_count(self.noise))
+        stages += bool(self.windows)  # the loss of the noise that they begin with
         return (stages + self.trials) * self.plan.blocks + seeds + sum(self.windows) + self.cells.tasks
 
     @property
@@ -318,7 +319,7 @@ class JobCosts:
         if self.noise is not None:
             turns = math.ceil(tile_count(self.noise) / workers)
             seed, of_tasks["loss"] = _REMAP + turns * self.noise_seconds, 0.0
-            seed += self._window_seconds(workers)
+            seed += self._window_seconds(workers) + bool(self.windows) * of_tasks["evaluate"]
         if self.spec.extension.method == RECORDS:
             of_tasks["loss"] = 0.0  # the program is solved by who reads its costs
         # Cell programs solve the seeds that they begin with themselves.

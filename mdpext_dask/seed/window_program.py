@@ -150,6 +150,8 @@ def solve_window(problem: WindowProblem, promise: LatticePromise, reach: int) ->
     """
     if not problem.lattice.cost.any():
         return problem.rows
+    if not ((problem.lower < problem.rows) & (problem.rows < problem.upper)).all():
+        raise SolverError("the rows of a window break what is around it")
     posed = problem.program(promise, reach)
     with one_blas_thread():
         found = solve_program(posed.program, gap=_GAP, iterations=_ITERATIONS, settled=_SETTLED)

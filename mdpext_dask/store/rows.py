@@ -200,7 +200,7 @@ def windows_of(store: MechanismStore) -> tuple[Windows, str]:
             "turns": int(turns),
             "start": str(sha),
         }:
-            if side > 0 and gap > 0:
+            if min(side, gap, turns) > 0:
                 return Windows(store.grid.shape, side, gap, turns), sha
     raise StoreError(f"{store.url}: how its windows lie is damaged; use --overwrite")
 
@@ -228,23 +228,25 @@ def window_rows(store: MechanismStore, windows: Windows, sha256: str, x: slice, 
     side = windows.side
     around = tuple(slice(max(part.start - side, 0), part.stop + side) for part in (x, y))
     prior = store.read("prior", *around)
+    if not np.isfinite(prior).all():
+        raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
     found = []
     for turn in range(windows.turns):
         for number, across, along in windows.touching(turn, x, y):
             if prior[relative(across, around[0].start), relative(along, around[1].start)].any():
-                found.append(read_window(store, turn, number, across, along))
+                found.append(read_window(store, window_name(turn, number), across, along))
     return laid_over(patches.local_rows(x, y), x, y, found)
 
 
-def read_window(store: MechanismStore, turn: int, number: int, x: slice, y: slice) -> WindowRows:
+def read_window(store: MechanismStore, name: str, x: slice, y: slice) -> WindowRows:
     """Return the rows of a window.
 
     Parameters
     ----------
     store
         The store.
-    turn, number
-        Which window.
+    name
+        Of its array, see :func:`window_name`.
     x, y
         Its records.
 
@@ -253,11 +255,10 @@ def read_window(store: MechanismStore, turn: int, number: int, x: slice, y: slic
     StoreError
         If they are not there, or damaged.
     """
-    name = f"seed/{window_name(turn, number)}"
     try:
-        return WindowRows.unpacked(x, y, store.read(name), store.outputs)
+        return WindowRows.unpacked(x, y, store.read(f"seed/{name}"), store.outputs)
     except ValueError as error:
-        raise StoreError(f"{store.url}: {name}: {error}; run the job again") from None
+        raise StoreError(f"{store.url}: seed/{name}: {error}; use --overwrite") from None
 
 
 def window_name(turn: int, number: int) -> str:

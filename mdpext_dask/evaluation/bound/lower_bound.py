@@ -353,6 +353,8 @@ def _asked(search: Search, request: BoundRequest) -> Level | None:
         return None
     if not 1 <= stride <= max(shape):
         raise SpecError(f"--stride: must be between 1 and {max(shape)} for this grid, got {stride}")
+    if request.window is not None and request.window < stride:
+        raise SpecError(f"--window: must be at least the stride, {stride}, got {request.window}")
     level = levels.whole(stride) if request.window is None else levels.of_window(stride, request.window)
     needed = search.bytes(level, offsets or count_of(stride, shape))
     if needed > memory():

@@ -24,6 +24,7 @@ from mdpext_dask.store.blocks import relative
 from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import read_window, window_name, window_rows
+from mdpext_dask.store.schema import sha256_of
 
 # Outputs change that have so much from some record of the window.
 MOVING = 1e-3
@@ -33,7 +34,7 @@ _LEAST = SMALLEST_PROBABILITY * (1 + 2.0**-20)
 _SHARES = (0.0, 1e-4, 1e-2, 0.1)
 # Ties are not decided by rounding.
 _UNDECIDED = 1e-9
-_GAIN, _FAILED, _START = "gain_km", "failed", "start_sha256"
+_BEGUN, _FAILED = "begun_with", "failed"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Outcome(NamedTuple):
 def improve_window(url: str, turn: Turn, number: int, x: slice, y: slice) -> Outcome:
     """Solve a window and write its rows, unless they are there; where that fails, it keeps those it has.
 
+    Rows that are there count if they were made from what is there now, and keep ε.
+
     Parameters
     ----------
     url
@@ -79,99 +82,137 @@ def improve_window(url: str, turn: Turn, number: int, x: slice, y: slice) -> Out
         Which window of it, and its records.
     """
     store = MechanismStore.open(url, mode="r+")
-    done = _outcome(store, turn, number, x, y)
-    if done is not None:
-        return done
     around = [_widened(part, turn.reach, side) for part, side in zip((x, y), store.grid.shape, strict=True)]
     before = window_rows(store, turn.windows, turn.start, around[0], around[1])
-    free = relative(x, around[0].start), relative(y, around[1].start)
-    moving = np.flatnonzero(before.entries[free].max(axis=(0, 1)) > MOVING)
-    moving = moving[moving < len(before.near)]
-    found, outcome = _better(store, turn, before, moving, free, (x, y))
-    changed = WindowRows(x, y, before.outputs[moving if found.size else moving[:0]], found)
-    packed = changed.packed()
-    name = window_name(turn.windows.turns, number)
+    work = _Work.of(store, turn, before, (x, y), (relative(x, around[0].start), relative(y, around[1].start)))
+    name, begun = window_name(turn.windows.turns, number), work.begun_with()
+    done = _done(store, name, begun, x, y)
+    if done is not None and work.keeps(done[0].outputs, done[0].rows):
+        return Outcome(work.gain_km(done[0].outputs, done[0].rows), done[1])
+    rows, failed = work.better()
+    outputs = work.moving if rows.size else work.moving[:0]
+    packed = WindowRows(x, y, before.outputs[outputs], rows).packed()
     dimensions = f"{name}_record", f"{name}_output"
-    attributes = {_GAIN: outcome.gain_km, _FAILED: outcome.failed, _START: turn.start}
+    attributes = {_BEGUN: begun, _FAILED: failed}
     store.create_seed_array(name, dimensions, packed.shape, data=packed, attributes=attributes)
-    return outcome
+    return Outcome(work.gain_km(before.outputs[outputs], rows), failed)
 
 
-def _outcome(store: MechanismStore, turn: Turn, number: int, x: slice, y: slice) -> Outcome | None:
-    """Return what a window has come to, if its rows are there, laid over the same noise."""
+def _done(store: MechanismStore, name: str, begun: str, x: slice, y: slice) -> tuple[WindowRows, bool] | None:
+    """Return the rows that a run before has made of the same ones, and whether its program has failed."""
     try:
-        read_window(store, turn.windows.turns, number, x, y)
-        known = store.array(f"seed/{window_name(turn.windows.turns, number)}").attrs
+        rows = read_window(store, name, x, y)
+        known = store.array(f"seed/{name}").attrs
     except StoreError:
         return None
-    gain, failed = known.get(_GAIN), known.get(_FAILED)
-    if not (isinstance(gain, float) and isinstance(failed, bool) and known.get(_START) == turn.start):
-        return None
-    return Outcome(gain, failed)
+    failed = known.get(_FAILED)
+    return (rows, failed) if isinstance(failed, bool) and known.get(_BEGUN) == begun else None
 
 
 def _widened(part: slice, reach: int, side: int) -> slice:
     return slice(max(part.start - reach, 0), min(part.stop + reach, side))
 
 
-def _better(
-    store: MechanismStore,
-    turn: Turn,
-    before: LocalRows,
-    moving: NDArray[np.intp],
-    free: tuple[slice, slice],
-    window: tuple[slice, slice],
-) -> tuple[NDArray[np.float32], Outcome]:
-    """Return better rows, float32 of shape (n_x, n_y, n), and what they gain; none, if none are found."""
-    grid, p = store.grid, store.metric_p
-    x, y = window
-    known = before.entries[..., moving].astype(np.float64)
-    shape = known[free].shape
-    none = np.zeros((*shape[:2], 0), dtype=np.float32)
-    if len(moving) < 2:
-        return none, Outcome(0.0, failed=False)
-    outputs = before.outputs[moving]
-    cost = np.zeros(shape)
-    for column in loss_columns(store, x, y, store.read("prior", x, y)):
-        cost[column.i, column.used] = column.loss_km[:, outputs] * column.prior[:, None]
-    lattice = Lattice(grid.x_km()[x], grid.y_km()[y], cost, np.ones(shape[:2], dtype=bool))
-    promise = LatticePromise(turn.design_per_km, p)
-    problem = WindowProblem.of(
-        lattice, known, free, (grid.spacing_km, grid.spacing_km), promise, turn.reach, _LEAST
-    )
-    try:
-        solved = solve_window(problem, promise, turn.reach)
-    except SolverError:
-        return none, Outcome(0.0, failed=True)
-    for share in _SHARES:
-        rows = ((1 - share) * solved + share * problem.rows).astype(np.float32)
-        gain_km = math.fsum((cost * (problem.rows - rows)).ravel())
-        if _keeps(store, turn, before, moving, free, rows):
-            return (
-                (rows, Outcome(gain_km, failed=False)) if gain_km > 0 else (none, Outcome(0.0, failed=False))
-            )
-    return none, Outcome(0.0, failed=True)
+@dataclass(frozen=True)
+class _Work:
+    """A window in its surroundings.
 
+    Parameters
+    ----------
+    store, turn
+        The store and the turn.
+    before
+        Rows of the window and around it.
+    free
+        Where in these the window is.
+    moving
+        Columns of these that may change, shape (n,).
+    cost
+        What probabilities in the window cost, float64 of shape (n_x, n_y, n), in km.
+    axes
+        Coordinates of its records to the east and to the north, in km.
+    """
 
-def _keeps(
-    store: MechanismStore,
-    turn: Turn,
-    before: LocalRows,
-    moving: NDArray[np.intp],
-    free: tuple[slice, slice],
-    rows: NDArray[np.float32],
-) -> bool:
-    """Whether rows that take the place of those of a window keep ε in every step, as they are stored."""
-    if not (np.isfinite(rows).all() and (rows >= np.float32(SMALLEST_PROBABILITY)).all()):
-        return False
-    entries = before.entries.copy()
-    entries[free][..., moving] = rows
-    shape = entries.shape[0], entries.shape[1]
-    steps, every = steps_of(turn.reach, shape), (slice(0, shape[0]), slice(0, shape[1]))
-    found = largest_steps(entries, every, steps, np.arange(entries.shape[2]), before.copies).max(axis=1)
-    sides = sides_of(store.grid)
-    limit = turn.limit_per_km * (1 - _UNDECIDED) * (1 - NORM_RELATIVE_ERROR)
-    allowed: Array = np.array(
-        [limit * vector_norm(a * sides[0], abs(b) * sides[1], store.metric_p) for a, b in steps]
-    )
-    return bool((found <= allowed).all())
+    store: MechanismStore
+    turn: Turn
+    before: LocalRows
+    free: tuple[slice, slice]
+    moving: NDArray[np.intp]
+    cost: Array
+    axes: tuple[Array, Array]
+
+    @classmethod
+    def of(
+        cls,
+        store: MechanismStore,
+        turn: Turn,
+        before: LocalRows,
+        window: tuple[slice, slice],
+        free: tuple[slice, slice],
+    ) -> "_Work":
+        """Return the work of a window, given its records and where they are in the rows before."""
+        moving = np.flatnonzero(before.entries[free].max(axis=(0, 1)) > MOVING)
+        moving = moving[moving < len(before.near)]
+        outputs = before.outputs[moving]
+        cost = np.zeros((*before.entries[free].shape[:2], len(outputs)))
+        for column in loss_columns(store, *window, store.read("prior", *window)):
+            cost[column.i, column.used] = column.loss_km[:, outputs] * column.prior[:, None]
+        axes = store.grid.x_km()[window[0]], store.grid.y_km()[window[1]]
+        return cls(store, turn, before, free, moving, cost, axes)
+
+    def begun_with(self) -> str:
+        """Return the digest of all that the rows of the window follow from, but for the software."""
+        before, turn = self.before, self.turn
+        settings = repr((before.copies, turn.design_per_km, turn.limit_per_km, turn.reach, MOVING))
+        return sha256_of(before.entries, before.outputs, self.cost, prefix=settings.encode())
+
+    def better(self) -> tuple[NDArray[np.float32], bool]:
+        """Return better rows, float32 of shape (n_x, n_y, n), and whether the program has failed.
+
+        Without outputs, if there is nothing to gain.
+        """
+        rows = self.before.entries[..., self.moving].astype(np.float64)
+        none = np.zeros((*self.cost.shape[:2], 0), dtype=np.float32)
+        if len(self.moving) < 2:
+            return none, False
+        spacing = self.store.grid.spacing_km
+        promise = LatticePromise(self.turn.design_per_km, self.store.metric_p)
+        lattice = Lattice(*self.axes, self.cost, np.ones(self.cost.shape[:2], dtype=bool))
+        problem = WindowProblem.of(
+            lattice, rows, self.free, (spacing, spacing), promise, self.turn.reach, _LEAST
+        )
+        try:
+            solved = solve_window(problem, promise, self.turn.reach)
+        except SolverError:
+            return none, True
+        outputs = self.before.outputs[self.moving]
+        for share in _SHARES:
+            found = ((1 - share) * solved + share * problem.rows).astype(np.float32)
+            if self.keeps(outputs, found):
+                return (found if self.gain_km(outputs, found) > 0 else none), False
+        return none, True
+
+    def gain_km(self, outputs: NDArray[np.intp], rows: NDArray[np.float32]) -> float:
+        """Return by how much rows of some outputs lower the loss, in km."""
+        if not len(outputs):
+            return 0.0
+        before = self.before.entries[self.free][..., self.before.columns_of(outputs)].astype(np.float64)
+        columns = np.searchsorted(self.before.outputs[self.moving], outputs)
+        return math.fsum((self.cost[..., columns] * (before - rows)).ravel())
+
+    def keeps(self, outputs: NDArray[np.intp], rows: NDArray[np.float32]) -> bool:
+        """Whether rows in the place of those of the window keep ε in every step, as they are stored."""
+        if not np.isin(outputs, self.before.outputs[self.moving]).all():
+            return False
+        if not (np.isfinite(rows).all() and (rows >= np.float32(SMALLEST_PROBABILITY)).all()):
+            return False
+        entries, store = self.before.entries.copy(), self.store
+        entries[self.free][..., self.before.columns_of(outputs)] = rows
+        shape = entries.shape[0], entries.shape[1]
+        steps, every = steps_of(self.turn.reach, shape), (slice(0, shape[0]), slice(0, shape[1]))
+        columns = np.arange(entries.shape[2])
+        found = largest_steps(entries, every, steps, columns, self.before.copies).max(axis=1)
+        east, north = sides_of(store.grid)
+        limit = self.turn.limit_per_km * (1 - _UNDECIDED) * (1 - NORM_RELATIVE_ERROR)
+        allowed = [limit * vector_norm(a * east, abs(b) * north, store.metric_p) for a, b in steps]
+        return bool((found <= np.array(allowed)).all())
