@@ -93,6 +93,8 @@ def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
         noise_km = noise_loss(store, noise, executor, stages)
     except SolverError as error:
         failed[NOISE] = error
+        if method == WINDOWS:  # they begin with noise
+            method = job_of(store).programs
     try:
         if method == RECORDS:
             solved = _solve_records(store, executor, stages)
