@@ -132,10 +132,10 @@ def lattice_of(store: MechanismStore, stride: int, offset: Offset) -> Lattice:
         If the prior or the tables of the loss are damaged.
     """
     east, north = (slice(first, None, stride) for first in offset)
-    return _lattice(store, east, north, store.read("prior", east, north))
+    return lattice_at(store, east, north, store.read("prior", east, north))
 
 
-def _lattice(store: MechanismStore, east: slice, north: slice, prior: NDArray[np.float64]) -> Lattice:
+def lattice_at(store: MechanismStore, east: slice, north: slice, prior: NDArray[np.float64]) -> Lattice:
     """Return the lattice of some records and their prior; see :func:`lattice_of`."""
     if not ((prior >= 0) & np.isfinite(prior)).all():
         raise StoreError(f"{store.url}: the prior is damaged; use --overwrite")
@@ -147,7 +147,7 @@ def _lattice(store: MechanismStore, east: slice, north: slice, prior: NDArray[np
 
 
 class Found(NamedTuple):
-    """What is proved about one lattice.
+    """What is proved about one part.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def bound_alone(
             _used(np.asarray(prior.any(axis=axis)), at) for axis, at in ((1, east), (0, north))
         )
         prior = prior[i, j]
-    lattice = _lattice(store, east, north, prior)
+    lattice = lattice_at(store, east, north, prior)
     share, free, free_at_most = math.fsum(prior.ravel()), lattice.free_km, lattice.free_at_most_km
     if level.columns is not None:
         lattice = replace(lattice, cost=merged(lattice.cost, prior, level.columns))

@@ -25,7 +25,7 @@ from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import window_name
 from mdpext_dask.store.schema import RECORD_SCORES, START_TABLES, WINDOW, seed_sha256, sha256_of
 
-# Records along a side of a window: larger ones take longer than they gain (docs/benchmarks.md).
+# Records along a side of a window; docs/benchmarks.md has what others take and gain.
 SIDE = 11
 # Turns at most, of as many places where windows may begin; and what one has to gain, of the loss, to go on.
 _TURNS, _ENOUGH = 4, 1e-3
@@ -89,7 +89,7 @@ def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> 
     names, failed, solved, done = [*START_TABLES], 0, 0, 0
     for turn in range(windows.turns):
         share = 1 - _MARGIN * (windows.turns - 1 - turn)
-        of_turn = Turn(replace(windows, turns=turn), sha256, share * design, share * limit, windows.gap)
+        of_turn = Turn(replace(windows, turns=turn), sha256, share * design, share * limit)
         with_prior = [
             (number, x, y)
             for number, (x, y) in enumerate(windows.of(turn))

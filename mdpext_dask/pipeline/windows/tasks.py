@@ -5,7 +5,7 @@ left it, and writes one array of its own: the rows of the window. Windows of a t
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.directions import largest_steps, sides_of, steps_of
 from mdpext_dask.errors import SolverError, StoreError
+from mdpext_dask.evaluation.bound.lattices import lattice_at
 from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.windows import WindowRows, Windows
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, vector_norm
-from mdpext_dask.seed.model import Array
 from mdpext_dask.seed.record_program import Lattice, LatticePromise
 from mdpext_dask.seed.window_program import WindowProblem, solve_window
 from mdpext_dask.store.blocks import relative
-from mdpext_dask.store.loss import loss_columns
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import read_window, window_name, window_rows
 from mdpext_dask.store.schema import sha256_of
@@ -49,15 +48,17 @@ class Turn:
         Digest of the tables of noise that they are laid over.
     design_per_km, limit_per_km
         ε of the programs' steps, and ε that the steps of stored rows have to keep, in 1/km.
-    reach
-        Largest coordinate of a step.
     """
 
     windows: Windows
     start: str
     design_per_km: float
     limit_per_km: float
-    reach: int
+
+    @property
+    def reach(self) -> int:
+        """Largest coordinate of a step: what lies between windows."""
+        return self.windows.gap
 
 
 class Outcome(NamedTuple):
@@ -127,10 +128,8 @@ class _Work:
         Where in these the window is.
     moving
         Columns of these that may change, shape (n,).
-    cost
-        What probabilities in the window cost, float64 of shape (n_x, n_y, n), in km.
-    axes
-        Coordinates of its records to the east and to the north, in km.
+    lattice
+        The window's records, and what probabilities there cost, float64 of shape (n_x, n_y, n), in km.
     """
 
     store: MechanismStore
@@ -138,8 +137,7 @@ class _Work:
     before: LocalRows
     free: tuple[slice, slice]
     moving: NDArray[np.intp]
-    cost: Array
-    axes: tuple[Array, Array]
+    lattice: Lattice
 
     @classmethod
     def of(
@@ -153,18 +151,15 @@ class _Work:
         """Return the work of a window, given its records and where they are in the rows before."""
         moving = np.flatnonzero(before.entries[free].max(axis=(0, 1)) > MOVING)
         moving = moving[moving < len(before.near)]
-        outputs = before.outputs[moving]
-        cost = np.zeros((*before.entries[free].shape[:2], len(outputs)))
-        for column in loss_columns(store, *window, store.read("prior", *window)):
-            cost[column.i, column.used] = column.loss_km[:, outputs] * column.prior[:, None]
-        axes = store.grid.x_km()[window[0]], store.grid.y_km()[window[1]]
-        return cls(store, turn, before, free, moving, cost, axes)
+        lattice = lattice_at(store, *window, store.read("prior", *window))
+        lattice = replace(lattice, cost=lattice.cost[..., before.outputs[moving]])
+        return cls(store, turn, before, free, moving, lattice)
 
     def begun_with(self) -> str:
         """Return the digest of all that the rows of the window follow from, but for the software."""
         before, turn = self.before, self.turn
         settings = repr((before.copies, turn.design_per_km, turn.limit_per_km, turn.reach, MOVING))
-        return sha256_of(before.entries, before.outputs, self.cost, prefix=settings.encode())
+        return sha256_of(before.entries, before.outputs, self.lattice.cost, prefix=settings.encode())
 
     def better(self) -> tuple[NDArray[np.float32], bool]:
         """Return better rows, float32 of shape (n_x, n_y, n), and whether the program has failed.
@@ -172,14 +167,13 @@ class _Work:
         Without outputs, if there is nothing to gain.
         """
         rows = self.before.entries[..., self.moving].astype(np.float64)
-        none = np.zeros((*self.cost.shape[:2], 0), dtype=np.float32)
+        none = np.zeros((*self.lattice.cost.shape[:2], 0), dtype=np.float32)
         if len(self.moving) < 2:
             return none, False
         spacing = self.store.grid.spacing_km
         promise = LatticePromise(self.turn.design_per_km, self.store.metric_p)
-        lattice = Lattice(*self.axes, self.cost, np.ones(self.cost.shape[:2], dtype=bool))
         problem = WindowProblem.of(
-            lattice, rows, self.free, (spacing, spacing), promise, self.turn.reach, _LEAST
+            self.lattice, rows, self.free, (spacing, spacing), promise, self.turn.reach, _LEAST
         )
         try:
             solved = solve_window(problem, promise, self.turn.reach)
@@ -198,7 +192,7 @@ class _Work:
             return 0.0
         before = self.before.entries[self.free][..., self.before.columns_of(outputs)].astype(np.float64)
         columns = np.searchsorted(self.before.outputs[self.moving], outputs)
-        return math.fsum((self.cost[..., columns] * (before - rows)).ravel())
+        return math.fsum((self.lattice.cost[..., columns] * (before - rows)).ravel())
 
     def keeps(self, outputs: NDArray[np.intp], rows: NDArray[np.float32]) -> bool:
         """Whether rows in the place of those of the window keep ε in every step, as they are stored."""
