@@ -43,6 +43,10 @@ class Windows:
         """Return the windows of a turn, as half-open ranges of records; their order numbers them."""
         return list(itertools.product(self._ranges(0, turn), self._ranges(1, turn)))
 
+    def count(self, turn: int) -> int:
+        """Return how many windows a turn has."""
+        return len(self._ranges(0, turn)) * len(self._ranges(1, turn))
+
     def touching(self, turn: int, x: slice, y: slice) -> Iterator[tuple[int, slice, slice]]:
         """Yield the windows of a turn that have records in a rectangle, by number."""
         across, along = (self._ranges(axis, turn) for axis in (0, 1))

@@ -16,9 +16,9 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
 from mdpext_dask.pipeline.cells.improve import MORE_SWEEPS, PATCH, TRIAL_SWEEPS, box_count
 from mdpext_dask.pipeline.cells.noise import MOST_NUMBERS
-from mdpext_dask.pipeline.memory import noise_outputs, noise_places, noise_tile, window_program
+from mdpext_dask.pipeline.memory import noise_outputs, noise_places, noise_tile
 from mdpext_dask.pipeline.seed_stage import COARSE_SHARES, DENSE_SEEDS, DENSE_SHARES
-from mdpext_dask.pipeline.windows.improve import windows_of_grid
+from mdpext_dask.pipeline.windows.sizes import SHARE, window_program, windows_of_job
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
@@ -69,8 +69,6 @@ _UNIFORM = 0.8
 # The program over all records, as many times as bounds on as many take: it ends nearer to its optimum where
 # most probabilities are tiny. Measured 1 to 3.2.
 _RECORDS_MORE = 2.0
-# The program of a window, as a share of that: it need not end near its optimum.
-_WINDOW = 0.5
 # What workers load before the first one.
 _FIRST_PROGRAM = 0.3
 # A program of a round of refining, as a share of one from the start.
@@ -275,9 +273,9 @@ class JobCosts:
         """How many windows there are, turn by turn, about: not those where nothing is kept."""
         if self.spec.extension.method != WINDOWS:
             return []
-        windows = windows_of_grid(self.plan.grid, self.spec.domain.metric_p)
+        windows = windows_of_job(self.spec, self.plan.grid, self.plan.outputs)
         kept = 1 - len(self.plan.skipped) / self.plan.blocks
-        return [math.ceil(kept * len(windows.of(turn))) for turn in range(windows.turns)]
+        return [math.ceil(kept * windows.count(turn)) for turn in range(windows.turns)]
 
     def _window_seconds(self, workers: int) -> float:
         """Return how long programs of windows take."""
@@ -285,7 +283,7 @@ class JobCosts:
             return 0.0
         each = predicted_seconds(*window_program(self.spec, self.plan.grid, self.plan.outputs))
         turns = sum(math.ceil(count / workers) for count in self.windows)
-        return turns * (_WINDOW * each + TASK["trial"])
+        return turns * (SHARE * each + TASK["trial"])
 
     @cached_property
     def noise_seconds(self) -> float:

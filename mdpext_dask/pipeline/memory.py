@@ -12,8 +12,7 @@ from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
 from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, SEEDLESS, WINDOWS, LossSection
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.pipeline.windows.improve import windows_of_grid
-from mdpext_dask.pipeline.windows.tasks import MOVING
+from mdpext_dask.pipeline.windows.sizes import window_program
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.outputs import output_count
@@ -31,8 +30,6 @@ _CELL_BYTES = 160 * 2**20
 # Outputs lie up to so many times as densely as on average, and those that are candidates for a tile of noise
 # cells up to so far from it, times ε.
 _CROWDED, _BESIDE = 5, 4.0
-# As many outputs as on average lie within reach of a window, up to so many times.
-_BESIDE_WINDOW = 1.5
 # Arrays over all records that the client holds while it makes the prior, outside a region or not, and writes
 # it: two, measured, and flags.
 _CLIENT_ARRAYS = 3
@@ -214,23 +211,6 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     if spec.extension.method == WINDOWS:
         window = predicted_bytes(*window_program(spec, grid, output_count(spec, geometry)))
     return max(int(FLOAT64 * held), window) + noise_table_bytes(spec, grid)
-
-
-def window_program(spec: JobSpec, grid: Grid, outputs: int) -> tuple[tuple[int, int], int, int]:
-    """Return the shape, about how many outputs, and the reach of the program of a window.
-
-    Outputs with at least q at r km from a record have ε² e^{−ε r} / (2 π) ≥ q times how many lie in a square
-    kilometre.
-    """
-    windows, epsilon = windows_of_grid(grid, spec.domain.metric_p), spec.privacy.epsilon_per_km
-    area = grid.box.width_km * grid.box.height_km
-    reach_km = max(math.log(epsilon**2 * area / (2 * math.pi * outputs * MOVING)), 0.0) / epsilon
-    shape = min(windows.side, grid.shape[0]), min(windows.side, grid.shape[1])
-    near = outputs
-    if spec.loss.kind != "file":
-        around = ((side - 1) * grid.spacing_km + 2 * reach_km for side in shape)
-        near = math.ceil(outputs * min(1.0, _BESIDE_WINDOW * math.prod(around) / area))
-    return shape, near, windows.gap
 
 
 def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.extend.noise import MOST_CELLS
-from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSection, ExtensionSection
+from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory
@@ -111,5 +111,5 @@ def _with_method(spec: JobSpec, method: str) -> JobSpec:
     outputs = spec.outputs
     if outputs.limit is None:
         outputs = outputs.model_copy(update={"limit": MOST_WITH_NOISE})
-    extension = ExtensionSection(method=method, sweeps=spec.extension.sweeps)
+    extension = spec.extension.model_copy(update={"method": method})  # with the seconds, which bound windows
     return spec.model_copy(update={"extension": extension, "outputs": outputs})

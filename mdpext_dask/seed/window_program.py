@@ -21,11 +21,8 @@ from mdpext_dask.seed.model import Array
 from mdpext_dask.seed.record_program import Lattice, LatticeProgram, LatticePromise, in_blocks
 from mdpext_dask.seed.solve import one_blas_thread
 
-# The relative duality gap to aim for; and when three steps gain too little to go on, of what all have gained.
-# What is left is small, and further turns get some of it.
-_GAP, _SETTLED = 1e-3, 0.02
-# Newton steps at most.
-_ITERATIONS = 60
+# The relative duality gap to aim for, and Newton steps at most.
+_GAP, _ITERATIONS = 1e-3, 60
 # Records that are there for whole blocks alone lie within so much of 1, in any unit.
 _APART = 2.0
 Box = tuple[slice, slice]
@@ -128,7 +125,7 @@ class WindowProblem:
         return replace(posed, program=program)
 
 
-def solve_window(problem: WindowProblem, promise: LatticePromise, reach: int) -> Array:
+def solve_window(problem: WindowProblem, promise: LatticePromise, reach: int, settled: float) -> Array:
     """Return better rows for a window.
 
     Parameters
@@ -137,6 +134,8 @@ def solve_window(problem: WindowProblem, promise: LatticePromise, reach: int) ->
         The window.
     promise, reach
         What steps have to keep, and their largest coordinate.
+    settled
+        It ends where three steps gain less than this share of what all steps have.
 
     Returns
     -------
@@ -154,7 +153,7 @@ def solve_window(problem: WindowProblem, promise: LatticePromise, reach: int) ->
         raise SolverError("the rows of a window break what is around it")
     posed = problem.program(promise, reach)
     with one_blas_thread():
-        found = solve_program(posed.program, gap=_GAP, iterations=_ITERATIONS, settled=_SETTLED)
+        found = solve_program(posed.program, gap=_GAP, iterations=_ITERATIONS, settled=settled)
     if not found.iterations:
         raise SolverError("the program of a window takes no step")
     return np.asarray(posed.rows(found.z) * problem.rows.sum(axis=-1, keepdims=True))

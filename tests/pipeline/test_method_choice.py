@@ -14,6 +14,7 @@ from mdpext_dask.job.spec import JobSpec, parse_job
 from mdpext_dask.pipeline import method_choice, seed_stage
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build
+from mdpext_dask.pipeline.windows import sizes
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import METHOD_CHOSEN, NOISE_TABLES
 
@@ -21,7 +22,15 @@ Job = Callable[..., dict[str, dict[str, Any]]]
 # Where records are few, one program over all of them wins; where they are many, programs of windows do. Where
 # these would take too long, other programs are tried, and noise wins.
 COARSE = {"cell_km": 3.0, "refine": [1]}
-DENSE = {"cell_km": 1.5, "refine": [2, 2, 2]}
+DENSE = {"cell_km": 1.5, "refine": [2, 2]}
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make windows small, chosen or asked for, so that programs take milliseconds; few records be many."""
+    monkeypatch.setattr("mdpext_dask.pipeline.cost_model._RECORDS_MORE", 100.0)
+    monkeypatch.setattr(sizes, "SIDES", (6,))
+    monkeypatch.setattr(sizes, "SECONDS", 0.0)
 
 
 def open_job(small_job: Job, domain: dict[str, Any], **extension: Any) -> JobSpec:
@@ -48,7 +57,7 @@ def test_what_loses_less_is_kept(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domain: dict[str, Any], best: str
 ) -> None:
     if best == "noise":
-        monkeypatch.setattr("mdpext_dask.pipeline.cost_model._WINDOW", 1e6)
+        monkeypatch.setattr("mdpext_dask.pipeline.cost_model.SHARE", 1e6)
     spec, told = open_job(small_job, domain), list[Event]()
     built = build(spec, tmp_path / "open.zarr", observer=told.append)
     alone = losses(tmp_path, spec, "noise", best)

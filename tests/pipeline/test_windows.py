@@ -23,10 +23,12 @@ from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline import cost_model
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build
-from mdpext_dask.pipeline.windows import improve, tasks
+from mdpext_dask.pipeline.windows import sizes, tasks
+from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.runtime import open_city
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.mechanism import open_mechanism
+from mdpext_dask.seed.record_program import predicted_bytes
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support.forged import edit, flip_a_bit
@@ -49,16 +51,24 @@ def windows_job(small_job: Job, **sections: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
+def all_of_side(side: int, patch: pytest.MonkeyPatch) -> None:
+    """Make all windows of one side, whatever their programs take."""
+    patch.setattr(sizes, "SIDES", (side,))
+    patch.setattr(sizes, "SECONDS", 0.0)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make windows small, and fewer: their programs take milliseconds."""
-    monkeypatch.setattr(improve, "SIDE", 6)
+    """Make windows small: their programs take milliseconds."""
+    all_of_side(6, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def built(small_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("windows") / "s.zarr"
-    build(parse_job(windows_job(small_job)), str(path))
+    with pytest.MonkeyPatch.context() as patch:
+        all_of_side(6, patch)
+        build(parse_job(windows_job(small_job)), str(path))
     return path
 
 
@@ -112,6 +122,33 @@ def test_never_worse_than_what_it_begins_with(
     assert made["loss_km"] <= MechanismStore.open(str(path)).seed_attributes["start_km"] * (1 + 1e-6)
 
 
+def test_where_all_records_fit_into_one_window_it_is_solved_once(
+    built: Path, small_job: Job, tmp_path: Path
+) -> None:
+    made = build(parse_job(windows_job(small_job)), str(tmp_path / "s.zarr"))
+    seed = MechanismStore.open(made["store"]).seed_attributes
+    assert (seed["solves"], seed["fallbacks"], seed["record_scores"]["turns"]) == (1, 0, 1)
+    assert made["epsilon_certified"] <= made["epsilon_planar_per_km"]
+    assert seed["loss_km"] < MechanismStore.open(str(built)).seed_attributes["loss_km"]
+
+
+def test_windows_are_as_large_as_their_programs_may_be(small_job: Job) -> None:
+    sides = []
+    for outputs in (10, 40, 160, 639):
+        spec = parse_job(windows_job(small_job, domain={"cell_km": 0.05}))
+        grid = build_geometry(spec).grid
+        windows = sizes.windows_of_job(spec, grid, outputs)
+        sides.append(windows.side)
+        assert predicted_bytes(*sizes.window_program(spec, grid, outputs)) <= 2**30
+        assert windows.turns == (1 if windows.side >= max(grid.shape) else 4)
+    assert sides == sorted(sides, reverse=True)
+    # Where the method is left open, windows fit into the time that it allows.
+    spec = parse_job(windows_job(small_job, extension={"method": "auto", "seconds": 2.0}))
+    assert sizes.windows_of_job(spec, build_geometry(spec).grid, 100).side == min(sizes.SIDES)
+    assert sides[0] > sides[-1]
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["one process", "two processes"])
 def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Path, kind: str) -> None:
     workers = {"one process": 1, "two processes": 2}[kind]
@@ -123,7 +160,9 @@ def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Pa
 def test_killed_in_the_middle_of_a_turn_it_goes_on(built: Path, small_job: Job, tmp_path: Path) -> None:
     job, store = tmp_path / "job.toml", tmp_path / "s.zarr"
     job.write_text(tomli_w.dumps(windows_job(small_job)))
-    command = [sys.executable, "-m", "mdpext_dask.cli", "run", str(job), "--store", str(store)]
+    small = "from mdpext_dask.pipeline.windows import sizes; sizes.SIDES, sizes.SECONDS = (6,), 0.0"
+    run = f"{small}; from mdpext_dask.cli.main import main; main()"
+    command = [sys.executable, "-c", run, "run", str(job), "--store", str(store)]
     for turn in (0, 1):
         process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
@@ -248,6 +287,6 @@ def test_auto_tries_windows_where_one_program_takes_too_long(
 
 def test_what_cannot_be(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(SpecError, "is for seeds", parse_job, windows_job(small_job, privacy={"budget": "half"}))
-    monkeypatch.setattr(improve, "SIDE", 3000)
+    all_of_side(3000, monkeypatch)
     large = windows_job(small_job, domain={"cell_km": 0.002})
     assert "GiB" in plan_job(parse_job(large))["refused"]

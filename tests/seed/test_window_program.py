@@ -96,13 +96,12 @@ def test_as_good_as_highs(
     monkeypatch: pytest.MonkeyPatch, seed: int, shape: tuple[int, int], free: tuple[slice, slice]
 ) -> None:
     monkeypatch.setattr(window_program, "_GAP", 1e-6)
-    monkeypatch.setattr(window_program, "_SETTLED", 0.0)
     lattice, rows = case(seed, shape, 5, 1.5)
     around = rows[..., :4]  # what the fifth has stays
     lattice = Lattice(lattice.x_km, lattice.y_km, lattice.cost[..., :4], lattice.kept)
     promise, part = LatticePromise(1.5, 2.0), part_of(lattice, free)
     problem = WindowProblem.of(part, around, free, (SIDE_KM, SIDE_KM), promise, REACH, LEAST)
-    found = solve_window(problem, promise, REACH)
+    found = solve_window(problem, promise, REACH, 0.0)
     best = by_highs(part, around, free, promise)
     assert np.allclose(found.sum(axis=-1), around[free].sum(axis=-1), rtol=1e-12)
     assert (part.cost * found).sum() == pytest.approx(best, rel=1e-4)
@@ -122,23 +121,24 @@ def test_a_window_that_is_the_whole_lattice_is_the_program_over_all_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(window_program, "_GAP", 1e-6)
-    monkeypatch.setattr(window_program, "_SETTLED", 0.0)
     lattice, rows = case(2, (6, 5), 4, 1.0)
     promise, every = LatticePromise(1.0, 2.0), (slice(0, 6), slice(0, 5))
     problem = WindowProblem.of(lattice, rows, every, (SIDE_KM, SIDE_KM), promise, REACH, LEAST)
-    found = solve_window(problem, promise, REACH)
+    found = solve_window(problem, promise, REACH, 0.0)
     best = solve_records(lattice, promise, REACH, LEAST, gap=1e-6)
     assert (lattice.cost * found).sum() == pytest.approx(best.primal, rel=1e-4)
 
 
-def test_where_the_objective_settles_most_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_objective_settles_most_is_gained() -> None:
     lattice, rows = case(4, (9, 9), 6, 1.5)
     promise, free = LatticePromise(1.5, 2.0), (slice(2, 8), slice(1, 8))
     part = part_of(lattice, free)
     problem = WindowProblem.of(part, rows, free, (SIDE_KM, SIDE_KM), promise, REACH, LEAST)
-    early = (part.cost * solve_window(problem, promise, REACH)).sum()
-    monkeypatch.setattr(window_program, "_SETTLED", 0.0)
-    before, late = (part.cost * rows[free]).sum(), (part.cost * solve_window(problem, promise, REACH)).sum()
+    early = (part.cost * solve_window(problem, promise, REACH, 0.02)).sum()
+    before, late = (
+        (part.cost * rows[free]).sum(),
+        (part.cost * solve_window(problem, promise, REACH, 0.0)).sum(),
+    )
     assert late <= early * (1 + 1e-6)
     assert before - early >= 0.9 * (before - late)
 
@@ -149,7 +149,9 @@ def test_what_costs_nothing_stays_and_what_fails_says_so(monkeypatch: pytest.Mon
     part = part_of(lattice, free)
     given: Any = (rows, free, (SIDE_KM, SIDE_KM), promise, REACH, LEAST)
     free_of_cost = Lattice(part.x_km, part.y_km, 0 * part.cost, part.kept)
-    assert np.array_equal(solve_window(WindowProblem.of(free_of_cost, *given), promise, REACH), rows[free])
+    assert np.array_equal(
+        solve_window(WindowProblem.of(free_of_cost, *given), promise, REACH, 0.0), rows[free]
+    )
     monkeypatch.setattr(window_program, "_ITERATIONS", 0)
     with pytest.raises(SolverError, match="no step"):
-        solve_window(WindowProblem.of(part, *given), promise, REACH)
+        solve_window(WindowProblem.of(part, *given), promise, REACH, 0.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import load_job
 from mdpext_dask.pipeline.run import build
-from mdpext_dask.pipeline.windows import improve, tasks
+from mdpext_dask.pipeline.windows import sizes, tasks
 
 
 def main() -> None:
@@ -32,7 +32,8 @@ def main() -> None:
     )
     for side in options.side:
         for moving in options.moving:
-            improve.SIDE, tasks.MOVING = side, moving
+            # The last side that there is, however long it takes.
+            sizes.SIDES, sizes.SECONDS, tasks.MOVING = (side,), 0.0, moving
             began = time.process_time()
 
             def tell(event: Event, row: str = f"| {side} | {moving:g}", began: float = began) -> None:

@@ -15,22 +15,19 @@ from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
 from mdpext_dask.events import Note
-from mdpext_dask.extend.windows import Windows
 from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, tables_sha256
+from mdpext_dask.pipeline.windows.sizes import windows_of_job
 from mdpext_dask.pipeline.windows.tasks import Turn, improve_window
-from mdpext_dask.problem.grid import Grid
-from mdpext_dask.seed.record_program import record_reach
 from mdpext_dask.store.local_chunks import keep_floor
 from mdpext_dask.store.mechanism_store import MechanismStore
-from mdpext_dask.store.rows import window_name
+from mdpext_dask.store.rows import job_of, window_name
 from mdpext_dask.store.schema import RECORD_SCORES, START_TABLES, WINDOW, seed_sha256, sha256_of
 
-# Records along a side of a window; docs/benchmarks.md has what others take and gain.
-SIDE = 11
-# Turns at most, of as many places where windows may begin; and what one has to gain, of the loss, to go on.
-_TURNS, _ENOUGH = 4, 1e-3
-# What every turn leaves of ε to the next.
-_MARGIN = 1e-3
+# What a turn has to gain, of the loss, for another one; and what it leaves of ε to the next.
+_ENOUGH, _MARGIN = 1e-3, 1e-3
+# A program ends where three steps gain less than this share of what all have: earlier where further turns get
+# some of what is left.
+_SETTLED, _SETTLED_IN_TURNS = 5e-3, 2e-2
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,6 @@ class WindowSeed:
         )
 
 
-def windows_of_grid(grid: Grid, metric_p: float) -> Windows:
-    """Return how the records of a grid are cut into windows; where all fit into one, there is one turn."""
-    turns = 1 if max(grid.shape) <= SIDE else _TURNS
-    return Windows(grid.shape, SIDE, record_reach(grid.shape, metric_p), turns)
-
-
 def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> WindowSeed:
     """Make noise, and lower its loss by programs of windows.
 
@@ -79,7 +70,8 @@ def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> 
         If the noise cannot be made, see :func:`mdpext_dask.pipeline.noise_stage.find_noise`.
     """
     grid, p = store.grid, store.metric_p
-    windows = windows_of_grid(grid, p)
+    windows = windows_of_job(job_of(store), grid, store.outputs)
+    settled = _SETTLED if windows.turns == 1 else _SETTLED_IN_TURNS
     loose = looseness(windows.gap, grid.shape, p)
     design, limit = float(store.attributes["epsilon_design_per_km"]) / loose, store.planar_limit() / loose
     start = euclidean_epsilon(design * (1 - _MARGIN * windows.turns), p)
@@ -89,7 +81,7 @@ def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> 
     names, failed, solved, done = [*START_TABLES], 0, 0, 0
     for turn in range(windows.turns):
         share = 1 - _MARGIN * (windows.turns - 1 - turn)
-        of_turn = Turn(replace(windows, turns=turn), sha256, share * design, share * limit)
+        of_turn = Turn(replace(windows, turns=turn), sha256, share * design, share * limit, settled)
         with_prior = [
             (number, x, y)
             for number, (x, y) in enumerate(windows.of(turn))

@@ -48,12 +48,15 @@ class Turn:
         Digest of the tables of noise that they are laid over.
     design_per_km, limit_per_km
         ε of the programs' steps, and ε that the steps of stored rows have to keep, in 1/km.
+    settled
+        When programs end, see :func:`mdpext_dask.seed.window_program.solve_window`.
     """
 
     windows: Windows
     start: str
     design_per_km: float
     limit_per_km: float
+    settled: float
 
     @property
     def reach(self) -> int:
@@ -158,8 +161,9 @@ class _Work:
     def begun_with(self) -> str:
         """Return the digest of all that the rows of the window follow from, but for the software."""
         before, turn = self.before, self.turn
-        settings = repr((before.copies, turn.design_per_km, turn.limit_per_km, turn.reach, MOVING))
-        return sha256_of(before.entries, before.outputs, self.lattice.cost, prefix=settings.encode())
+        of_turn = turn.design_per_km, turn.limit_per_km, turn.reach, turn.settled
+        settings = repr((before.copies, *of_turn, MOVING)).encode()
+        return sha256_of(before.entries, before.outputs, self.lattice.cost, prefix=settings)
 
     def better(self) -> tuple[NDArray[np.float32], bool]:
         """Return better rows, float32 of shape (n_x, n_y, n), and whether the program has failed.
@@ -176,7 +180,7 @@ class _Work:
             self.lattice, rows, self.free, (spacing, spacing), promise, self.turn.reach, _LEAST
         )
         try:
-            solved = solve_window(problem, promise, self.turn.reach)
+            solved = solve_window(problem, promise, self.turn.reach, self.turn.settled)
         except SolverError:
             return none, True
         outputs = self.before.outputs[self.moving]
