@@ -116,7 +116,7 @@ def init(
     with at_work(url, observer) as stages:
         found = resume.find_or_prepare(spec, url, overwrite=overwrite, stages=stages)
         if isinstance(found, MechanismStore) and found.state == COMPLETE:
-            found.update(state=EXTENDING)  # it has lost receipts: blocks are to be done again
+            found.update(state=EXTENDING)  # it has lost receipts or its seed: these are to be made again
         if isinstance(found, MechanismStore) and found.has_seed():
             store = found
         else:

@@ -215,8 +215,10 @@ class MechanismStore:
         return str(self.attributes["state"])
 
     def is_finished(self) -> bool:
-        """Whether it is complete, and has lost no receipt since."""
-        return self.state == COMPLETE and len(self.read_receipts()) == self.plan.blocks
+        """Whether it is complete, and has lost no receipt since, nor what skipped blocks follow from."""
+        if self.state != COMPLETE or len(self.read_receipts()) != self.plan.blocks:
+            return False
+        return not self.plan.skipped or self.has_seed()
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """Programs of windows: stores that hold, lose less than noise, and go on where they were killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,6 +245,10 @@ def test_skipped_blocks_extend_again_and_a_city_draws_the_same(small_job: Job, t
     assert np.array_equal(city.row(lon=-73.987, lat=40.748), store.row(lon=-73.987, lat=40.748))
     with pytest.raises(SpecError, match="--packing seed"):
         export_city(str(tmp_path / "s.zarr"), tmp_path / "t.mdp", packing="seed")
+    # A finished store without what skipped blocks follow from is not finished.
+    shutil.rmtree(next((tmp_path / "s.zarr").glob("seed/window_1_*")))
+    assert build(parse_job(job), str(tmp_path / "s.zarr"))["state"] == "complete"
+    assert MechanismStore.open(str(tmp_path / "s.zarr")).has_seed()
     # What skipped blocks would be is not what was certified any more.
     (tmp_path / "s.zarr").rename(tmp_path / "t.zarr")  # nothing of it has been read in this process
     for chunk in (tmp_path / "t.zarr").glob("seed/window_*/c/0/0"):
