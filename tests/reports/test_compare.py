@@ -23,6 +23,7 @@ from mdpext_dask.job.spec import JobSpec, load_job, parse_job
 from mdpext_dask.problem.domain import build_domain
 from mdpext_dask.reports.compare import attempt
 from mdpext_dask.reports.compare.answers import BOUND, Case, given_up, is_settled, read_answer, write_answer
+from mdpext_dask.reports.compare.figure import _labels
 from mdpext_dask.reports.compare.methods import METHODS, OWN, chosen, own_method
 from mdpext_dask.reports.compare.protocol import cases_of, compare
 from mdpext_dask.reports.compare.summary import CaseSummary, summarise_case
@@ -501,3 +502,9 @@ def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     losses = {row["method"]: row["loss_km"] for row in document["rows"]}
     other = compare(load_job(job), tmp_path / "other", methods=["em", "aipo"], repeats=2, bound_seconds=0)
     assert losses == {row["method"]: row["loss_km"] for row in other[0].rows}
+
+
+def test_points_that_lie_together_share_a_label() -> None:
+    points = [(1.0, 2.0, "a"), (100.0, 2.0, "d"), (1.2, 2.001, "b"), (1.1, 3.0, "c")]
+    assert _labels(points) == [(1.0, 2.0, "a\nb"), (1.1, 3.0, "c"), (100.0, 2.0, "d")]
+    assert _labels([]) == []

@@ -20,6 +20,8 @@ _MARKS = {
     OURS: ("o", "#000000"),
 }
 _PANEL_INCHES, _MOST_ACROSS = (6.0, 4.4), 3
+# Points share a label within so many times the seconds of the first, and so much of the range of losses.
+_TOGETHER = 2.5, 0.03
 
 
 def comparison_of(summaries: Sequence[CaseSummary]) -> "Figure":
@@ -38,7 +40,7 @@ def comparison_of(summaries: Sequence[CaseSummary]) -> "Figure":
 
 
 def _panel(axes: "Axes", summary: CaseSummary) -> None:
-    named = set()
+    named, points = set(), list[tuple[float, float, str]]()
     for row in summary.rows:
         if row["loss_km"] is None:
             continue
@@ -50,14 +52,37 @@ def _panel(axes: "Axes", summary: CaseSummary) -> None:
             markersize=6, label=None if row["family"] in named else row["family"],
         )  # fmt: skip
         named.add(row["family"])
-        axes.annotate(row["method"], place, xytext=(5, 4), textcoords="offset points", fontsize=7)
+        points.append((*place, row["method"]))
+    for x, y, names in _labels(points):
+        up, side = (-4, "top") if "\n" in names else (4, "baseline")
+        axes.annotate(names, (x, y), xytext=(5, up), textcoords="offset points", fontsize=7, va=side)
     bound = summary.problem["lower_bound_km"]
     if bound is not None:
         least = "no mechanism on these outputs is below"
         axes.axhline(bound, color="#666666", linestyle="--", linewidth=1, label=least)
     axes.set(xscale="log", xlabel="seconds to construct", ylabel="expected loss, km")
-    axes.set_ylim(bottom=0)
     axes.set_title(f"{summary.name} (hollow: breaks ε)", fontsize=9, parse_math=False)
-    axes.legend(fontsize=7, loc="lower left")
+    axes.legend(fontsize=7, loc="best")
     axes.margins(x=0.15)
     axes.grid(alpha=0.3)
+
+
+def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Return the labels of points, and where they go: one for those that lie together, a line each.
+
+    Parameters
+    ----------
+    points
+        Seconds, loss in km, and name.
+    """
+    losses = [y for _, y, _ in points]
+    apart = _TOGETHER[1] * (max(losses) - min(losses)) if losses else 0.0
+    labels: list[tuple[float, float, str]] = []
+    for x, y, name in sorted(points):
+        for number, (seconds, loss, names) in enumerate(labels):
+            if x <= seconds * _TOGETHER[0] and abs(y - loss) <= apart:
+                labels[number] = seconds, loss, f"{names}\n{name}"
+                break
+        else:
+            labels.append((x, y, name))
+    return labels
