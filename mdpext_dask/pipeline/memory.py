@@ -64,7 +64,6 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         peak += _CELL_BYTES
     elif noise:
         peak += noise_table_bytes(spec, geometry.grid)
-    # One worker solves it.
     program = noise_bytes(spec, geometry) if noise else seed_bytes(plan, spec)
     if certified and spec.seed.refine_rounds:
         program += _REFINING_BYTES * grid.seeds * plan.outputs
@@ -78,7 +77,9 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         for_what = ("the remap of noise", "fewer outputs") if noise else ("the seed program", "larger cells")
         if records:
             for_what = "the program over all records", "fewer records or outputs"
-        needed.append((program, *for_what))
+        # One worker solves it; but every one a window.
+        solvers = workers if spec.extension.method == WINDOWS else 1
+        needed.append((solvers * program, *for_what))
     total, available = sum(size for size, *_ in needed), psutil.virtual_memory().total
     if total > available:
         most, what, way_out = max(needed)
@@ -106,11 +107,13 @@ def _check_worker(gib: float, table: int, peak: int, program: int) -> None:
         )
 
 
-def check_workers(plan: Plan, method: str, limit: int | None) -> None:
-    """Refuse workers that cannot hold the task of extending a block.
+def check_workers(spec: JobSpec, plan: Plan, method: str, limit: int | None) -> None:
+    """Refuse workers that cannot hold the task of extending a block, or the program of a window.
 
     Parameters
     ----------
+    spec
+        The job.
     plan, method
         How the grid is cut into blocks, and how they are extended.
     limit
@@ -121,7 +124,8 @@ def check_workers(plan: Plan, method: str, limit: int | None) -> None:
     SpecError
         With what is needed and what there is.
     """
-    needed = _WORKER_BASE + plan.peak_bytes(method)
+    window = predicted_bytes(*window_program(spec, plan.grid, plan.outputs)) if method == WINDOWS else 0
+    needed = _WORKER_BASE + max(plan.peak_bytes(method), window)
     if limit is not None and needed > PAUSE * limit:
         raise SpecError(
             f"cluster: a worker needs {needed / 2**30:,.2f} GiB with a task, but one of them pauses at "

@@ -76,6 +76,11 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
         if found is not None:
             if found.state != COMPLETE:
                 operator_of(spec.extension)
+            else:
+                lost = "was complete and has lost receipts, or what skipped blocks follow from"
+                stages.observer(
+                    Note(f"{found.url}: {lost}; it is made again, and is another where software is")
+                )
             return found
     operator_of(spec.extension)
     with stages.stage("domain"):
@@ -139,7 +144,7 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
         method = facts.get(METHOD_CHOSEN, spec.extension.method)
         plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, method)
     method = facts.get(METHOD_TRIED, spec.programs) if method == FITTING else method
-    check_workers(plan, method, memory_bytes)
+    check_workers(spec, plan, method, memory_bytes)
 
 
 def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:

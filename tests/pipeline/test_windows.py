@@ -29,7 +29,7 @@ from mdpext_dask.problem.geometry import build_geometry
 from mdpext_dask.runtime import open_city
 from mdpext_dask.sampling.export import export_city
 from mdpext_dask.sampling.mechanism import open_mechanism
-from mdpext_dask.seed.record_program import predicted_bytes
+from mdpext_dask.seed.record_program import predicted_bytes, predicted_seconds
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support.forged import edit, flip_a_bit
@@ -143,10 +143,36 @@ def test_windows_are_as_large_as_their_programs_may_be(small_job: Job) -> None:
         assert predicted_bytes(*sizes.window_program(spec, grid, outputs)) <= 2**30
         assert windows.turns == (1 if windows.side >= max(grid.shape) else 4)
     assert sides == sorted(sides, reverse=True)
-    # Where the method is left open, windows fit into the time that it allows.
-    spec = parse_job(windows_job(small_job, extension={"method": "auto", "seconds": 2.0}))
-    assert sizes.windows_of_job(spec, build_geometry(spec).grid, 100).side == min(sizes.SIDES)
     assert sides[0] > sides[-1]
+
+
+def test_where_the_method_is_left_open_windows_fit_into_the_time_or_take_the_least(small_job: Job) -> None:
+    def found(seconds: float, outputs: int) -> tuple[int, float]:
+        spec = parse_job(windows_job(small_job, extension={"method": "auto", "seconds": seconds}))
+        grid = build_geometry(spec).grid
+        windows = sizes.windows_of_job(spec, grid, outputs)
+        each = sizes.SHARE * predicted_seconds(*sizes.window_program(spec, grid, outputs))
+        return windows.turns, each * sum(map(windows.count, range(windows.turns)))
+
+    for outputs in (100, 400, 1000):
+        in_time, least = found(1e6, outputs), found(1e-3, outputs)
+        assert least[1] <= in_time[1]
+        assert found(2 * least[1] * 1.001, outputs)[1] <= least[1] * 1.001
+    assert found(1e-3, 100)[0] == 1  # all records at once, where windows of 11 would be solved in four turns
+
+
+@pytest.mark.usefixtures("small")
+def test_outputs_that_no_program_has_room_for_stay(
+    small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 5
+    monkeypatch.setattr(tasks, "_MOST_BYTES", predicted_bytes((6, 6), most, 3))
+    made = build(parse_job(windows_job(small_job)), str(tmp_path / "s.zarr"))
+    assert made["epsilon_certified"] <= made["epsilon_planar_per_km"]
+    store = MechanismStore.open(made["store"])
+    shapes = [store.array(f"seed/{name}").shape for name in store.seed_arrays() if "window" in name]
+    assert max(outputs for rows, outputs in shapes if rows == 1 + 36) == most  # a row for their numbers
+    assert store.seed_attributes["loss_km"] < store.seed_attributes["start_km"]
 
 
 @pytest.mark.usefixtures("small")
@@ -245,9 +271,11 @@ def test_skipped_blocks_extend_again_and_a_city_draws_the_same(small_job: Job, t
     assert np.array_equal(city.row(lon=-73.987, lat=40.748), store.row(lon=-73.987, lat=40.748))
     with pytest.raises(SpecError, match="--packing seed"):
         export_city(str(tmp_path / "s.zarr"), tmp_path / "t.mdp", packing="seed")
+    told = list[Event]()
     # A finished store without what skipped blocks follow from is not finished.
     shutil.rmtree(next((tmp_path / "s.zarr").glob("seed/window_1_*")))
-    assert build(parse_job(job), str(tmp_path / "s.zarr"))["state"] == "complete"
+    assert build(parse_job(job), str(tmp_path / "s.zarr"), observer=told.append)["state"] == "complete"
+    assert any("was complete" in event.text for event in told if isinstance(event, Note))
     assert MechanismStore.open(str(tmp_path / "s.zarr")).has_seed()
     # What skipped blocks would be is not what was certified any more.
     (tmp_path / "s.zarr").rename(tmp_path / "t.zarr")  # nothing of it has been read in this process

@@ -74,10 +74,13 @@ def judge(stores: list[str]) -> None:
         )
 
 
-def ratio(coarse: str, fine: str) -> None:
+def ratio(of_windows: str, of_noise: str) -> None:
     """Print what noise with an interpolated ratio would lose and certify."""
-    seeds, records = _Problem(coarse), _Problem(fine)
-    order = cKDTree(records.outputs).query(seeds.outputs)[1]  # stores have outputs in orders of their own
+    seeds, records = _Problem(of_windows), _Problem(of_noise)
+    apart_km, order = cKDTree(records.outputs).query(seeds.outputs)  # stores have them in orders of their own
+    sides = zip(records.rows.shape[:2], seeds.rows.shape[:2], strict=True)
+    if np.max(apart_km) > 0 or len({(fine - 1) / (coarse - 1) for fine, coarse in sides}) != 1:
+        raise SystemExit("the stores have other outputs, or records that are not a whole number as dense")
     noise, records.cost = records.rows[..., order], records.cost[..., order]
     times = (noise.shape[0] - 1) // (seeds.rows.shape[0] - 1)
     scores = np.log(seeds.rows / noise[::times, ::times])

@@ -59,6 +59,9 @@ class WindowSeed:
         store.note_seed(
             {"sha256": digest, "extension": list(self.names), RECORD_SCORES: self.where, **self.facts}
         )
+        # Windows of a run before that lay otherwise.
+        windows = {name for name in store.seed_arrays() if name.startswith(f"{WINDOW}_")}
+        store.delete_seed_arrays(*sorted(windows - set(self.names)))
 
 
 def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> WindowSeed:

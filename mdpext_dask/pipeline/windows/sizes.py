@@ -5,6 +5,7 @@ its program grows with the cube of its side and with the outputs around it. docs
 """
 
 import math
+from operator import itemgetter
 
 from mdpext_dask.extend.windows import Windows
 from mdpext_dask.job.spec import JobSpec
@@ -26,7 +27,8 @@ def windows_of_job(spec: JobSpec, grid: Grid, outputs: int) -> Windows:
     """Return how the records of a job are cut into windows; where all fit into one, there is one turn.
 
     It is the job that decides, and not the machine, so that a job has the same bytes everywhere. Where its
-    method is left open, all windows have to fit into half of the time that it allows, if there are such.
+    method is left open, all windows have to fit into half of the time that it allows; if none do, those are
+    taken that take the least.
 
     Parameters
     ----------
@@ -37,14 +39,17 @@ def windows_of_job(spec: JobSpec, grid: Grid, outputs: int) -> Windows:
     """
     reach, whole = record_reach(grid.shape, spec.domain.metric_p), max(grid.shape)
     allowed = math.inf if spec.extension.seconds is None else spec.extension.seconds / 2
+    possible: list[tuple[float, Windows]] = []
     for side in (whole, *SIDES):
         windows = Windows(grid.shape, side, reach, 1 if side >= whole else _TURNS)
         program = _program(spec, grid, outputs, side, reach)
-        each, count = predicted_seconds(*program), sum(windows.count(turn) for turn in range(windows.turns))
-        fits = each <= SECONDS and predicted_bytes(*program) <= _BYTES
-        if fits and count * SHARE * each <= allowed:
-            break
-    return windows
+        each, count = SHARE * predicted_seconds(*program), sum(map(windows.count, range(windows.turns)))
+        if each <= SHARE * SECONDS and predicted_bytes(*program) <= _BYTES:
+            possible.append((count * each, windows))
+    if not possible:
+        return windows
+    in_time = (windows for total, windows in possible if total <= allowed)
+    return next(in_time, min(possible, key=itemgetter(0))[1])
 
 
 def window_program(spec: JobSpec, grid: Grid, outputs: int) -> tuple[tuple[int, int], int, int]:

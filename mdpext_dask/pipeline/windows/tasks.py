@@ -18,7 +18,7 @@ from mdpext_dask.extend.local_rows import LocalRows
 from mdpext_dask.extend.windows import WindowRows, Windows
 from mdpext_dask.row_limits import SMALLEST_PROBABILITY
 from mdpext_dask.seed.budget import NORM_RELATIVE_ERROR, vector_norm
-from mdpext_dask.seed.record_program import Lattice, LatticePromise
+from mdpext_dask.seed.record_program import Lattice, LatticePromise, predicted_bytes
 from mdpext_dask.seed.window_program import WindowProblem, solve_window
 from mdpext_dask.store.blocks import relative
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -27,6 +27,9 @@ from mdpext_dask.store.schema import sha256_of
 
 # Outputs change that have so much from some record of the window.
 MOVING = 1e-3
+# What a program may hold, in bytes: where more outputs change than the plan took for possible, those that
+# have least stay as they are.
+_MOST_BYTES = 5 * 2**28
 # Least probability of those, above what can be stored.
 _LEAST = SMALLEST_PROBABILITY * (1 + 2.0**-20)
 # Shares of the rows of before that are mixed in where float32 has broken a step.
@@ -152,8 +155,12 @@ class _Work:
         free: tuple[slice, slice],
     ) -> "_Work":
         """Return the work of a window, given its records and where they are in the rows before."""
-        moving = np.flatnonzero(before.entries[free].max(axis=(0, 1)) > MOVING)
-        moving = moving[moving < len(before.near)]
+        most = before.entries[free].max(axis=(0, 1))[: len(before.near)]
+        moving = np.flatnonzero(most > MOVING)
+        shape = before.entries[free].shape
+        empty, one = (predicted_bytes((shape[0], shape[1]), outputs, turn.reach) for outputs in (0, 1))
+        room = max((_MOST_BYTES - empty) // (one - empty), 2)
+        moving = np.sort(moving[np.argsort(-most[moving], kind="stable")[:room]])
         lattice = lattice_at(store, *window, store.read("prior", *window))
         lattice = replace(lattice, cost=lattice.cost[..., before.outputs[moving]])
         return cls(store, turn, before, free, moving, lattice)
@@ -163,7 +170,7 @@ class _Work:
         before, turn = self.before, self.turn
         of_turn = turn.design_per_km, turn.limit_per_km, turn.reach, turn.settled
         settings = repr((before.copies, *of_turn, MOVING)).encode()
-        return sha256_of(before.entries, before.outputs, self.lattice.cost, prefix=settings)
+        return sha256_of(before.entries, before.outputs, self.moving, self.lattice.cost, prefix=settings)
 
     def better(self) -> tuple[NDArray[np.float32], bool]:
         """Return better rows, float32 of shape (n_x, n_y, n), and whether the program has failed.
