@@ -173,7 +173,7 @@ class CityFile:
         """Log scores of the seed, float64 of shape (seeds east, seeds north, K)."""
         packed = self.section(0)
         try:
-            return city_layout.unpack_table(packed, "float64", (*self.grid.seeds_shape, self.outputs))
+            return city_layout.unpack_scores(packed, (*self.grid.seeds_shape, self.outputs))
         except ValueError:
             raise StoreError(f"{self.path}: the seed's scores are damaged; export it again") from None
 

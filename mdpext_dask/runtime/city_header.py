@@ -47,7 +47,8 @@ def parsed(content: bytes) -> dict[str, Any]:
         If they are none; with the field, what it must be, and what it is.
     """
     try:
-        header = json.loads(content, parse_constant=_no_constant)
+        # Decoded here: `json` takes bytes for UTF-16 where they look like it, which other readers do not.
+        header = json.loads(content.decode(), parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     _HEADER("header", header)

@@ -39,6 +39,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _LARGEST_HEADER = 2**28
 # The least bytes, at twice the time of the usual 6.
 _LEVEL = 9
+# What `exponential` is made for; beyond, the same bytes would be other rows on other machines.
+_LARGEST_SCORE = 700.0
 # Differences of this order along both axes are smallest for rows that are smooth between seeds.
 _ORDER = 2
 # Rows of a tile, in bytes; the first draw in a tile waits for all of it.
@@ -167,6 +169,21 @@ def unpack_table(packed: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[A
         If the bytes do not hold it.
     """
     return _decompressed(packed, np.dtype(dtype).newbyteorder("<").str, shape).astype(dtype, copy=False)
+
+
+def unpack_scores(packed: bytes, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return log scores of a seed, float64 of this shape.
+
+    Raises
+    ------
+    ValueError
+        If the bytes do not hold them, or one is not a number from -700 to 700.
+    """
+    scores: NDArray[np.float64] = unpack_table(packed, "float64", shape)
+    # Written so that NaN fails.
+    if not (np.abs(scores) <= _LARGEST_SCORE).all():
+        raise ValueError("a score is out of range")
+    return scores
 
 
 def pack_rows(rows: NDArray[np.float32]) -> bytes:

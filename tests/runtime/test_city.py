@@ -494,6 +494,20 @@ def test_sections_that_somebody_else_has_made_are_refused_politely(cities: Citie
         assert complaint in refusal(lambda: use(copy), kind=StoreError)
 
 
+def test_scores_that_no_seed_has_are_refused(cities: Cities, tmp_path: Path) -> None:
+    """What a processor makes of them is its own affair: digests of their rows would be right on some."""
+    city, copy = open_city(cities["plain"]), tmp_path / "copy.mdp"
+    for wrong in (np.nan, np.inf, -701.0, 1e300):
+        scores = city._content._scores.copy()
+        scores[0, 0, 0] = wrong
+
+        def spoil(_: dict[str, Any], sections: list[bytes], scores: np.ndarray = scores) -> None:
+            sections[0] = city_layout.pack_table(scores)
+
+        rewritten(cities["plain"], copy, spoil)
+        assert "the seed's scores are damaged" in refusal(lambda: use(copy), kind=StoreError)
+
+
 def test_rows_that_no_certificate_could_pass_are_never_drawn(cities: Cities, tmp_path: Path) -> None:
     copy = tmp_path / "copy.mdp"
 

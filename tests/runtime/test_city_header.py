@@ -1,6 +1,7 @@
 """Headers that anybody may have made: refused with the field, or harmless; nothing large is allocated."""
 
 import copy
+import json
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from mdpext_dask.errors import MdpextError, StoreError
 from mdpext_dask.runtime import open_city
-from tests.support.cities import RAW, put, rewritten, write_city
+from tests.support.cities import RAW, put, rewritten, taken_apart, with_header, write_city
 from tests.support.refusals import refusal
 
 # Places outside are meant.
@@ -127,3 +128,11 @@ def test_the_field_is_named(change: Any, said: str, tmp_path: Path) -> None:
     message = refusal(lambda: open_city(bad), kind=StoreError)
     assert message.startswith(f"{bad}: its header is not one that mdpext export writes: ")
     assert said in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-8-sig"])
+def test_a_header_in_another_encoding_is_refused(encoding: str, tmp_path: Path) -> None:
+    good, bad = write_city(tmp_path / "good.mdp"), tmp_path / "bad.mdp"
+    header, sections = taken_apart(good)
+    bad.write_bytes(with_header(json.dumps(header).encode(encoding)) + b"".join(sections))
+    assert "its header is not one" in refusal(lambda: open_city(bad), kind=StoreError)

@@ -87,10 +87,14 @@ def rewritten(path: Path, copy: Path, change: Change) -> Path:
         first, _, rest = text.partition(f'"{RAW}')
         raw, _, last = rest.partition('"')
         text = first + raw * 100_000 + last
-    prefix = struct.pack("<8sII", city_layout.MAGIC, city_layout.VERSION, len(text.encode()))
-    digest = hashlib.sha256(prefix + text.encode()).digest()
-    copy.write_bytes(prefix + digest + text.encode() + b"".join(sections))
+    copy.write_bytes(with_header(text.encode()) + b"".join(sections))
     return copy
+
+
+def with_header(content: bytes) -> bytes:
+    """Return the bytes before the sections, for a header of these bytes."""
+    prefix = struct.pack("<8sII", city_layout.MAGIC, city_layout.VERSION, len(content))
+    return prefix + hashlib.sha256(prefix + content).digest() + content
 
 
 def put(*keys: Any, value: object) -> Change:
