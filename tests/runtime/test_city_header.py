@@ -1,10 +1,8 @@
 """Headers that anybody may have made: refused with the field, or harmless; nothing large is allocated."""
 
-import copy
 import json
 import random
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from mdpext_dask.errors import MdpextError, StoreError
 from mdpext_dask.runtime import open_city
-from tests.support.cities import RAW, put, rewritten, taken_apart, with_header, write_city
+from tests.support.cities import RAW, put, rewritten, spoil, taken_apart, with_header, write_city
 from tests.support.refusals import refusal
 
 # Places outside are meant.
@@ -21,40 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleW
 
 TRIES = 300
 LARGEST_BYTES = 32 * 2**20
-WORTHLESS: list[Any] = [
-    None, True, False, "", "x", "\x1b[31m", [], {}, [[]], 0, -1, 1, 2, 7, 0.5, -0.0, 1e-320, 1e308, -1e308,
-    2**31, 2**62, -(2**63), 2**64, 10**400, float("nan"), float("inf"), float("-inf"), "inf", "0" * 64,
-    10**8, 10**6, 89.9999, 180, RAW + "[",
-]  # fmt: skip
-
-
-def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the containers of a document with the keys of all that they hold."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield value, key
-        if isinstance(inner, dict | list):
-            yield from places_in(inner)
-
-
-def spoil(header: dict[str, Any], sections: list[bytes], rng: random.Random) -> None:
-    """Change a header, its sections, or both in one of many ways."""
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        holder, key = rng.choice(list(places_in(header)))
-        kind = rng.randrange(8)
-        if kind == 0:
-            del holder[key]
-        elif kind == 1 and isinstance(holder, dict):
-            holder[f"{key}_"] = holder.pop(key)
-        elif kind == 2:
-            holder[key] = copy.deepcopy(rng.choice(list(places_in(header)))[0])
-        elif kind == 3 and isinstance(holder[key], list):
-            holder[key] = holder[key] * rng.choice((0, 2, 1000))
-        elif kind == 4 and isinstance(holder[key], int | float):
-            holder[key] *= rng.choice((-1, 0, 2, 1000, 1e9, 1e-9, 10**30))
-        elif kind == 5 and rng.random() < 0.3:
-            sections[:] = [rng.randbytes(rng.randrange(1, 99)) for _ in sections]
-        else:
-            holder[key] = copy.deepcopy(rng.choice(WORTHLESS))
 
 
 def use(path: Path) -> None:

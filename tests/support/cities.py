@@ -1,10 +1,12 @@
 """Small exported cities made without a store, and copies of cities in which anything may be changed."""
 
+import copy
 import dataclasses
 import hashlib
 import json
+import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,12 @@ from mdpext_dask.seed.budget import planar_epsilon
 Change = Callable[[dict[str, Any], list[bytes]], object]
 # What stands in a header for text that is no JSON value of Python's.
 RAW = "raw JSON: "
+# What may stand in a header in the place of anything.
+WORTHLESS: list[Any] = [
+    None, True, False, "", "x", "\x1b[31m", [], {}, [[]], 0, -1, 1, 2, 7, 0.5, -0.0, 1e-320, 1e308, -1e308,
+    2**31, 2**62, -(2**63), 2**64, 10**400, float("nan"), float("inf"), float("-inf"), "inf", "0" * 64,
+    10**8, 10**6, 89.9999, 180, RAW + "[",
+]  # fmt: skip
 GRID = Grid(-3.0, -2.0, 3, 2, 2.0, (2,))
 PLANE = Projection(-73.97, 40.78, 12.0)
 
@@ -75,7 +83,7 @@ def taken_apart(path: Path) -> tuple[dict[str, Any], list[bytes]]:
     return header, sections
 
 
-def rewritten(path: Path, copy: Path, change: Change) -> Path:
+def rewritten(path: Path, target: Path, change: Change) -> Path:
     """Write another file whose digests are right."""
     header, sections = taken_apart(path)
     before = list(sections)
@@ -87,8 +95,8 @@ def rewritten(path: Path, copy: Path, change: Change) -> Path:
         first, _, rest = text.partition(f'"{RAW}')
         raw, _, last = rest.partition('"')
         text = first + raw * 100_000 + last
-    copy.write_bytes(with_header(text.encode()) + b"".join(sections))
-    return copy
+    target.write_bytes(with_header(text.encode()) + b"".join(sections))
+    return target
 
 
 def with_header(content: bytes) -> bytes:
@@ -106,3 +114,32 @@ def put(*keys: Any, value: object) -> Change:
         header[keys[-1]] = value
 
     return change
+
+
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the containers of a document with the keys of all that they hold."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places_in(inner)
+
+
+def spoil(header: dict[str, Any], sections: list[bytes], rng: random.Random) -> None:
+    """Change a header, its sections, or both in one of many ways."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        holder, key = rng.choice(list(places_in(header)))
+        kind = rng.randrange(8)
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[f"{key}_"] = holder.pop(key)
+        elif kind == 2:
+            holder[key] = copy.deepcopy(rng.choice(list(places_in(header)))[0])
+        elif kind == 3 and isinstance(holder[key], list):
+            holder[key] = holder[key] * rng.choice((0, 2, 1000))
+        elif kind == 4 and isinstance(holder[key], int | float):
+            holder[key] *= rng.choice((-1, 0, 2, 1000, 1e9, 1e-9, 10**30))
+        elif kind == 5 and rng.random() < 0.3:
+            sections[:] = [rng.randbytes(rng.randrange(1, 99)) for _ in sections]
+        else:
+            holder[key] = copy.deepcopy(rng.choice(WORTHLESS))
