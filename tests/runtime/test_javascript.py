@@ -172,7 +172,7 @@ def compare_rows(city: City, folder: Path) -> int:
     """Compare all rows bit for bit, and return how many there are."""
     path = city._content.path
     (found,) = read({"it": {"path": str(path), "rows": str(folder / "rows")}}).values()
-    assert found["used"], found
+    assert found.get("used"), found
     bits = np.fromfile(folder / "rows", dtype="<u4")
     start = 0
     for tile in range(len(city._tiles)):
@@ -192,7 +192,7 @@ def test_rows_are_the_same_bits(packing: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["seed", "rows"])
 def test_a_million_rows_are_the_same_bits(packing: str, tmp_path: Path) -> None:
-    grid = Grid(-4.0, 2.0, 100, 100, 1.0, (10,))
+    grid = Grid(-4.0, 2.0, 100, 100, 0.1, (10,))  # small, so that no probability is below 2^-36
     assert compare_rows(large_city(tmp_path / "c.mdp", grid, 20, packing, (9, 11)), tmp_path) == 1001 * 1001
 
 
