@@ -30,9 +30,23 @@ from tests.support.city_vectors import (
     words_from,
 )  # fmt: skip
 
-NODE = shutil.which("node")
+# Cryptography is global from this version on.
+LEAST_NODE = 20
+
+
+def node() -> str | None:
+    """Return Node's path, if it is there and new enough."""
+    path = shutil.which("node")
+    if path is None:
+        return None
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    number = version.strip().removeprefix("v").split(".")[0]
+    return path if number.isdigit() and int(number) >= LEAST_NODE else None
+
+
+NODE = node()
 pytestmark = [
-    pytest.mark.skipif(NODE is None, reason="Node is not installed"),
+    pytest.mark.skipif(NODE is None, reason=f"Node {LEAST_NODE} or newer is not installed"),
     # Places outside are meant.
     pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning"),
 ]
