@@ -78,9 +78,8 @@ def find_or_prepare(spec: JobSpec, url: str, *, overwrite: bool, stages: Stages)
                 operator_of(spec.extension)
             else:
                 lost = "was complete and has lost receipts, or what skipped blocks follow from"
-                stages.observer(
-                    Note(f"{found.url}: {lost}; it is made again, and is another where software is")
-                )
+                again = "it is made again, and may differ if the software has changed"
+                stages.observer(Note(f"{found.url}: {lost}; {again}"))
             return found
     operator_of(spec.extension)
     with stages.stage("domain"):

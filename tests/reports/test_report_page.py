@@ -1,9 +1,7 @@
 """Reports in a real browser: what is picked is what is shown, in light and dark, narrow, and on paper."""
 
 import base64
-import importlib.util
 import io
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,18 +18,10 @@ from mdpext_dask.reports.page import thinned
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
+from tests.support.browsers import launched
 from tests.support.pages import Page
 
 Job = Callable[..., dict[str, dict[str, Any]]]
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine"),
-]
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
 
 
@@ -54,12 +44,8 @@ def file(store: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Return one browser for all tests."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -364,6 +350,7 @@ def test_a_report_in_pieces_is_noticed(browser: Any, file: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("browser")
 def test_the_readmes_pictures_can_be_taken_again(file: Path, tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "workflows" / "benchmarks" / "report_pictures.py"
     subprocess.run([sys.executable, str(script), str(file), str(tmp_path)], check=True, timeout=120)

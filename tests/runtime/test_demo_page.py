@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,15 +13,11 @@ from typing import Any
 import pytest
 
 from mdpext_dask.runtime import open_city
+from tests.support.browsers import launched
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "deploy" / "browser" / "demo.html"
 VECTORS = Path(__file__).parent / "vectors"
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 # Of the middle of the city of test vectors.
 HERE = {"longitude": -73.97, "latitude": 40.78, "accuracy": 25.0}
 
@@ -59,13 +54,8 @@ def site() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if BROWSER is None:
-        pytest.skip("no Chromium on this machine")
-    library = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with library.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
