@@ -250,7 +250,7 @@ class JobCosts:
     def program_seconds(self) -> float:
         """How long a seed program takes, in s; or the one over all records."""
         if self.spec.extension.method == RECORDS:
-            reach = record_reach(self.plan.grid.shape, self.spec.domain.metric_p)
+            reach = record_reach(self.plan.grid.shape, self.spec.domain.metric_p, self.plan.outputs)
             each = predicted_seconds(self.plan.grid.shape, self.plan.outputs, reach)
             return TASK["trial"] + _RECORDS_MORE * each
         seeds, shape, outputs = self.plan.grid.seeds, self.plan.grid.seeds_shape, self.plan.outputs

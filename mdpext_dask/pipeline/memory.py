@@ -227,7 +227,7 @@ def noise_table_bytes(spec: JobSpec, grid: Grid) -> int:
 def seed_bytes(plan: Plan, spec: JobSpec) -> int:
     """Return what solving the seed takes: factors of all outputs, about sixty arrays (J, K), three (J, J)."""
     if spec.extension.method == RECORDS:
-        reach = record_reach(plan.grid.shape, spec.domain.metric_p)
+        reach = record_reach(plan.grid.shape, spec.domain.metric_p, plan.outputs)
         return predicted_bytes(plan.grid.shape, plan.outputs, reach)
     seeds, entries = plan.grid.seeds, plan.grid.seeds * plan.outputs
     return FLOAT64 * (2 * entries * min(plan.grid.seeds_shape) + 60 * entries + 3 * seeds**2)

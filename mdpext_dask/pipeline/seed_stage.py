@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mdpext_dask.auditors.directions import largest_steps, looseness, sides_of, slopes, steps_of
+from mdpext_dask.auditors.directions import RADII, largest_steps, looseness, sides_of, slopes, steps_of
 from mdpext_dask.compute.executor import Executor
 from mdpext_dask.compute.lp_placement import solve_alone
 from mdpext_dask.compute.stages import Stages
@@ -22,6 +22,7 @@ from mdpext_dask.pipeline.cells.improve import PROGRESS, CellPrograms
 from mdpext_dask.pipeline.noise_stage import find_noise, noise_loss, write_noise
 from mdpext_dask.pipeline.tasks import seed_cost_block
 from mdpext_dask.pipeline.windows.improve import WindowSeed, improve_noise
+from mdpext_dask.problem.grid import Array
 from mdpext_dask.problem.loss import assemble_seed_cost
 from mdpext_dask.seed.interior_point import InverseSums
 from mdpext_dask.seed.model import SeedMechanism
@@ -199,28 +200,55 @@ def record_rows(
     """
     store = MechanismStore.open(url)
     grid, p = store.grid, store.metric_p
-    reach = record_reach(grid.shape, p)
+    reach = record_reach(grid.shape, p, store.outputs)
     # A store's rectangle is certified as a whole, records outside the region as well.
     lattice = lattice_of(store, 1, (0, 0))
     lattice = replace(lattice, kept=np.ones_like(lattice.kept))
-    promise = LatticePromise(design / looseness(reach, grid.shape, p), p)
     floor = float(store.attributes["job"]["privacy"]["min_probability"])
-    solved = solve_records(
-        lattice, promise, reach, floor, gap=RECORD_GAP, threads=threads, inverse_sums=inverse_sums
-    )
-    steps, every = steps_of(reach, grid.shape), (slice(0, grid.shape[0]), slice(0, grid.shape[1]))
-    share, certified = 0.0, math.inf
-    while share <= _LARGEST_SHARE:  # what the solver's tolerance leaves shows at the smallest entries
-        rows = (1 - share) * solved.rows + share / store.outputs
-        stored = rows.astype(np.float32).reshape(*grid.shape, -1)
-        sizes = largest_steps(stored, every, steps, np.arange(store.outputs))
-        by_step = dict(zip(steps, sizes, strict=True))
-        certified = float(slopes(by_step, reach, grid.shape, sides_of(grid), p)[0].max())
-        if certified <= store.planar_limit():
-            loss_km = float((lattice.cost.reshape(rows.shape) * rows).sum())
-            return replace(solved, rows=rows, primal=loss_km)
-        share = max(10 * share, _LEAST_SHARE)
+    # Where steps are wide, or all there are, all pairs keep hardly more than these do, and the certificate's
+    # widest steps show it; what they are known to keep beforehand comes second.
+    wide = reach > record_reach(grid.shape, p) or reach == min(grid.shape) - 1
+    widest = RADII[-1] if wide else reach
+    certified = math.inf
+    for radius in dict.fromkeys((widest, reach)):
+        solved = solve_records(
+            lattice,
+            LatticePromise(design / looseness(radius, grid.shape, p), p),
+            reach,
+            floor,
+            gap=RECORD_GAP,
+            threads=threads,
+            inverse_sums=inverse_sums,
+        )
+        share = 0.0
+        while share <= _LARGEST_SHARE:  # what the solver's tolerance leaves shows at the smallest entries
+            rows = (1 - share) * solved.rows + share / store.outputs
+            certified = _certified(store, rows, widest)
+            if certified <= store.planar_limit():
+                loss_km = float((lattice.cost.reshape(rows.shape) * rows).sum())
+                return replace(solved, rows=rows, primal=loss_km)
+            share = max(10 * share, _LEAST_SHARE)
     raise SolverError(f"the program over all records ends at {certified / design:.6g} of its ε")
+
+
+def _certified(store: MechanismStore, rows: Array, radius: int) -> float:
+    """Return what directions certify of rows of all records as they are stored, in 1/km.
+
+    Parameters
+    ----------
+    store
+        The store.
+    rows
+        M(y|x), float64 of shape (records, K).
+    radius
+        Largest coordinate of the steps.
+    """
+    grid = store.grid
+    steps, every = steps_of(radius, grid.shape), (slice(0, grid.shape[0]), slice(0, grid.shape[1]))
+    stored = rows.astype(np.float32).reshape(*grid.shape, -1)
+    sizes = largest_steps(stored, every, steps, np.arange(store.outputs))
+    by_step = dict(zip(steps, sizes, strict=True))
+    return float(slopes(by_step, radius, grid.shape, sides_of(grid), store.metric_p)[0].max())
 
 
 def _candidates(

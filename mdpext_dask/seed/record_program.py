@@ -25,11 +25,13 @@ from mdpext_dask.seed.interior_point import InverseSums, by_output, solve_progra
 from mdpext_dask.seed.model import Array, SeedMechanism
 from mdpext_dask.seed.solve import one_blas_thread
 
-# Steps of a program whose rows are stored, for 1 < p < ∞: with p = 2, all pairs keep 1.0131 times what these
-# do (1.0824 and 1.0275 with 1 and 2, as where there are only two or three lines). For others neighbours do.
-_RECORD_REACH = 3
+# Steps of a program whose rows are stored, for 1 < p < ∞. With p = 2, all pairs keep 1.0131 times what steps
+# of up to 3 lines do (1.0824 and 1.0275 with 1 and 2, as where there are only two or three lines), and 1.0020
+# times with 8. Such wide ones are for few records: as long as a program is predicted to take so many seconds
+# of one processor. For other p neighbours do.
+_REACH, _WIDEST_REACH, _WIDER_SECONDS = 3, 8, 30.0
 # The relative duality gap to aim for then; the loss is off by less.
-RECORD_GAP = 1e-3
+RECORD_GAP = 1e-4
 # A solution further than this from its optimum, relative to it, is none.
 _WORST_GAP = 0.05
 # What an exponential function and a product may be wrong by, and costs that are products; with a margin.
@@ -187,7 +189,7 @@ def _with_lines(values: NDArray[Any], reach: int, fill: float) -> NDArray[Any]:
     return np.pad(values, more, constant_values=fill)
 
 
-def record_reach(shape: tuple[int, int], metric_p: float) -> int:
+def record_reach(shape: tuple[int, int], metric_p: float, outputs: int | None = None) -> int:
     """Return the largest coordinate of steps in a program whose rows are stored.
 
     Parameters
@@ -196,8 +198,16 @@ def record_reach(shape: tuple[int, int], metric_p: float) -> int:
         Records to the east and to the north.
     metric_p
         Exponent p of the metric.
+    outputs
+        K of a program over all of them, for which wider steps may be worth their time.
     """
-    reach = 1 if metric_p == 1 or math.isinf(metric_p) else _RECORD_REACH
+    if metric_p == 1 or math.isinf(metric_p):
+        return 1
+    reach = _REACH
+    if outputs is not None:
+        wider = range(_WIDEST_REACH, _REACH, -1)
+        in_time = (r for r in wider if predicted_seconds(shape, outputs, r) <= _WIDER_SECONDS)
+        reach = next(in_time, _REACH)
     return min(reach, max(min(shape) - 1, 1))
 
 

@@ -49,8 +49,8 @@ def test_it_is_proved_and_beats_everything_else(small_job: Job, tmp_path: Path, 
     job = records_job(small_job, domain={"metric_p": p})
     made = build(parse_job(job), str(tmp_path / "s.zarr"))
     assert made["state"] == "complete"
-    # What steps leave over is at most 1.4 % of ε.
-    assert 0.98 * made["epsilon_planar_per_km"] <= made["epsilon_certified"] <= made["epsilon_planar_per_km"]
+    # What steps leave over is at most 0.2 % of ε, and the gap of the solver next to nothing.
+    assert 0.99 * made["epsilon_planar_per_km"] <= made["epsilon_certified"] <= made["epsilon_planar_per_km"]
     assert audit(str(tmp_path / "s.zarr"), method="exhaustive").holds
     for method in ("noise", "log-convex"):
         other = build(parse_job(records_job(small_job, domain={"metric_p": p}, extension={"method": method})),
@@ -64,7 +64,7 @@ def test_it_loses_hardly_more_than_any_mechanism_must(small_job: Job, tmp_path: 
     request = BoundRequest(seconds=60.0, stride=1)
     found = evaluate(str(tmp_path / "s.zarr"), bound=request, attacks=None)
     assert found["lower_bound_certified"]
-    assert found["lower_bound_km"] <= made["loss_km"] <= 1.02 * found["lower_bound_km"]
+    assert found["lower_bound_km"] <= made["loss_km"] <= 1.002 * found["lower_bound_km"]
 
 
 def test_a_program_has_no_interpolation(built: Path) -> None:
@@ -119,6 +119,33 @@ def test_rows_that_do_not_keep_epsilon_are_mixed_until_they_do(
     power = 1.5
     with pytest.raises(SolverError, match="of its ε"):
         build(parse_job(records_job(small_job)), str(tmp_path / "t.zarr"))
+
+
+def test_where_wide_steps_are_not_enough_the_program_is_solved_for_less(
+    small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original: Any = seed_stage.solve_records
+    promises: list[float] = []
+
+    def steeper(lattice: Any, promise: Any, *arguments: Any, **more: Any) -> Any:
+        promises.append(promise.epsilon_per_km)
+        grown = 1.01 if len(promises) == 1 else 1.0
+        return original(
+            lattice,
+            seed_stage.replace(promise, epsilon_per_km=grown * promise.epsilon_per_km),
+            *arguments,
+            **more,
+        )
+
+    monkeypatch.setattr(seed_stage, "solve_records", steeper)
+    # Many lines, so that what is known beforehand of steps of 8 lines differs from what is seen with 16.
+    made = build(
+        parse_job(records_job(small_job, domain={"cell_km": 3.0, "refine": [3]})), str(tmp_path / "s.zarr")
+    )
+    assert len(promises) == 2
+    assert promises[1] < promises[0]
+    assert made["state"] == "complete"
+    assert made["epsilon_certified"] <= made["epsilon_planar_per_km"]
 
 
 def test_what_cannot_be(small_job: Job) -> None:
