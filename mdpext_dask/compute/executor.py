@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
+import math
 import os
 import queue
 import time
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 from pydantic import ValidationError
 
-from mdpext_dask.compute.dask_settings import settings_under
+from mdpext_dask.compute.dask_settings import PAUSE, settings_under
 from mdpext_dask.compute.workers import CONNECT_SECONDS, START
 from mdpext_dask.errors import ClusterError, MdpextError, SpecError, StoreError, exit_code_of, first_line
 from mdpext_dask.extend.choose import trust_operators, trusted_operators
@@ -395,8 +396,7 @@ def open_for_reader(
             ) from None
     if workers == 1 or (workers is None and small):
         return open_executor(ClusterSection(kind="inline"), workers)
-    most = max(min(processors(), psutil.virtual_memory().total // _LEAST_BYTES), 1)
-    return open_executor(ClusterSection(kind="local"), workers or most)
+    return open_executor(ClusterSection(kind="local"), workers)
 
 
 def is_small(store: MechanismStore) -> bool:
@@ -405,7 +405,9 @@ def is_small(store: MechanismStore) -> bool:
 
 
 @contextlib.contextmanager
-def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterator[Executor]:
+def open_executor(
+    cluster: ClusterSection, workers: int | None = None, *, room_of_worker: int = 0
+) -> Iterator[Executor]:
     """Start or reach the workers that a job asks for, and release them at the end.
 
     Parameters
@@ -414,6 +416,9 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
         Section of the job.
     workers
         Number of workers, or in this process of threads, instead of the job's.
+    room_of_worker
+        What a worker needs at least, in bytes; where nothing says how many local ones there are, it is one
+        for each processor, as far as memory goes.
 
     Raises
     ------
@@ -428,7 +433,10 @@ def open_executor(cluster: ClusterSection, workers: int | None = None) -> Iterat
     import dask
     from distributed import Client
 
-    count = workers or cluster.workers
+    count = workers or cluster.requested
+    if workers is None and cluster.workers is None and cluster.kind == "local":
+        room = max(_LEAST_BYTES, math.ceil(room_of_worker / PAUSE))
+        count = max(min(processors(), psutil.virtual_memory().total // room), 1)
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask.config.set(settings_under(dask.config.collect())))
         stack.enter_context(_silent_client())

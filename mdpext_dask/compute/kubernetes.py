@@ -205,7 +205,7 @@ def _cluster_spec(cluster: ClusterSection, name: str) -> Manifest:
         ],
     }
     return {
-        "worker": {"replicas": cluster.workers, "spec": _pod(worker, cluster.volume_claim)},
+        "worker": {"replicas": cluster.requested, "spec": _pod(worker, cluster.volume_claim)},
         "scheduler": {"spec": _pod(scheduler), "service": service},
     }
 

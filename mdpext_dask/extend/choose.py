@@ -13,12 +13,22 @@ from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.mcshane_whitney import McShaneWhitney
 from mdpext_dask.extend.normalise import exponential, logarithm
 from mdpext_dask.extend.operator import Corners, Operator
-from mdpext_dask.job.sections import FITTING, MCSHANE_WHITNEY, METHODS, ExtensionSection
+from mdpext_dask.job.sections import (
+    CELL_PROGRAMS,
+    FITTING,
+    LOG_CONVEX,
+    MCSHANE_WHITNEY,
+    METHODS,
+    ExtensionSection,
+)
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.seed.budget import AxisBudgets, bound_budgets, candidate_splits, even_split
 
 # `half` gives half of ε to scores, so it needs a promise of no more than this.
 _HALF = 2.0
+# ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
+# lose a tenth less than interpolating, which loses more than planar Laplace noise (Rome, at 2.4 to 7.2).
+COARSE_SEEDS = 2.0
 # Of ε: budgets below this are none.
 _LEAST_SHARE = 1e-6
 _TRUSTED: set[str] = set()
@@ -78,6 +88,20 @@ def trusted_operators() -> frozenset[str]:
 def is_own(extension: ExtensionSection) -> bool:
     """Whether a job's operator is one of the user's own."""
     return ":" in extension.method
+
+
+def seed_programs(epsilon_per_km: float, grid: Grid) -> str:
+    """Return the seed programs that ``"auto"`` may compare with noise: cell programs where seeds are coarse.
+
+    Parameters
+    ----------
+    epsilon_per_km
+        ε, in 1/km.
+    grid
+        The records and seeds.
+    """
+    coarse = epsilon_per_km * grid.cell_km >= COARSE_SEEDS
+    return CELL_PROGRAMS if coarse and max(grid.refine) > 1 else LOG_CONVEX
 
 
 def promise(operator: Operator, split: tuple[float, float], cell_km: float) -> float:

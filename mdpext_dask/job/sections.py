@@ -34,6 +34,8 @@ PROGRAM_SECONDS = 60.0
 PLACE, PLACE_PREFIX = "place", "place:"
 # The outputs are thinned road nodes, as many as are of use.
 AUTO_OUTPUTS: Literal["auto"] = "auto"
+# Workers of a cluster, where a job does not say.
+_WORKERS = 2
 # Half a turn either way covers every direction twice.
 LARGEST_ROTATION_DEG = 180
 
@@ -158,9 +160,10 @@ class DomainSection(Section):
         How far the grid is turned, counter-clockwise, in degrees; ``"auto"``: as far as the rectangle of
         least area around the region, or else around the road nodes.
     cell_km
-        Side of a source cell in km; with a loss file its spacing times the product of `refine`.
+        Side of a source cell in km; with a loss file its spacing times the product of `refine`. Default: what
+        brings records as near to each other as ε asks, see :mod:`mdpext_dask.problem.record_spacing`.
     refine
-        Subdivisions per level, each at least 1.
+        Subdivisions per level, each at least 1. Default: halved until records are so near.
     metric_p
         Exponent p of the metric d_p in which privacy is measured; ``"inf"`` for the maximum.
     """
@@ -171,7 +174,7 @@ class DomainSection(Section):
     region: Named | None = None
     rotation_deg: Rotation = 0.0
     cell_km: Positive | None = None
-    refine: Annotated[tuple[AtLeastOne, ...], _LIST] = Field(min_length=1)
+    refine: Annotated[tuple[AtLeastOne, ...] | None, Field(min_length=1), _LIST] = None
     metric_p: MetricExponent = 2.0
 
     @field_validator("bbox")
@@ -485,7 +488,7 @@ class ClusterSection(Section):
         ``"local"``: processes here; ``"inline"``: this process; ``"address"``: an existing Dask scheduler;
         ``"slurm"`` or ``"kubernetes"``: workers that are started there.
     workers
-        Number of workers.
+        Number of workers; default: one for each processor here, as far as memory goes, and 2 elsewhere.
     address
         Address of the scheduler, ``"tcp://host:port"``, or the scheduler file (``.json``) that it wrote.
     memory_gib
@@ -501,7 +504,7 @@ class ClusterSection(Section):
     """
 
     kind: Literal["local", "inline", "address", "slurm", "kubernetes"] = "local"
-    workers: Annotated[int, Field(ge=1, le=4096)] = 2
+    workers: Annotated[int, Field(ge=1, le=4096)] | None = None
     address: Annotated[str, _spelt(r"([a-z]+://)?[^\s/]+:\d+|\S+\.json", _ADDRESS)] | None = None
     memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
     queue: Annotated[str, _WORD] | None = None
@@ -511,6 +514,11 @@ class ClusterSection(Section):
     image: Annotated[str, _spelt(r"[A-Za-z0-9][\w./:@-]*", "the name of an image")] | None = None
     namespace: Annotated[str, _spelt(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", _OBJECT)] = "default"
     volume_claim: Annotated[str, _spelt(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", _OBJECT)] | None = None
+
+    @property
+    def requested(self) -> int:
+        """How many workers a cluster is asked for."""
+        return self.workers or _WORKERS
 
     @model_validator(mode="after")
     def _what_belongs_together(self) -> "ClusterSection":

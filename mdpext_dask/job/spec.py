@@ -20,20 +20,9 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from mdpext_dask.errors import SpecError, first_line
 from mdpext_dask.job import sections as job_sections
-from mdpext_dask.job.sections import (
-    CELL_PROGRAMS,
-    FITTING,
-    LOG_CONVEX,
-    PLACE,
-    PLACE_PREFIX,
-    SEEDLESS,
-    Section,
-)
+from mdpext_dask.job.sections import FITTING, LOG_CONVEX, PLACE, PLACE_PREFIX, SEEDLESS, Section
 
 BUILTIN_PREFIX = "builtin:"
-# ε h_0, how much log z may change by from seed to seed, from which on seeds are coarse. There, cell programs
-# lose a tenth less than interpolating, which loses more than planar Laplace noise (Rome, at 2.4 to 7.2).
-COARSE_SEEDS = 2.0
 # What the folder of a road network holds: nodes (id, lon, lat), edges (u, v, length_m, oneway).
 ROAD_FILES = ("nodes.csv.gz", "edges.csv.gz")
 
@@ -179,8 +168,6 @@ class JobSpec(Section):
         if self.loss.kind != "file":
             if domain.roads is None and domain.place is None:
                 raise ValueError("domain: give exactly one of roads and place")
-            if domain.cell_km is None:
-                raise ValueError("domain.cell_km: is required")
             for (section, key), value in zip(_FROM_LOSS_FILE_KEYS, (choose, kind), strict=True):
                 if value == FROM_LOSS_FILE:
                     raise ValueError(f'{section}.{key}: "{value}" goes with loss.kind = "file" only')
@@ -242,12 +229,6 @@ class JobSpec(Section):
         if self.outputs.count is not None:
             check_min_probability(self.privacy.min_probability, self.outputs.count)
         return self
-
-    @property
-    def programs(self) -> str:
-        """The seed programs that ``"auto"`` may compare with noise: cell programs where seeds are coarse."""
-        coarse = self.privacy.epsilon_per_km * (self.domain.cell_km or 0.0) >= COARSE_SEEDS
-        return CELL_PROGRAMS if coarse and max(self.domain.refine) > 1 else LOG_CONVEX
 
     def canonical(self) -> dict[str, Any]:
         """Return the job as plain JSON values, every default spelt out, infinity as ``"inf"``.

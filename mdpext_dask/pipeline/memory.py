@@ -70,7 +70,7 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     if spec.cluster.memory_gib is not None:
         _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, geometry), peak, program)
     if spec.cluster.kind in ("inline", "local"):
-        workers = spec.cluster.workers if spec.cluster.kind == "local" else 1
+        workers = spec.cluster.workers or 1 if spec.cluster.kind == "local" else 1
         # A block is one source cell at least.
         way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
         needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))
@@ -107,8 +107,8 @@ def _check_worker(gib: float, table: int, peak: int, program: int) -> None:
         )
 
 
-def check_workers(spec: JobSpec, plan: Plan, method: str, limit: int | None) -> None:
-    """Refuse workers that cannot hold the task of extending a block, or the program of a window.
+def worker_bytes(spec: JobSpec, plan: Plan, method: str) -> int:
+    """Return what a worker holds with the task of extending a block, or the program of a window.
 
     Parameters
     ----------
@@ -116,6 +116,18 @@ def check_workers(spec: JobSpec, plan: Plan, method: str, limit: int | None) -> 
         The job.
     plan, method
         How the grid is cut into blocks, and how they are extended.
+    """
+    window = predicted_bytes(*window_program(spec, plan.grid, plan.outputs)) if method == WINDOWS else 0
+    return _WORKER_BASE + max(plan.peak_bytes(method), window)
+
+
+def check_worker(needed: int, limit: int | None) -> None:
+    """Refuse workers that cannot hold what they need.
+
+    Parameters
+    ----------
+    needed
+        See :func:`worker_bytes`.
     limit
         What the worker with the least may use, in bytes; None for no limit.
 
@@ -124,8 +136,6 @@ def check_workers(spec: JobSpec, plan: Plan, method: str, limit: int | None) -> 
     SpecError
         With what is needed and what there is.
     """
-    window = predicted_bytes(*window_program(spec, plan.grid, plan.outputs)) if method == WINDOWS else 0
-    needed = _WORKER_BASE + max(plan.peak_bytes(method), window)
     if limit is not None and needed > PAUSE * limit:
         raise SpecError(
             f"cluster: a worker needs {needed / 2**30:,.2f} GiB with a task, but one of them pauses at "

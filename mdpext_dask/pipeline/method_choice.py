@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of
+from mdpext_dask.extend.choose import seed_programs
 from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSection
 from mdpext_dask.job.spec import JobSpec
@@ -63,9 +64,10 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     allowed = spec.extension.seconds
     assert allowed is not None  # the section fills it in
     # One program over all records is the best of programs, where it may be tried; then windows of them.
-    methods = RECORDS, WINDOWS, spec.programs
+    seeds = seed_programs(spec.privacy.epsilon_per_km, geometry.grid)
+    methods = RECORDS, WINDOWS, seeds
     planned = {method: _seconds_of_both(alone, geometry, method)(1)["total"] for method in methods}
-    tried = next((method for method in methods if planned[method] <= allowed), spec.programs)
+    tried = next((method for method in methods if planned[method] <= allowed), seeds)
     programs = _with_method(spec, tried)
     cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
     if cells > MOST_CELLS:

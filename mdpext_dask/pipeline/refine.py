@@ -32,7 +32,7 @@ _FIRST_REACH, _FIRST_SHARE, _LAST_REACH = 0.3, 0.75, 0.002
 _MANY_ROUNDS = 10
 # At a reach of this share of ε h_0 or less: when both tempering costs and a round gains less than this
 # share of the loss, nothing is left to gain.
-_SMALL_SHARE, _NOTHING_LEFT = 0.1, 5e-4
+_SMALL_SHARE, _NOTHING_LEFT = 0.1, 1e-3
 # Mechanisms further above ε than this are not worth tempering.
 _NEAR = 1.15
 

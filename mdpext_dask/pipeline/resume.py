@@ -11,10 +11,16 @@ from typing import Any
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import STAGES, TOTAL, Note, Observer, Planned
-from mdpext_dask.extend.choose import check_operator, operator_of, trust_operators
+from mdpext_dask.extend.choose import (
+    COARSE_SEEDS,
+    check_operator,
+    operator_of,
+    seed_programs,
+    trust_operators,
+)
 from mdpext_dask.job.sections import FITTING, LOG_CONVEX
-from mdpext_dask.job.spec import COARSE_SEEDS, JobSpec
-from mdpext_dask.pipeline.memory import check_workers
+from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.pipeline.memory import worker_bytes
 from mdpext_dask.pipeline.method_choice import plan_method
 from mdpext_dask.problem.domain import Domain, build_domain
 from mdpext_dask.problem.geometry import build_geometry, downloads_of
@@ -126,14 +132,8 @@ def epsilons(spec: JobSpec, grid: Grid, distortion: float, outputs: int) -> dict
     }
 
 
-def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: int | None) -> None:
-    """Refuse workers that cannot hold a task of a store, or of the one to be made.
-
-    Raises
-    ------
-    SpecError
-        With what is needed and what there is.
-    """
+def room_of_worker(spec: JobSpec, found: MechanismStore | NewStore) -> int:
+    """Return what a worker needs for a task of a store, or of the one to be made, in bytes."""
     facts: Mapping[str, Any]
     if isinstance(found, MechanismStore):
         plan, method = found.plan, extension_of_store(found).method
@@ -142,8 +142,9 @@ def check_room(spec: JobSpec, found: MechanismStore | NewStore, memory_bytes: in
         domain, facts = found.domain, found.facts
         method = facts.get(METHOD_CHOSEN, spec.extension.method)
         plan = plan_of(spec, domain.grid, domain.outputs, domain.kept, method)
-    method = facts.get(METHOD_TRIED, spec.programs) if method == FITTING else method
-    check_workers(spec, plan, method, memory_bytes)
+    if method == FITTING:
+        method = facts.get(METHOD_TRIED, seed_programs(spec.privacy.epsilon_per_km, plan.grid))
+    return worker_bytes(spec, plan, method)
 
 
 def on_workers(spec: JobSpec, workers: int | None, observer: Observer) -> JobSpec:

@@ -22,6 +22,7 @@ from mdpext_dask.extend.choose import is_own
 from mdpext_dask.job.beyond import tell_beyond
 from mdpext_dask.job.spec import JobSpec, json_number
 from mdpext_dask.pipeline import resume
+from mdpext_dask.pipeline.memory import check_worker
 from mdpext_dask.pipeline.resume import NewStore
 from mdpext_dask.pipeline.seed_stage import seed_job
 from mdpext_dask.pipeline.summary import seconds_so_far, summarise
@@ -140,9 +141,10 @@ def _on_workers(
     SpecError
         If a worker cannot hold a task.
     """
-    with open_executor(spec.cluster) as executor:
+    room = resume.room_of_worker(spec, found)
+    with open_executor(spec.cluster, room_of_worker=room) as executor:
         observe_cluster(executor, stages.observer)
-        resume.check_room(spec, found, executor.memory_bytes)
+        check_worker(room, executor.memory_bytes)
         if isinstance(found, MechanismStore):
             store = found
         else:

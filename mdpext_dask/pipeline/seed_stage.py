@@ -15,6 +15,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.bound.lattices import lattice_of
 from mdpext_dask.events import Note
+from mdpext_dask.extend.choose import seed_programs
 from mdpext_dask.job.sections import CELL_PROGRAMS, FITTING, NOISE, RECORDS, WINDOWS
 from mdpext_dask.pipeline.axis_budgets import Chosen, seed_of_share, solve_splits
 from mdpext_dask.pipeline.budget_search import search_budgets
@@ -84,7 +85,8 @@ class _Solved:
 
 def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     """Make noise and solve the seed, and keep what loses less: noise, if that is the same."""
-    method = str(store.attributes.get(METHOD_TRIED, job_of(store).programs))
+    seeds = seed_programs(float(store.attributes["epsilon_per_km"]), store.grid)
+    method = str(store.attributes.get(METHOD_TRIED, seeds))
     noise = None
     solved: _Solved | WindowSeed | None = None
     failed: dict[str, SolverError] = {}
@@ -95,7 +97,7 @@ def _better(store: MechanismStore, executor: Executor, stages: Stages) -> None:
     except SolverError as error:
         failed[NOISE] = error
         if method == WINDOWS:  # they begin with noise
-            method = job_of(store).programs
+            method = seeds
     try:
         if method == RECORDS:
             solved = _solve_records(store, executor, stages)

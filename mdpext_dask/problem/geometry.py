@@ -13,6 +13,7 @@ from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.plausible import PointsSeen
 from mdpext_dask.problem.projection import Projection
+from mdpext_dask.problem.record_spacing import chosen_cells
 from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, as_swapped, between, east_of
 from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns
@@ -155,7 +156,6 @@ def build_geometry(spec: JobSpec) -> RoadGeometry | FileGeometry:
 
 
 def _on_roads(spec: JobSpec) -> RoadGeometry:
-    assert spec.domain.cell_km is not None  # ensured by the job file's validation
     bbox = spec.domain.bbox
     directed = spec.loss.kind == "travel" and spec.loss.directed
     network = read_roads(spec.domain.roads, spec.domain.place, bbox)
@@ -182,7 +182,9 @@ def _on_roads(spec: JobSpec) -> RoadGeometry:
         box = _projected_box(projection, bbox)
     else:
         box = Box.around(node_xy[within]) if region is None else region.box_km(projection)
-    grid = Grid.covering(box, spec.domain.cell_km, spec.domain.refine)
+    grid = Grid.covering(
+        box, *chosen_cells(box, spec.privacy.epsilon_per_km, spec.domain.cell_km, spec.domain.refine)
+    )
     distortion = projection.distortion(grid.box.radius_km)
     kept = np.ones((grid.cells_x, grid.cells_y), dtype=bool)
     notes = network.notes
@@ -213,7 +215,7 @@ def _on_roads(spec: JobSpec) -> RoadGeometry:
 def _on_loss_file(spec: JobSpec) -> FileGeometry:
     assert spec.loss.file is not None  # ensured by the job file's validation
     problem = read_problem(spec.loss.file)
-    grid, projection = problem.grid(spec.domain.refine, spec.domain.cell_km), problem.projection
+    grid, projection = problem.grid(spec.domain.refine or (1,), spec.domain.cell_km), problem.projection
     distortion = 0.0
     if projection is not None:
         try:

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from mdpext_dask.errors import EXIT_BAD_INPUT, EXIT_CRASH, GuaranteeViolation, MdpextError, SpecError
 from mdpext_dask.events import Event, StageFinished
-from mdpext_dask.extend.choose import operator_of
+from mdpext_dask.extend.choose import operator_of, seed_programs
 from mdpext_dask.extend.log_convex import LogConvex
 from mdpext_dask.extend.operator import Operator
 from mdpext_dask.job.sections import ExtensionSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build, finalise, init, partition
+from mdpext_dask.problem.grid import Grid
 from mdpext_dask.seed.budget import bound_budgets
 from mdpext_dask.store.mechanism_store import MechanismStore
 from tests.support.inside import run_inside
@@ -436,3 +437,18 @@ def test_a_finished_store_does_not_need_its_operator(path: Path, small_job: Job,
     partition(url, 0, blocks)
     forget()
     assert finalise(url)["state"] == build(job, url)["state"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "cell_km", "refine", "programs"),
+    [
+        (1.0, 2.0, (4,), "cell-lp"),
+        (1.0, 1.9, (4,), "log-convex"),
+        (0.4, 4.0, (4,), "log-convex"),
+        (1.0, 4.0, (1, 1), "log-convex"),
+    ],
+)
+def test_coarse_seeds_are_extended_by_programs(
+    epsilon: float, cell_km: float, refine: tuple[int, ...], programs: str
+) -> None:
+    assert seed_programs(epsilon, Grid(0.0, 0.0, 3, 3, cell_km, refine)) == programs

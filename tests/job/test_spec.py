@@ -164,9 +164,7 @@ def test_bad_value_is_one_line_that_names_the_key(small_job: JobMaker, fault: tu
     assert message.startswith("my.toml: ")
 
 
-@pytest.mark.parametrize(
-    "name", ["domain", "privacy", "domain.roads", "domain.cell_km", "domain.refine", "privacy.epsilon_per_km"]
-)
+@pytest.mark.parametrize("name", ["domain", "privacy", "domain.roads", "privacy.epsilon_per_km"])
 def test_missing_section_or_key_is_named(small_job: JobMaker, name: str) -> None:
     section, _, key = name.partition(".")
     job = small_job()
@@ -461,21 +459,6 @@ def test_a_path_that_is_none_is_one_error(tmp_path: Path, roads: str) -> None:
     job = tmp_path / "job.toml"
     job.write_text("[privacy]\nepsilon_per_km = 1\n")
     refused(SpecError, "not a path", load_job, job, [f"domain.roads={roads}"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "method"),
-    [
-        (["domain.cell_km=2"], "cell-lp"),
-        *(([f"domain.cell_km={cell_km}", *more], "log-convex") for cell_km, *more in (
-            (1,), (1.9,), (4, "privacy.epsilon_per_km=0.4"), (4, "domain.refine=[1, 1]"))),
-    ],
-)  # fmt: skip
-def test_coarse_seeds_are_extended_by_programs(job_file: Path, overrides: list[str], method: str) -> None:
-    spec = load_job(job_file, ["domain.cell_km=1", *overrides])
-    assert (spec.extension.method, spec.programs) == ("auto", method)
-    # A job that is read again says the same, whatever else of it is set.
-    assert parse_job(spec.canonical()) == spec
 
 
 def test_a_job_made_from_another_chooses_its_method_again(small_job: JobMaker) -> None:

@@ -128,7 +128,7 @@ def run_scripts(spec: JobSpec, store: str, python: Path) -> dict[str, str]:
     python
         Absolute path of the interpreter that has this package.
     """
-    workers, memory = spec.cluster.workers, spec.cluster.memory_gib
+    workers, memory = spec.cluster.requested, spec.cluster.memory_gib
     head = _head(spec, store, python, "run", "%j", [f"--ntasks={workers + 1}", "--cpus-per-task=1"])
     given = f"count={workers}\nlimit={'auto' if memory is None else f'{memory:g}GiB'}\n"
     body = resources.files(__package__).joinpath("run.sh").read_text(encoding="utf-8")
@@ -147,7 +147,7 @@ def array_scripts(spec: JobSpec, store: str, python: Path, blocks: int, most: in
     most
         Number of tasks that an array may have.
     """
-    at_once = spec.cluster.workers
+    at_once = spec.cluster.requested
     tasks = min(blocks, _PARTS * at_once, most)
     node = ["--ntasks=1", f"--cpus-per-task={_on_one_node(spec) + 1}"]
     one = [f"--array=0-{tasks - 1}%{at_once}", "--ntasks=1", "--cpus-per-task=1"]
@@ -172,7 +172,7 @@ last=$(((SLURM_ARRAY_TASK_ID + 1) * {blocks} / {tasks}))
 
 
 def _on_one_node(spec: JobSpec) -> int:
-    return min(spec.cluster.workers, _ONE_NODE)
+    return min(spec.cluster.requested, _ONE_NODE)
 
 
 def _head(spec: JobSpec, store: str, python: Path, part: str, number: str, resources: list[str]) -> str:

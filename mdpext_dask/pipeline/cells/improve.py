@@ -56,7 +56,7 @@ _RESERVE, _LOOSE, _MARGIN = 1e-4, 5e-5, 1e-6
 # Above ε by this factor although nothing has moved: the reference cannot be what it was.
 _DAMAGED = 1.001
 # A level is left when sweeps with all offsets have gained less than this share of the loss.
-_NOTHING_LEFT = 1e-4
+_NOTHING_LEFT = 1e-3
 # Keeps probabilities off the least that can be stored.
 _OFF_THE_LEAST = 1e-4
 # Of a level, as many times the sweeps of the next one.
