@@ -161,7 +161,7 @@ class DomainSection(Section):
         least area around the region, or else around the road nodes.
     cell_km
         Side of a source cell in km; with a loss file its spacing times the product of `refine`. Default: what
-        brings records as near to each other as ε asks, see :mod:`mdpext_dask.problem.record_spacing`.
+        brings records as near to each other as ε asks, see :func:`mdpext_dask.problem.grid.chosen_cells`.
     refine
         Subdivisions per level, each at least 1. Default: halved until records are so near.
     metric_p

@@ -9,11 +9,10 @@ from scipy.spatial import KDTree
 
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.job.spec import JobSpec
-from mdpext_dask.problem.grid import Array, Box, Grid, least_rectangle_deg
+from mdpext_dask.problem.grid import Array, Box, Grid, chosen_cells, least_rectangle_deg
 from mdpext_dask.problem.loss_file import ProblemFile, read_problem
 from mdpext_dask.problem.plausible import PointsSeen
 from mdpext_dask.problem.projection import Projection
-from mdpext_dask.problem.record_spacing import chosen_cells
 from mdpext_dask.problem.region import outlined, read_region, rounded
 from mdpext_dask.readers.longitudes import Degrees, as_swapped, between, east_of
 from mdpext_dask.readers.point_chunks import BY_NAME, PointColumns

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.problem.geometry import build_geometry
-from mdpext_dask.problem.grid import Box, Grid
-from mdpext_dask.problem.record_spacing import chosen_cells
+from mdpext_dask.problem.grid import Box, Grid, chosen_cells
 
 SIDES = st.floats(0.05, 500.0)
 
