@@ -292,12 +292,15 @@ def main() -> None:
     parser.add_argument("--outside", choices=("nearest", "error"), default="nearest")
     parser.add_argument("--place-km", type=float, help="side of coarse places")
     parser.add_argument("--trusted-key", help="public key that must have signed the city")
+    parser.add_argument("--cache-mib", type=int, default=256, help="how much of the city is kept in memory")
     parser.add_argument("--host", default="127.0.0.1", help="without TLS: behind a proxy, no other than this")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
     try:
         service = Service(
-            open_city(given.city, trusted_key=given.trusted_key),
+            open_city(
+                given.city, trusted_key=given.trusted_key, cache_bytes=given.cache_mib * 2**20, verify=True
+            ),
             ReleaseBudget(given.ledger, given.release_limit),
             StickyKey.read(given.sticky_key),
             outside=given.outside,
