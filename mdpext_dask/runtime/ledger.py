@@ -28,6 +28,7 @@ import math
 import os
 import secrets
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ Tags = Sequence[bytes] | None
 _APPLICATION, _VERSION = 0x6D647065, 1
 _SALT_BYTES, _USER_BYTES = 16, 16
 _PRIVATE = 0o600
+# One thread makes a file and closes it before another one opens it.
+_MAKING = threading.Lock()
 _IDENTITY = ("PRAGMA application_id", "PRAGMA user_version", "SELECT COUNT(*) FROM sqlite_master")
 _TABLES = """
     CREATE TABLE promise (release_limit INTEGER NOT NULL, salt BLOB NOT NULL);
@@ -192,13 +195,8 @@ class ReleaseBudget:
         with self._connected() as connection:
             connection.executescript(_PENDING)
             yield Batch(connection, self._salt)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(connection):
                 self._settle(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def held(self) -> Iterator["HeldLedger"]:
@@ -287,10 +285,7 @@ class ReleaseBudget:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction: threads and child processes share nothing."""
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, _PRIVATE))
-        except OSError as error:
-            raise StoreError(f"{self._path}: the ledger cannot be opened: {error.strerror}") from None
+        _make_private(self._path)
         with _told(self._path):
             opened = sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
             with contextlib.closing(opened) as connection:
@@ -393,21 +388,14 @@ class HeldLedger:
         hashed = {user: _hashed(user, self._salt) for user in encoded_users(users)}
         if tags is not None:
             _check_tags(tags, len(users))
-        with _told(self._path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                _require_salt(self._connection, self._salt, self._path)
-                charged, written = self._charge([hashed[user] for user in users], epsilon, tags)
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            # Repeated answers and refusals change nothing, and need not wait for the disk.
-            self._connection.execute("COMMIT" if written else "ROLLBACK")
+        with _told(self._path), _transaction(self._connection):
+            _require_salt(self._connection, self._salt, self._path)
+            charged = self._charge([hashed[user] for user in users], epsilon, tags)
         self._require_in_place()
         return charged
 
-    def _charge(self, users: list[bytes], epsilon: float, tags: Tags) -> tuple[NDArray[np.bool_], bool]:
-        """Return which entries may be released, and whether that takes new charges, which are made."""
+    def _charge(self, users: list[bytes], epsilon: float, tags: Tags) -> NDArray[np.bool_]:
+        """Make the charges that are new and within the limit, and return which entries may be released."""
         ask, new = self._connection.execute, Counter[bytes]()
         spent = {user: int(ask(_SPENT, (user,)).fetchone()[0]) for user in set(users)}
         charged = np.ones(len(users), dtype=np.bool_)
@@ -420,7 +408,7 @@ class HeldLedger:
                 if tags is not None:
                     ask(_ADD_KNOWN, (user, tags[k]))
         self._connection.executemany(_ADD_SPENT, [(user, epsilon, n) for user, n in new.items()])
-        return charged, bool(new)
+        return charged
 
     def _require_in_place(self) -> None:
         """Refuse to go on with a file that the next process would not find."""
@@ -430,6 +418,40 @@ class HeldLedger:
             in_place = False
         if not in_place:
             raise StoreError(f"{self._path}: has been moved, deleted or replaced while it was held")
+
+
+def _make_private(path: Path) -> None:
+    """Make an empty file that its owner alone can read, if there is none.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be made, or cannot be read and written.
+    """
+    try:
+        # A file that exists is not opened: closing it would drop all locks that SQLite has on it in this
+        # process, also those of other threads.
+        with _MAKING:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _PRIVATE))
+    except FileExistsError:
+        if not (path.is_file() and os.access(path, os.R_OK | os.W_OK)):
+            raise StoreError(f"{path}: the ledger cannot be opened: no file that may be written") from None
+    except OSError as error:
+        raise StoreError(f"{path}: the ledger cannot be opened: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Do all of a block or nothing of it; a block that changes nothing need not wait for the disk."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # Of some errors SQLite has done so already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 @contextlib.contextmanager

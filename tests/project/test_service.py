@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,27 @@ class Running:
         self.places = [{"lon": lon, "lat": lat} for lon, lat in lonlat]
 
     def start(self, *options: object) -> tuple[Command, str]:
-        """Start a server and return it with its URL once it answers."""
-        (port,) = free_ports(1)
-        files = ["--ledger", self.ledger, "--sticky-key", self.folder / "key", "--port", port]
-        command = self.processes.start(sys.executable, SERVICE, self.folder / "city.mdp", *files, *options)
+        """Start a server and return it with its URL once it listens."""
+        [started] = self.start_at_once(1, *options)
+        return started
 
-        def listens() -> bool:
+    def start_at_once(self, servers: int, *options: object) -> list[tuple[Command, str]]:
+        """Start servers at the same time, so that all of them may make the ledger."""
+        started, ports = [], free_ports(servers)
+        for port in ports:
+            files = ["--ledger", self.ledger, "--sticky-key", self.folder / "key", "--port", port]
+            started.append(
+                self.processes.start(sys.executable, SERVICE, self.folder / "city.mdp", *files, *options)
+            )
+
+        def listens(command: Command, port: int) -> bool:
             assert not command.ended(), command.stderr
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", port)) == 0
 
-        wait_until(listens, command)
-        return command, f"http://127.0.0.1:{port}"
+        for command, port in zip(started, ports, strict=True):
+            wait_until(partial(listens, command, port), command)
+        return [(command, f"http://127.0.0.1:{port}") for command, port in zip(started, ports, strict=True)]
 
     def answer_of(self, user: str, place: dict[str, float]) -> dict[str, float]:
         """Return what the runtime itself answers by the key."""
@@ -97,7 +107,7 @@ def with_clients(work: Callable[[Ask], Awaitable[Any]], *urls: str) -> Any:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_many_users_at_once_get_what_the_limit_allows_and_no_more(running: Running, servers: int) -> None:
     """200 users, each of whom asks from five places at the same time, three of which are allowed."""
-    started = [running.start("--release-limit", 3) for _ in range(servers)]
+    started = running.start_at_once(servers, "--release-limit", 3)
     places = running.places[::7]
 
     async def everybody(ask: Ask) -> list[Answer]:

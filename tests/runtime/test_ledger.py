@@ -149,6 +149,8 @@ def test_others_charge_while_a_ledger_is_held(budget: ReleaseBudget) -> None:
         assert second.charge_each(["anna", "ben"], 1.0).tolist() == [False, False]
         refused(BudgetExceeded, "", budget.charge, "anna", epsilon_per_km=1.0)
     assert (budget.spent("anna"), budget.spent("ben")) == (5, 5)
+    with budget._connected() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert [path.name for path in budget._path.parent.iterdir()] == ["ledger"]
 
 
@@ -437,3 +439,18 @@ def test_threads_share_a_ledger(budget: ReleaseBudget) -> None:
             pool.submit(charge)
     assert budget.spent("anna") == 5
     assert len(refused) == 12 - 5
+
+
+def test_a_thread_that_looks_does_not_drop_the_lock_of_one_that_charges(budget: ReleaseBudget) -> None:
+    """Locks are those of a process: whoever closes a file in it, other than by SQLite, drops them all."""
+    code = "import sys; from mdpext_dask.runtime.ledger import ReleaseBudget as Budget; "
+    code += "Budget(sys.argv[1], wait_seconds=0.01).charge('anna', epsilon_per_km=1.0)"
+    with budget._connected() as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(budget.spent, "anna").result() == 0
+        command = [sys.executable, "-c", code, str(budget._path)]
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "the ledger cannot be used: database is locked" in other.stderr
+        connection.execute("ROLLBACK")
+    assert budget.spent("anna") == 0
