@@ -21,7 +21,8 @@ from tests.support.cities import PLANE, write_city
 from tests.support.processes import Command, Processes, free_ports, processes_in, wait_until
 
 pytest.importorskip("uvicorn", reason="needs pip install 'mdpext-dask[service]'")
-SERVICE = Path(__file__).resolve().parents[2] / "workflows" / "service.py"
+PROJECT = Path(__file__).resolve().parents[2]
+SERVICE = PROJECT / "workflows" / "service.py"
 USERS = [f"secret name {k}" for k in range(200)]
 # Status and document of an answer.
 Answer = tuple[int, dict[str, Any]]
@@ -33,7 +34,8 @@ class Running:
 
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder, self.processes = folder, processes
-        self.city: City = open_city(write_city(folder / "city.mdp"))
+        self.file = write_city(folder / "city.mdp")
+        self.city: City = open_city(self.file)
         self.key = StickyKey.generate()
         self.key.write(folder / "key")
         self.ledger = folder / "ledgers" / "ledger"
@@ -54,9 +56,7 @@ class Running:
         started, ports = [], free_ports(servers)
         for port in ports:
             files = ["--ledger", self.ledger, "--sticky-key", self.folder / "key", "--port", port]
-            started.append(
-                self.processes.start(sys.executable, SERVICE, self.folder / "city.mdp", *files, *options)
-            )
+            started.append(self.processes.start(sys.executable, SERVICE, self.file, *files, *options))
 
         def listens(command: Command, port: int) -> bool:
             assert not command.ended(), command.stderr
@@ -278,6 +278,23 @@ def test_a_proxy_may_say_who_it_is_and_places_outside_may_be_refused(running: Ru
     assert ReleaseBudget(running.ledger).spent("anna") == 1
 
 
+def test_places_of_a_plane_and_coarse_places(running: Running) -> None:
+    running.file = PROJECT / "tests" / "runtime" / "vectors" / "rows-planar.mdp"
+    city = open_city(running.file)
+    x, y = (float(axis[1]) for axis in (city.places.grid.x_km(), city.places.grid.y_km()))
+    _, url = running.start("--release-limit", 1, "--place-km", 3)
+
+    async def work(ask: Ask) -> None:
+        answers = [await ask({"x_km": x + moved, "y_km": y, "user": "anna"}) for moved in (0.01, -0.01)]
+        [[east, north]] = city.sample(x_km=x, y_km=y, user="anna", sticky=running.key, place_km=3.0)
+        assert answers == [(200, {"x_km": east, "y_km": north})] * 2
+        assert (await ask(GOOD))[0] == 422
+        assert (await ask(None, "GET", "/health"))[1]["quantisation_km"] == city.quantisation_km(3.0)
+
+    with_clients(work, url)
+    assert ReleaseBudget(running.ledger).spent("anna") == 1
+
+
 def test_without_its_ledger_it_releases_nothing(running: Running) -> None:
     command, url = running.start("--release-limit", 2)
     assert with_clients(lambda ask: ask(GOOD), url)[0] == 200
@@ -304,7 +321,7 @@ def test_what_it_cannot_start_with_is_one_line(
     running: Running, options: Any, code: int, message: str
 ) -> None:
     files = ["--ledger", running.ledger, "--sticky-key", running.folder / "key", "--port", 1]
-    command = running.processes.start(sys.executable, SERVICE, running.folder / "city.mdp", *files, *options)
+    command = running.processes.start(sys.executable, SERVICE, running.file, *files, *options)
     assert command.code() == code
     assert command.stderr.startswith("error: ")
     assert message in command.stderr
