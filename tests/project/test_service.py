@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from mdpext_dask.runtime.sticky import StickyKey
 from tests.support.cities import PLANE, write_city
 from tests.support.processes import Command, Processes, free_ports, processes_in, wait_until
 
+aiohttp = pytest.importorskip("aiohttp", reason="needs pip install 'mdpext-dask[cloud]'")
 pytest.importorskip("uvicorn", reason="needs pip install 'mdpext-dask[service]'")
 PROJECT = Path(__file__).resolve().parents[2]
 SERVICE = PROJECT / "workflows" / "service.py"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
 from mdpext_dask.runtime import ledger
 from mdpext_dask.runtime.ledger import ReleaseBudget
+from tests.support.disks import small_disk
 from tests.support.refusals import refusal, refused
 
 
@@ -166,6 +167,22 @@ def test_what_a_held_ledger_charges_is_on_the_disk(budget: ReleaseBudget) -> Non
         assert (written.st_size > 0, written.st_mode & 0o777) == (True, 0o600)
         assert not held.charge_each(["anna"] * 5, 1.0).any()
         assert log.stat().st_size == written.st_size
+
+
+def test_a_held_ledger_goes_on_after_a_full_disk(tmp_path: Path) -> None:
+    """What could not be written is not charged, and what was is not lost."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        budget = ReleaseBudget(disk / "ledger", 10**6)
+        with budget.held() as held:
+            assert held.charge_each(["anna"], 1.0).all()
+            disk.fill()
+            users = [f"user {k}" for k in range(200)]
+            refused(StoreError, "full|I/O", held.charge_each, users, 1.0)
+            assert {budget.spent(user) for user in users[::9]} == {0}
+            (disk / "ballast").unlink()
+            assert held.charge_each(["anna", *users], 1.0).all()
+        assert {budget.spent(user) for user in users[::9]} == {1}
+        assert budget.spent("anna") == 2
 
 
 def test_a_held_ledger_that_is_moved_or_broken_releases_nothing(
