@@ -24,6 +24,8 @@ from mdpext_dask.runtime.signatures import CITY, Trusted, require_signature, sta
 SUFFIX = ".mdp"
 # Of cumulative weights, twice the bytes of the rows; a city of 63,865 records and 100 outputs is 51 MB.
 _CACHE_BYTES = 2**28
+# A part of a tile is made by itself where it is at most one in so many records.
+_FEW = 2
 # Large parts of a header that say nothing to people.
 _BULKY = {"grid", "plane_fit", "kept", "outputs", "remap", "sections", "rows_sha256"}
 
@@ -43,6 +45,7 @@ def open_city(
     remap: bool | None = None,
     trusted_key: Trusted | None = None,
     cache_bytes: int = _CACHE_BYTES,
+    verify: bool = False,
 ) -> "City":
     """Open a city that ``mdpext export`` has written.
 
@@ -58,6 +61,9 @@ def open_city(
         :mod:`mdpext_dask.runtime.signatures`.
     cache_bytes
         How much of the city is kept in memory once it has been looked up.
+    verify
+        Whether to make all rows now, and compare them with their digests; default: those of a tile when it is
+        first used.
 
     Raises
     ------
@@ -71,7 +77,11 @@ def open_city(
         content.require_signed(trusted_key)
     if remap and content.remap is None:
         raise StoreError(f"{path}: was exported without a remap; run mdpext remap and export it again")
-    return City(content, remap=remap is not False, cache_bytes=cache_bytes)
+    city = City(content, remap=remap is not False, cache_bytes=cache_bytes)
+    if verify:
+        for tile in range(len(content.tiles)):
+            city._cumulative_rows(tile)
+    return city
 
 
 class CityFile:
@@ -225,6 +235,8 @@ class City(Reporter):
         self._content, self._tiles = content, content.tiles
         # Replaced as a whole and never changed, so that threads need no lock, and a fork finds none held.
         self._cache: dict[int, NDArray[np.uint64]] = {}
+        # Tiles whose rows have been compared with their digest.
+        self._sound: frozenset[int] = frozenset()
         self._room = cache_bytes
         places = Places(str(content.path), content.grid, content.kept, content.projection, content.metric_p)
         table = content.remap if remap else None
@@ -289,6 +301,8 @@ class City(Reporter):
 
     def _cumulative(self, i: int, j: int) -> NDArray[np.uint64]:
         tile = self._tiles.of_records(i, j)
+        if noise := self._singly(tile, 1):
+            return cumulative_weights(noise.stored_rows(slice(i, i + 1), slice(j, j + 1))[0, 0])
         return np.asarray(self._cumulative_rows(tile)[self._within(tile, i, j)])
 
     def _draw_many(self, records: NDArray[np.int64], numbers: Numbers) -> NDArray[np.intp]:
@@ -301,7 +315,12 @@ class City(Reporter):
         outputs = np.empty(len(records), dtype=np.intp)
         for part in np.split(order, starts[1:]) if len(order) else ():
             number = int(tile[part[0]])
-            which, cumulative = self._within(number, i[part], j[part]), self._cumulative_rows(number)
+            if self._singly(number, len(part)):
+                different, which = np.unique(records[part], return_inverse=True)
+                pairs = np.stack(np.divmod(different, self.places.grid.shape[1]), -1).tolist()
+                cumulative = np.stack([self._cumulative(*pair) for pair in pairs])
+            else:
+                which, cumulative = self._within(number, i[part], j[part]), self._cumulative_rows(number)
             outputs[part] = pick_rows(cumulative, which, numbers(part, cumulative[which, -1]))
         return outputs
 
@@ -309,6 +328,18 @@ class City(Reporter):
         """Return where records (i, j), numbers or arrays, stand among those of their tile."""
         x, y = self._tiles.records(tile)
         return (i - x.start) * (y.stop - y.start) + (j - y.start)
+
+    def _singly(self, tile: int, count: int) -> NoiseTables | None:
+        """Return what to make `count` rows of a tile from, where the whole tile need not be made.
+
+        Rows of noise take little more time one by one. So a city that is larger than the room for it makes a
+        whole tile once, to compare it with its digest, and not again whenever somebody is there.
+        """
+        if tile not in self._sound or tile in self._cache:
+            return None
+        x, y = self._tiles.records(tile)
+        few = _FEW * count <= (x.stop - x.start) * (y.stop - y.start)
+        return self._content.noise if few else None
 
     def _cumulative_rows(self, tile: int) -> NDArray[np.uint64]:
         """Return the cumulative weights of a tile's records, uint64 of shape (records, K)."""
@@ -326,7 +357,7 @@ class City(Reporter):
             if held <= self._room:
                 break
             held -= cache.pop(oldest).nbytes
-        self._cache = cache
+        self._cache, self._sound = cache, self._sound | {tile}
         return made
 
     def __repr__(self) -> str:

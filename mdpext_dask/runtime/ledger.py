@@ -8,7 +8,8 @@ conditional probabilities). With different metrics in one ledger, d is the large
 :class:`ReleaseBudget` is such a ledger in an SQLite file; it refuses what would exceed the limit with
 :class:`mdpext_dask.errors.BudgetExceeded` (exit code 1: a promise would be broken).
 :meth:`ReleaseBudget.charge` charges one user before anything is drawn; :meth:`ReleaseBudget.batch` a whole
-file, or nothing of it.
+file, or nothing of it. :meth:`ReleaseBudget.held` is for a service: requests that arrive together, each
+charged or refused by itself, wait for the disk once.
 
 A sticky answer (:mod:`mdpext_dask.runtime.sticky`) that is repeated is no new release: each user and record
 of one key, epoch and mechanism counts once. For that a keyed tag is stored, not the record. Users are stored
@@ -17,7 +18,8 @@ many releases a user has had (for sticky answers: how many records), so only its
 
 Processes on one machine may share a ledger, and one that is killed loses nothing that was charged. A ledger
 needs a file system with sound locks (some network ones have none). Deleting the file, or putting an older
-copy in its place, forgets releases.
+copy in its place, forgets releases; and while it is held, or after who held it was killed, so does deleting
+or leaving behind the file ``-wal`` beside it.
 """
 
 import contextlib
@@ -26,9 +28,13 @@ import math
 import os
 import secrets
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, as_number, first_line, shown
 from mdpext_dask.runtime.sticky import encoded_user, encoded_users, whole_number
@@ -39,6 +45,8 @@ Tags = Sequence[bytes] | None
 _APPLICATION, _VERSION = 0x6D647065, 1
 _SALT_BYTES, _USER_BYTES = 16, 16
 _PRIVATE = 0o600
+# One thread makes a file and closes it before another one opens it.
+_MAKING = threading.Lock()
 _IDENTITY = ("PRAGMA application_id", "PRAGMA user_version", "SELECT COUNT(*) FROM sqlite_master")
 _TABLES = """
     CREATE TABLE promise (release_limit INTEGER NOT NULL, salt BLOB NOT NULL);
@@ -71,6 +79,9 @@ _CHARGE = """
     ON CONFLICT (user, epsilon) DO UPDATE SET releases = releases + excluded.releases
 """
 _SPENT = "SELECT COALESCE(SUM(releases), 0), COALESCE(SUM(releases * epsilon), 0) FROM spent WHERE user = ?"
+_KNOWN = "SELECT COUNT(*) FROM sticky WHERE user = ? AND tag = ?"
+_ADD_KNOWN = "INSERT INTO sticky VALUES (?, ?)"
+_ADD_SPENT = _ADD_PENDING.replace("pending", "spent")
 _MOST_EPSILON = """
     SELECT MAX(total) FROM (
         SELECT SUM(releases * epsilon) + (? - SUM(releases)) * ? AS total FROM spent GROUP BY user)
@@ -184,13 +195,32 @@ class ReleaseBudget:
         with self._connected() as connection:
             connection.executescript(_PENDING)
             yield Batch(connection, self._salt)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(connection):
                 self._settle(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator["HeldLedger"]:
+        """Keep the file open, for a service that charges again and again; from one thread.
+
+        Until the block ends, charges are written into ``LEDGER-wal``, which belongs to the ledger: that takes
+        one wait for the disk and not five. Then, or when the next process opens the ledger after a kill, they
+        are moved into the file itself. Other processes may charge, and hold it, meanwhile.
+
+        Raises
+        ------
+        StoreError
+            If the ledger cannot be read or written.
+        """
+        with self._connected() as connection:
+            opened = self._path.stat()
+            connection.execute("PRAGMA journal_mode = WAL")
+            try:
+                yield HeldLedger(connection, self._path, opened, self._limit, self._salt)
+            finally:
+                # Fails at once where others hold it, and the last of them does it.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("PRAGMA busy_timeout = 0")
+                    connection.execute("PRAGMA journal_mode = DELETE")
 
     def spent(self, user: str) -> int:
         """Return how many releases a user has been charged."""
@@ -226,8 +256,7 @@ class ReleaseBudget:
         return max(float(self._limit * epsilon_per_km), float(found or 0.0))
 
     def _settle(self, connection: sqlite3.Connection) -> None:
-        if connection.execute("SELECT salt FROM promise").fetchone()[0] != self._salt:
-            raise StoreError(f"{self._path}: another ledger has replaced the one that was opened")
+        _require_salt(connection, self._salt, self._path)
         connection.execute(_COUNT_NEW_ANSWERS)
         connection.execute("INSERT OR IGNORE INTO sticky SELECT user, tag FROM answers")
         connection.execute(_CHARGE)
@@ -256,19 +285,14 @@ class ReleaseBudget:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction: threads and child processes share nothing."""
-        try:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, _PRIVATE))
-        except OSError as error:
-            raise StoreError(f"{self._path}: the ledger cannot be opened: {error.strerror}") from None
-        try:
+        _make_private(self._path)
+        with _told(self._path):
             opened = sqlite3.connect(self._path, timeout=self._wait_seconds, isolation_level=None)
             with contextlib.closing(opened) as connection:
                 # On the disk, with the folder that names the journal, before anything is drawn.
                 connection.execute("PRAGMA synchronous = EXTRA")
                 self._check(connection)
                 yield connection
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: the ledger cannot be used: {first_line(error)}") from None
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Refuse a file that is another database, or a ledger of a newer version."""
@@ -311,10 +335,7 @@ class Batch:
         if tags is None:
             self._note(_ADD_PENDING, [(hashed[user], epsilon, n) for user, n in Counter(users).items()])
             return
-        if not isinstance(tags, Sequence) or len(tags) != len(users):
-            raise SpecError(f"tags: must be {len(users)}, one for each release, got {shown(tags)}")
-        if not all(isinstance(tag, bytes) and tag for tag in tags):
-            raise SpecError("tags: must be bytes, as release_tags makes them")
+        _check_tags(tags, len(users))
         # In the order of the table, which is several times as fast.
         answers = sorted({(hashed[user], tag) for user, tag in zip(users, tags, strict=True)})
         self._note(_ADD_ANSWER, [(*answer, epsilon) for answer in answers])
@@ -327,6 +348,138 @@ class Batch:
 
 
 Charges = ReleaseBudget | Batch
+
+
+class HeldLedger:
+    """A ledger that is kept open; made by :meth:`ReleaseBudget.held`."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, opened: os.stat_result, limit: int, salt: bytes
+    ) -> None:
+        self._connection, self._path, self._opened = connection, path, opened
+        self._limit, self._salt = limit, salt
+
+    def charge_each(
+        self, users: Sequence[str], epsilon_per_km: float, tags: Tags = None
+    ) -> NDArray[np.bool_]:
+        """Charge one release for every entry that its user has left, in their order, before they are drawn.
+
+        One entry that is refused is no obstacle to the others. All that are charged are on the disk when this
+        returns, together; if it raises, nothing may be released.
+
+        Parameters
+        ----------
+        users, epsilon_per_km, tags
+            As for :meth:`ReleaseBudget.charge_many`.
+
+        Returns
+        -------
+        charged
+            What may be released, bool of shape (entries,): charged now, or before with the same tag.
+
+        Raises
+        ------
+        SpecError
+            As for :meth:`Batch.charge_many`; then nothing is charged.
+        StoreError
+            If the ledger cannot be written, or another file has taken its place.
+        """
+        epsilon = _positive("epsilon_per_km", epsilon_per_km)
+        hashed = {user: _hashed(user, self._salt) for user in encoded_users(users)}
+        if tags is not None:
+            _check_tags(tags, len(users))
+        with _told(self._path), _transaction(self._connection):
+            _require_salt(self._connection, self._salt, self._path)
+            charged = self._charge([hashed[user] for user in users], epsilon, tags)
+        self._require_in_place()
+        return charged
+
+    def _charge(self, users: list[bytes], epsilon: float, tags: Tags) -> NDArray[np.bool_]:
+        """Make the charges that are new and within the limit, and return which entries may be released."""
+        ask, new = self._connection.execute, Counter[bytes]()
+        spent = {user: int(ask(_SPENT, (user,)).fetchone()[0]) for user in set(users)}
+        charged = np.ones(len(users), dtype=np.bool_)
+        for k, user in enumerate(users):
+            if tags is not None and ask(_KNOWN, (user, tags[k])).fetchone()[0]:
+                continue
+            charged[k] = spent[user] + new[user] < self._limit
+            if charged[k]:
+                new[user] += 1
+                if tags is not None:
+                    ask(_ADD_KNOWN, (user, tags[k]))
+        self._connection.executemany(_ADD_SPENT, [(user, epsilon, n) for user, n in new.items()])
+        return charged
+
+    def _require_in_place(self) -> None:
+        """Refuse to go on with a file that the next process would not find."""
+        try:
+            in_place = os.path.samestat(self._path.stat(), self._opened)
+        except OSError:
+            in_place = False
+        if not in_place:
+            raise StoreError(f"{self._path}: has been moved, deleted or replaced while it was held")
+
+
+def _make_private(path: Path) -> None:
+    """Make an empty file that its owner alone can read, if there is none.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be made, or cannot be read and written.
+    """
+    try:
+        # A file that exists is not opened: closing it would drop all locks that SQLite has on it in this
+        # process, also those of other threads.
+        with _MAKING:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _PRIVATE))
+    except FileExistsError:
+        if not (path.is_file() and os.access(path, os.R_OK | os.W_OK)):
+            raise StoreError(f"{path}: the ledger cannot be opened: no file that may be written") from None
+    except OSError as error:
+        raise StoreError(f"{path}: the ledger cannot be opened: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Do all of a block or nothing of it; a block that changes nothing need not wait for the disk."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # Of some errors SQLite has done so already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Make errors of SQLite those of a ledger."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: the ledger cannot be used: {first_line(error)}") from None
+
+
+def _require_salt(connection: sqlite3.Connection, salt: bytes, path: Path) -> None:
+    if connection.execute("SELECT salt FROM promise").fetchone()[0] != salt:
+        raise StoreError(f"{path}: another ledger has replaced the one that was opened")
+
+
+def _check_tags(tags: Sequence[bytes], count: int) -> None:
+    """Refuse what no tags of so many releases are.
+
+    Raises
+    ------
+    SpecError
+        Says which.
+    """
+    if not isinstance(tags, Sequence) or len(tags) != count:
+        raise SpecError(f"tags: must be {count}, one for each release, got {shown(tags)}")
+    if not all(isinstance(tag, bytes) and tag for tag in tags):
+        raise SpecError("tags: must be bytes, as release_tags makes them")
 
 
 def _positive(name: str, number: object) -> float:

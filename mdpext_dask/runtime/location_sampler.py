@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.errors import (
+    BudgetExceeded,
     DataError,
     GuaranteeViolation,
     ImplausibleWarning,
@@ -33,7 +34,7 @@ from mdpext_dask.runtime.random_bits import Words
 from mdpext_dask.runtime.sticky import StickyKey, encoded_users, release_tags, sticky_below, whole_number
 
 if TYPE_CHECKING:
-    from mdpext_dask.runtime.ledger import Charges
+    from mdpext_dask.runtime.ledger import Charges, HeldLedger
 
 # A coordinate that may be left out.
 Given = float | None
@@ -391,7 +392,8 @@ class Reporter(ABC):
         i, j = self.places.record(place, place_km)
         cumulative = self._cumulative(i, j)
         record = np.array([i * self.places.grid.shape[1] + j])
-        self._charge(users * n, record.repeat(n), sticky, budget)
+        if not self._charge(users * n, record.repeat(n), sticky, budget).all():
+            raise BudgetExceeded(f"user: has too few releases left for {n} more; nothing is released")
         if sticky is None:
             drawn = sample_cumulative(cumulative, n, entropy_for_tests=entropy_for_tests)
         else:
@@ -407,7 +409,7 @@ class Reporter(ABC):
         outside: OutsideRule = "nearest",
         users: Sequence[str] | None = None,
         sticky: StickyKey | None = None,
-        budget: "Charges | None" = None,
+        budget: "Charges | HeldLedger | None" = None,
         place_km: float | None = None,
         entropy_for_tests: Words | None = None,
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -426,12 +428,13 @@ class Reporter(ABC):
         users
             Whose places they are, n names, for `sticky` and `budget`.
         sticky, budget, place_km, entropy_for_tests
-            As for :meth:`sample`. The batch is charged before anything is drawn, as a whole or not at all.
+            As for :meth:`sample`. The batch is charged before anything is drawn, as a whole or not at all;
+            by a ledger that is held, every place by itself.
 
         Returns
         -------
         outputs
-            Output numbers, shape (n,); -1 where dropped.
+            Output numbers, shape (n,); -1 where dropped, and where a held ledger refuses.
         was_outside
             Which places lie outside, bool of shape (n,).
 
@@ -467,7 +470,7 @@ class Reporter(ABC):
         outside: OutsideRule = "nearest",
         users: Sequence[str] | None = None,
         sticky: StickyKey | None = None,
-        budget: "Charges | None" = None,
+        budget: "Charges | HeldLedger | None" = None,
         place_km: float | None = None,
         entropy_for_tests: Words | None = None,
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -487,7 +490,10 @@ class Reporter(ABC):
         wanted = np.flatnonzero(inside) if outside == "drop" else np.arange(len(xy))
         records = records[wanted]
         names = [names[k] for k in wanted.tolist()] if names else []
-        self._charge(names, records, sticky, budget)
+        charged = self._charge(names, records, sticky, budget)
+        if not charged.all():
+            wanted, records = wanted[charged], records[charged]
+            names = [name for name, paid in zip(names, charged.tolist(), strict=True) if paid]
 
         def numbers(part: NDArray[np.intp], totals: NDArray[np.uint64]) -> NDArray[np.uint64]:
             if sticky is None:
@@ -500,11 +506,19 @@ class Reporter(ABC):
         return outputs, ~inside
 
     def _charge(
-        self, users: list[str], records: NDArray[np.int64], sticky: StickyKey | None, budget: "Charges | None"
-    ) -> None:
+        self,
+        users: list[str],
+        records: NDArray[np.int64],
+        sticky: StickyKey | None,
+        budget: "Charges | HeldLedger | None",
+    ) -> NDArray[np.bool_]:
+        """Charge for the records, and return which of them may be released."""
         if budget is not None and len(records):
             tags = None if sticky is None else release_tags(sticky, self.mechanism_sha256, users, records)
+            if hasattr(budget, "charge_each"):
+                return budget.charge_each(users, self.epsilon_per_km, tags)
             budget.charge_many(users, self.epsilon_per_km, tags)
+        return np.ones(len(records), dtype=np.bool_)
 
     def _summary(self) -> str:
         rows, columns = self.places.grid.shape
@@ -558,9 +572,7 @@ def _what_it_is(given: object, found: NDArray[Any], columns: str) -> str:
     return f"{found.dtype}{found.shape}{hint}"
 
 
-def _named(
-    users: Sequence[str] | None, points: int, sticky: StickyKey | None, budget: "Charges | None"
-) -> list[str]:
+def _named(users: Sequence[str] | None, points: int, sticky: StickyKey | None, budget: object) -> list[str]:
     """Return the users of points; none without a key or a ledger.
 
     Raises

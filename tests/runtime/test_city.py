@@ -279,6 +279,28 @@ def test_what_is_kept_in_memory_changes_nothing(cities: Cities, monkeypatch: pyt
         assert len(little._cache) == 1
 
 
+@pytest.mark.parametrize("name", ["noise", "noise-between"])
+def test_rows_of_noise_without_room_are_made_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile is made once, to be compared with its digest; later rows of it are the same to the last bit."""
+    same_number(monkeypatch, 3 * 2**57)
+    path = Path(__file__).parent / "vectors" / f"{name}.mdp"
+    plenty, little = open_city(path, verify=True), open_city(path, verify=True, cache_bytes=1)
+    assert (len(plenty._cache), len(little._cache)) == (4, 1)
+    for city in (plenty, little):
+        monkeypatch.setattr(city._content, "rows", lambda tile: pytest.fail(f"makes tile {tile} again"))
+    grid = plenty.places.grid
+    for i, j in np.ndindex(grid.shape):
+        assert np.array_equal(little._cumulative(i, j), plenty._cumulative(i, j))
+    x_km, y_km = (
+        np.random.default_rng(3).choice(grid.x_km(), 20),
+        np.random.default_rng(4).choice(grid.y_km(), 20),
+    )
+    places = np.stack([x_km, y_km], axis=-1)
+    found, expected = (city.sample_points(places, planar=True)[0] for city in (little, plenty))
+    assert np.array_equal(found, expected)
+    assert len(set(expected.tolist())) > 1
+
+
 def test_a_forked_child_goes_on_and_draws_its_own(cities: Cities) -> None:
     code = """
 import os, sys

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
 from mdpext_dask.runtime import ledger
 from mdpext_dask.runtime.ledger import ReleaseBudget
+from tests.support.disks import small_disk
 from tests.support.refusals import refusal, refused
 
 
@@ -111,6 +112,99 @@ def test_a_ledger_is_what_it_counts(
             spent, known = after, tags
         for user, done in spent.items():
             assert (budget.spent(user), budget.composed_epsilon(user)) == (len(done), sum(done))
+
+
+@given(groups=st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5)), max_size=7), max_size=4))
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_held_ledger_charges_each_by_itself(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[list[tuple[str, int]]], tagged: bool
+) -> None:
+    """Against lists: in the order of the entries, as long as something is left; what was paid is free."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger"
+    budget, paid = ReleaseBudget(path, 3), {"a": [0] * 0, "b": [0] * 0}
+    with budget.held() as held:
+        for group in groups:
+            expected = []
+            for user, tag in group:
+                known = tagged and tag in paid[user]
+                expected.append(known or len(paid[user]) < 3)
+                if expected[-1] and not known:
+                    paid[user].append(tag)
+            tags = [bytes([tag]) * 16 for _, tag in group] if tagged else None
+            assert held.charge_each([user for user, _ in group], 0.5, tags).tolist() == expected
+            # On the disk by now, and seen by others, who need not wait until it is let go of.
+            assert [budget.spent(user) for user in "ab"] == [len(paid[user]) for user in "ab"]
+    assert [name.name for name in path.parent.iterdir()] == ["ledger"]
+    assert [budget.composed_epsilon(user) for user in "ab"] == [len(paid[user]) * 0.5 for user in "ab"]
+
+
+def test_others_charge_while_a_ledger_is_held(budget: ReleaseBudget) -> None:
+    """As the command line does, and a second service; none gets more than is left by all."""
+    with budget.held() as held, ReleaseBudget(budget._path).held() as second:
+        assert held.charge_each(["anna", "ben"], 1.0).all()
+        budget.charge("anna", 2, epsilon_per_km=1.0)
+        assert second.charge_each(["anna"], 1.0).all()
+        with budget.batch() as pending:
+            pending.charge_many(["ben"] * 3, 1.0)
+            assert held.charge_each(["anna", "anna", "ben"], 1.0).tolist() == [True, False, True]
+        assert second.charge_each(["anna", "ben"], 1.0).tolist() == [False, False]
+        refused(BudgetExceeded, "", budget.charge, "anna", epsilon_per_km=1.0)
+    assert (budget.spent("anna"), budget.spent("ben")) == (5, 5)
+    with budget._connected() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert [path.name for path in budget._path.parent.iterdir()] == ["ledger"]
+
+
+def test_what_a_held_ledger_charges_is_on_the_disk(budget: ReleaseBudget) -> None:
+    """It waits for the disk once for all that is charged, and not where nothing is."""
+    with budget.held() as held:
+        # FULL is what makes SQLite wait at every commit in this mode; EXTRA is that and more.
+        assert held._connection.execute("PRAGMA synchronous").fetchone() == (3,)
+        assert held._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert held.charge_each(["anna"] * 5, 1.0).all()
+        log = Path(f"{budget._path}-wal")
+        written = log.stat()
+        assert (written.st_size > 0, written.st_mode & 0o777) == (True, 0o600)
+        assert not held.charge_each(["anna"] * 5, 1.0).any()
+        assert log.stat().st_size == written.st_size
+
+
+def test_a_held_ledger_goes_on_after_a_full_disk(tmp_path: Path) -> None:
+    """What could not be written is not charged, and what was is not lost."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        budget = ReleaseBudget(disk / "ledger", 10**6)
+        with budget.held() as held:
+            assert held.charge_each(["anna"], 1.0).all()
+            disk.fill()
+            users = [f"user {k}" for k in range(200)]
+            refused(StoreError, "full|I/O", held.charge_each, users, 1.0)
+            assert {budget.spent(user) for user in users[::9]} == {0}
+            (disk / "ballast").unlink()
+            assert held.charge_each(["anna", *users], 1.0).all()
+        assert {budget.spent(user) for user in users[::9]} == {1}
+        assert budget.spent("anna") == 2
+
+
+def test_a_held_ledger_that_is_moved_or_broken_releases_nothing(
+    budget: ReleaseBudget, tmp_path: Path
+) -> None:
+    path, impatient = tmp_path / "ledger", ReleaseBudget(tmp_path / "ledger", wait_seconds=0.01)
+    with impatient.held() as held:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        refused(StoreError, "locked", held.charge_each, ["anna"], 1.0)
+        holder.execute("ROLLBACK")
+        holder.close()
+        for users, tags in ((["anna", ""], None), (["anna"], []), (["anna"], ["tag"])):
+            refused(SpecError, "user|tags", held.charge_each, users, 1.0, tags)
+        assert (budget.spent("anna"), held.charge_each(["anna"], 1.0).tolist()) == (0, [True])
+        with pytest.raises(StoreError, match="thread"), ThreadPoolExecutor(1) as pool:
+            pool.submit(held.charge_each, ["anna"], 1.0).result()
+        path.rename(tmp_path / "away")
+        refused(StoreError, "has been moved", held.charge_each, ["anna"], 1.0)
+        ReleaseBudget(path, 5)
+        refused(StoreError, "has been moved, deleted or replaced", held.charge_each, ["anna"], 1.0)
+    assert ReleaseBudget(path, 5).spent("anna") == 0
 
 
 def test_others_charge_during_a_batch_and_a_failed_one_is_not_charged(budget: ReleaseBudget) -> None:
@@ -362,3 +456,18 @@ def test_threads_share_a_ledger(budget: ReleaseBudget) -> None:
             pool.submit(charge)
     assert budget.spent("anna") == 5
     assert len(refused) == 12 - 5
+
+
+def test_a_thread_that_looks_does_not_drop_the_lock_of_one_that_charges(budget: ReleaseBudget) -> None:
+    """Locks are those of a process: whoever closes a file in it, other than by SQLite, drops them all."""
+    code = "import sys; from mdpext_dask.runtime.ledger import ReleaseBudget as Budget; "
+    code += "Budget(sys.argv[1], wait_seconds=0.01).charge('anna', epsilon_per_km=1.0)"
+    with budget._connected() as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(budget.spent, "anna").result() == 0
+        command = [sys.executable, "-c", code, str(budget._path)]
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "the ledger cannot be used: database is locked" in other.stderr
+        connection.execute("ROLLBACK")
+    assert budget.spent("anna") == 0

@@ -162,6 +162,23 @@ def test_a_batch_is_charged_whole_or_not_at_all(mechanism: Mechanism, budget: Re
     assert [budget.spent(user) for user in ("anna", "ben")] == [5, 2]
 
 
+def test_a_held_ledger_refuses_places_one_by_one(mechanism: Mechanism, budget: ReleaseBudget) -> None:
+    """Each place that is paid for has the answer that it has alone; -1 are those that nothing is left for."""
+    places, users = around(20), [f"user {k % 3}" for k in range(20)]
+    alone, outside = mechanism.sample_points(places, users=users, sticky=KEY)
+    with budget.held() as held:
+        for kept, rule in ((np.full(20, True), "nearest"), (~outside, "drop")):
+            outputs, _ = mechanism.sample_points(places, users=users, sticky=KEY, budget=held, outside=rule)  # type: ignore[call-overload]
+            assert outputs[outputs >= 0].tolist() == alone[outputs >= 0].tolist()
+            assert (outputs[~kept] == -1).all()
+            for user in set(users):
+                mine = np.array([name == user for name in users])
+                records = {record_of(mechanism, *place) for place in places[mine & (outputs >= 0)].tolist()}
+                assert len(records) <= budget.spent(user) == 5
+        refused(BudgetExceeded, "too few", mechanism.sample, LON, LAT, user="user 1", budget=held)
+    assert 0 < outside.sum() < len(outside)
+
+
 def test_several_batches_are_charged_together(mechanism: Mechanism, budget: ReleaseBudget) -> None:
     places = around(3)
     with pytest.raises(BudgetExceeded), budget.batch() as pending:  # noqa: PT012
