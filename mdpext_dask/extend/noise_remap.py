@@ -106,15 +106,21 @@ class Remap:
     def _tree(self) -> KDTree:
         return KDTree(self.output_xy_km)
 
-    def tile(self, index: int, prior_of: PriorOf) -> Tile:
+    def tile(self, part: tuple[slice, slice], prior_of: PriorOf) -> Tile:
         """Return the best outputs of a tile; cells that no record with a prior reaches get the nearest one.
+
+        Parameters
+        ----------
+        part
+            Its cells, as :func:`tile_cells` has them; or fewer.
+        prior_of
+            Reads the prior.
 
         Raises
         ------
         SolverError
-            If the losses that it takes do not fit into memory.
+            If the losses that one block takes do not fit into memory.
         """
-        part = tile_cells(self.lattice, index)
         places = _Places(self, part, prior_of)
         reported = np.full([axis.stop - axis.start for axis in part], -1, dtype=np.int32)
         lost = anywhere_km = 0.0
@@ -247,18 +253,21 @@ class _Places:
         Raises
         ------
         SolverError
-            If the losses of this tile do not fit into memory.
+            If these alone do not fit into memory.
         """
         missing = outputs[self._row[outputs] < 0]
+        most = MOST_MOMENTS // max(len(self.mass), 1)
+        if self._known + len(missing) > most:  # those of blocks before are found again where they are needed
+            self._row[:], self._known, missing = -1, 0, outputs
         known = self._known + len(missing)
-        if known * len(self.mass) > MOST_MOMENTS:
+        if known > most:
             raise SolverError(
-                f"noise: a tile of {TILE} x {TILE} cells takes losses between {len(self.mass):,} places and "
+                f"noise: {BLOCK} x {BLOCK} cells take losses between {len(self.mass):,} places and "
                 f"{known:,} outputs, {known * len(self.mass):.1e} numbers, more than {MOST_MOMENTS:.0e}; use "
                 "fewer outputs or less refinement"
             )
         if known > len(self._moments):
-            grown = np.empty((2 * known, len(self.mass)))
+            grown = np.empty((min(2 * known, most), len(self.mass)))
             grown[: self._known] = self._moments[: self._known]
             self._moments = grown
         step = max(AT_A_TIME // len(self._prior), 1)

@@ -23,7 +23,7 @@ from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon
 from mdpext_dask.evaluation.loss import expected_loss
 from mdpext_dask.events import Note
 from mdpext_dask.extend.noise import NoiseTables
-from mdpext_dask.extend.noise_remap import Remap, Tile, tile_count
+from mdpext_dask.extend.noise_remap import Remap, Tile, tile_cells, tile_count
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.store.local_chunks import keep_floor
 from mdpext_dask.store.loss import cached_loss
@@ -141,7 +141,7 @@ def remap_tile(url: str, epsilon_per_km: float, index: int) -> Tile:
     """
     store = MechanismStore.open(url)
     remap = _remap(url, store.problem_sha256, epsilon_per_km)
-    return remap.tile(index, lambda east, north: store.read("prior", east, north))
+    return remap.tile(tile_cells(remap.lattice, index), lambda east, north: store.read("prior", east, north))
 
 
 @lru_cache(maxsize=1)

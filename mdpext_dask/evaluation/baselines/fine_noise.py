@@ -184,7 +184,7 @@ def laplace_fine(problem: Problem, seconds: float) -> BaselineMechanism:
         for index in range(tile_count(lattice)):
             if time.perf_counter() > deadline:
                 raise SolverError("fine noise: the remap could not be chosen in time")
-            yield remap.tile(index, lambda east, north: problem.prior[east, north])
+            yield remap.tile(tile_cells(lattice, index), lambda east, north: problem.prior[east, north])
 
     noise, every = choose_noise(problem.grid, problem.outputs, epsilon, tiles), slice(None)
 
