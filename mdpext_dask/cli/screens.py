@@ -28,7 +28,9 @@ GOOD, BAD, OPEN = "bold green", "bold red", "bold yellow"
 # Texts are wrapped, but to no less than this many columns.
 _LEAST_WIDTH = 24
 # Rows of an audit that nobody needs who knows that it holds.
-_ASIDES = ("method", "certificates", "of noise", "near ties", "sizes", "note")
+_ASIDES = ("method", "worst", "certificates", "of noise", "near ties", "sizes", "note")
+# A longer name is cut in titles.
+_NAME_WIDTH = 40
 # Worker counts whose times `plan` tells at a glance.
 _WORKERS = "1", "2", "8", "32"
 
@@ -111,6 +113,7 @@ def store_screen(summary: Mapping[str, Any]) -> Screen:
     """Return what :func:`mdpext_dask.pipeline.summary.summarise` says of a store, at a glance."""
     store, promised = near(summary["store"]), summary["epsilon_per_km"]
     named = Path(summary["store"]).name
+    named = named if len(named) <= _NAME_WIDTH else f"{named[: _NAME_WIDTH - 1]}…"
     rows = [("promised", f"ε = {promised:g}/km{_metric(summary['metric_p'])}")]
     if summary["epsilon_certified"] is not None:
         rows.append(("certified", _certified(summary)))
@@ -146,7 +149,7 @@ def _finished(summary: Mapping[str, Any], named: str, store: str, rows: list[Row
     rows += _at_work(summary)
     total = summary["seconds"].get(TOTAL)
     took = "" if total is None else f", made in {readable_seconds(total)}"
-    rows.append(("store", f"{store}{took}"))
+    rows.append(("store", f"{store}: {summary['method']}, {summary['outputs']:,} outputs{took}"))
     audit = (called("audit", store), "prove it again")
     if summary["refusal"]:
         return Screen(f"{named} is complete, but not to be used as it is", BAD, rows, [audit])
@@ -163,10 +166,10 @@ def _metric(p: Any) -> str:
 
 
 def _certified(summary: Mapping[str, Any]) -> str:
-    epsilon, limit = summary["epsilon_certified"], summary["epsilon_planar_per_km"]
-    holds = float(epsilon) <= limit
-    said = "proved for all pairs of" if holds else "more than promised, over all pairs of"
-    return f"ε = {float(epsilon):.6g}/km, {said} {summary['records']:,} places"
+    epsilon = f"ε = {float(summary['epsilon_certified']):.6g}/km"
+    if summary["state"] != COMPLETE or summary["refusal"]:
+        return f"{epsilon} by the last certificate, which does not count"
+    return f"{epsilon}, proved for all pairs of {summary['records']:,} places"
 
 
 def _at_work(summary: Mapping[str, Any]) -> list[Row]:
@@ -228,11 +231,14 @@ def audit_screen(report: AuditReport, subject: str) -> Screen:
         What was audited, as it was given.
     """
     rows = [row for row in table(report)[1:] if not report.passed or row[0] not in _ASIDES]
+    rows = [(label, text.replace(f"{report.subject}: ", f"{subject}: ", 1)) for label, text in rows]
     style = GOOD if report.holds else BAD if report.holds is False else OPEN
     commands = []
     if report.holds and Path(subject).suffix == ".zarr":
         commands = [(called("report", shlex.quote(subject)), "one HTML page")]
-    return Screen(sentence(report), style, rows, commands)
+    # Of one that fails, the line of error has the sentence.
+    title = sentence(report) if report.passed else f"{subject}: {report.verdict}"
+    return Screen(title, style, rows, commands)
 
 
 def audit_details(report: AuditReport) -> Screen:
@@ -249,8 +255,9 @@ def blocks_screen(done: Mapping[str, Any]) -> Screen:
     """Return which blocks :func:`mdpext_dask.pipeline.run.partition` has done."""
     store = near(done["store"])
     rows = [("blocks", f"{done['blocks']:,} in all"), ("took", readable_seconds(done["seconds"]))]
-    title = f"{store}: blocks {done['first']} to {done['last'] - 1} are done"
-    return Screen(title, GOOD, rows, [(called("status", store), "says what is left")])
+    first, last = done["first"], done["last"] - 1
+    which = f"block {first} is done" if first == last else f"blocks {first} to {last} are done"
+    return Screen(f"{store}: {which}", GOOD, rows, [(called("status", store), "says what is left")])
 
 
 def remap_screen(done: Mapping[str, Any]) -> Screen:
@@ -283,9 +290,8 @@ def sample_screen(done: Mapping[str, Any], output: Path) -> Screen:
         "the same answer at the same place costs nothing again" if sticky else "several of one place add up"
     )
     rows.append(("cost", f"every report costs the promised ε; {cost}"))
-    return Screen(
-        f"{done['points']:,} point{'s' if done['points'] != 1 else ''} reported: {file}", GOOD, rows
-    )
+    points = f"{done['points']:,} point{'s' if done['points'] != 1 else ''}"
+    return Screen(f"{points} reported: {file}", GOOD, rows)
 
 
 def export_screen(done: Mapping[str, Any]) -> Screen:

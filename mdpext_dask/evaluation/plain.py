@@ -28,7 +28,8 @@ def plain_facts(store: MechanismStore, loss_km: float) -> dict[str, Any]:
     plain_km, error_km = plain_laplace(Problem.of_store(store))
     half, over = NORMAL_95 * error_km, loss_km / plain_km - 1 if plain_km > 0 else None
     said = f"planar Laplace noise at the nearest output loses {metres(plain_km)} (± {metres(half)})"
-    advice = plain_advice(extension_of_store(store).method, loss_km, plain_km, half)
+    budget = store.attributes["job"]["privacy"]["budget"]
+    advice = plain_advice(extension_of_store(store).method, budget, loss_km, plain_km, half)
     if over is not None:
         said += f"; this mechanism {abs(over):.1%} {'more' if over > 0 else 'less'}"
         said += "" if advice is None else f": {advice} loses less"

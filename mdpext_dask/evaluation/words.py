@@ -1,5 +1,6 @@
 """What a mechanism costs and what attackers learn, in words: rows of a table for people."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ _ERRORS = {
     "travel": "expected in road distance", "euclidean": "expected between place and report",
     "file": "expected, by the table of the loss",
 }  # fmt: skip
+# The budget that methods without a seed program go with.
+_SEARCHED = "certified"
 # The number of releases of one place that is told of, if it was measured.
 _TOLD_RELEASES = 10
 # Districts that are listed in full; of more, the extremes.
@@ -44,29 +47,32 @@ evaluate.evaluate` returns, or the summary of a store.
         than = "" if over is None else f"; this errs {abs(over):.1%} {'more' if over > 0 else 'less'}"
         rows.append(("plain", f"{metres(plain_km)} with planar noise at the nearest output{than}"))
     if facts.get("plain_advice") is not None:
-        rows.append((LOSES, f"to the plain thing; set {facts['plain_advice']}, which errs less than both"))
+        rows.append((LOSES, f"to the plain thing: set {facts['plain_advice']}, which does not"))
     bound_km = facts.get("lower_bound_certified_km")
     if bound_km is None:
         return [*rows, ("bound", "not known yet: mdpext evaluate computes it")]
-    above = f"; this errs {facts['loss_km'] / bound_km - 1:.0%} more" if bound_km > 0 else ""
+    gap = facts["loss_km"] / bound_km - 1 if bound_km > 0 else math.inf
+    above = f"; this errs {gap:.0%} more" if gap <= 1 else " (weak: more --bound-seconds)"
     return [*rows, ("bound", f"{metres(bound_km)}: no mechanism that keeps ε errs less{above}")]
 
 
-def plain_advice(method: str, loss_km: float, plain_km: float, half_km: float) -> str | None:
+def plain_advice(method: str, budget: str, loss_km: float, plain_km: float, half_km: float) -> str | None:
     """Return what to set in the job of a store that loses more than the plain thing; None if nothing helps.
 
     Parameters
     ----------
-    method
-        The store's.
+    method, budget
+        Those of the store.
     loss_km, plain_km
         What it and the plain thing lose, in km.
     half_km
         Half the interval in which the latter lies, in km.
     """
     # Noise sends each cell to the best report, which is never worse; windows improve it.
-    beaten = loss_km - plain_km > half_km and method not in (NOISE, WINDOWS)
-    return f'extension.method = "{NOISE}"' if beaten else None
+    if loss_km - plain_km <= half_km or method in (NOISE, WINDOWS):
+        return None
+    seedless = "" if budget == _SEARCHED else f' and privacy.budget = "{_SEARCHED}"'
+    return f'extension.method = "{NOISE}"{seedless}'
 
 
 def highlights(result: dict[str, Any]) -> list[Row]:

@@ -107,7 +107,9 @@ def _advice(attributes: Mapping[str, Any], method: str) -> str | None:
     if None in found:  # not finished, or older
         return None
     loss_km, plain_km, error_km = (float(each or 0.0) for each in found)
-    return plain_advice(method, loss_km, plain_km, NORMAL_95 * error_km)
+    return plain_advice(
+        method, attributes["job"]["privacy"]["budget"], loss_km, plain_km, NORMAL_95 * error_km
+    )
 
 
 def _bound_km(store: MechanismStore, loss_km: float | None) -> float | None:
