@@ -29,6 +29,7 @@ GOOD, BAD, OPEN = "bold green", "bold red", "bold yellow"
 _LEAST_WIDTH = 24
 # Rows of an audit that nobody needs who knows that it holds.
 _ASIDES = ("method", "worst", "certificates", "of noise", "near ties", "sizes", "note")
+_PROGRAM = "mdpext"
 # A longer name is cut in titles.
 _NAME_WIDTH = 40
 # Worker counts whose times `plan` tells at a glance.
@@ -90,11 +91,12 @@ def plainly(value: Any) -> str:
 
 def called(*words: str) -> str:
     """Return a command line of ours as it can be typed here: as this process itself was called."""
-    name = Path(sys.argv[0]).name
-    if name.endswith(".py"):
+    this, found = Path(sys.argv[0]), shutil.which(_PROGRAM)
+    if this.suffix == ".py":
         program = "python -m mdpext_dask"
     else:
-        program = "mdpext" if name != "mdpext" or shutil.which(name) else sys.argv[0]
+        here = this.name == _PROGRAM and (found is None or not this.exists() or not this.samefile(found))
+        program = shlex.quote(sys.argv[0]) if here else _PROGRAM
     return " ".join([program, *words])
 
 
@@ -106,14 +108,19 @@ def near(place: str) -> str:
     return shlex.quote(place)
 
 
+def _title_of(place: str) -> str:
+    """Return the last part of a path or URL, cut if it is long."""
+    name = place.rstrip("/").rpartition("/")[2] or place
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
+
+
 # --- stores ---------------------------------------------------------------------------------------
 
 
 def store_screen(summary: Mapping[str, Any]) -> Screen:
     """Return what :func:`mdpext_dask.pipeline.summary.summarise` says of a store, at a glance."""
     store, promised = near(summary["store"]), summary["epsilon_per_km"]
-    named = Path(summary["store"]).name
-    named = named if len(named) <= _NAME_WIDTH else f"{named[: _NAME_WIDTH - 1]}…"
+    named = _title_of(summary["store"])
     rows = [("promised", f"ε = {promised:g}/km{_metric(summary['metric_p'])}")]
     if summary["epsilon_certified"] is not None:
         rows.append(("certified", _certified(summary)))
@@ -141,7 +148,6 @@ def _finished(summary: Mapping[str, Any], named: str, store: str, rows: list[Row
         rows += headline(summary)
     if summary["remap"]:
         rows.append(("remap", "is used: reports are better than that, at the same ε"))
-    rows += [("method", f"{summary['method']}: any of {summary['outputs']:,} places is reported")]
     if summary["receipts"] != "all":
         rows.append(("receipts", summary["receipts"]))
     if summary["refusal"]:
@@ -237,7 +243,7 @@ def audit_screen(report: AuditReport, subject: str) -> Screen:
     if report.holds and Path(subject).suffix == ".zarr":
         commands = [(called("report", shlex.quote(subject)), "one HTML page")]
     # Of one that fails, the line of error has the sentence.
-    title = sentence(report) if report.passed else f"{subject}: {report.verdict}"
+    title = sentence(report) if report.passed else f"{_title_of(subject)}: {report.verdict}"
     return Screen(title, style, rows, commands)
 
 
@@ -328,5 +334,7 @@ def evaluation_screen(result: dict[str, Any], store: str) -> Screen:
     report = [(called("report", shlex.quote(store)), "with maps")]
     if result["state"] == REFUSED:
         refused = ("refused", "its audit failed: what follows is about a mechanism that keeps no promise")
-        return Screen(f"{store} is refused", BAD, [refused, *highlights(result)])
-    return Screen(f"What {store} costs, and what attackers learn", "bold", highlights(result), report)
+        return Screen(f"{_title_of(store)} is refused", BAD, [refused, *highlights(result)])
+    return Screen(
+        f"What {_title_of(store)} costs, and what attackers learn", "bold", highlights(result), report
+    )

@@ -18,7 +18,7 @@ from typer import Context
 from typer.main import get_command
 
 from mdpext_dask.cli.main import app
-from mdpext_dask.cli.screens import Screen, plan_screen, store_screen
+from mdpext_dask.cli.screens import Screen, called, plan_screen, store_screen
 from mdpext_dask.evaluation.bound.kept import BOUND
 from mdpext_dask.pipeline.summary import summarise
 from mdpext_dask.store.mechanism_store import MechanismStore
@@ -252,6 +252,25 @@ def test_a_remap_and_several_worker_counts_are_told_of(inside: Inside) -> None:
     same = {workers: {"seed": 1.0, "total": 2.0} for workers in ("1", "2", "8", "32")}
     times = dict(plan_screen({**planned, "seconds_by_workers": same}, "job.toml").rows)["time"]
     assert times == "about 2.0 s with any number of workers; seed takes longest"
+
+
+def test_commands_that_come_next_are_called_as_this_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("on path", "beside"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mdpext").write_text("#!/bin/sh\n")
+        (tmp_path / folder / "mdpext").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "on path"))
+    beside = str(tmp_path / "beside" / "mdpext")
+    for program, expected in (
+        (str(tmp_path / "on path" / "mdpext"), "mdpext audit a"),
+        (beside, f"{shlex.quote(beside)} audit a"),
+        ("/x/mdpext_dask/__main__.py", "python -m mdpext_dask audit a"),
+        ("-c", "mdpext audit a"),
+    ):
+        monkeypatch.setattr("sys.argv", [program])
+        assert called("audit", "a") == expected
 
 
 # --- quiet ----------------------------------------------------------------------------------------
