@@ -130,6 +130,7 @@ def commands() -> str:
 
     command = get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="mdpext")
+    text = re.sub(r"^Example: (.*)$", r"Example: `\1`", text, flags=re.MULTILINE)
     return "## mdpext\n" + text.partition("\n")[2].replace("\n### ", "\n#### ").replace("\n## ", "\n### ")
 
 

@@ -46,9 +46,10 @@ class StageFailed:
 
 @dataclass(frozen=True)
 class Note:
-    """Something the user should know."""
+    """Something the user should know; of a diary, what only those want to know who look over its shoulder."""
 
     text: str
+    diary: bool = False
 
 
 @dataclass(frozen=True)

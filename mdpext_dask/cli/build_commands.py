@@ -1,5 +1,6 @@
 """Commands that make stores, and compare methods; heavy modules are imported inside them."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,18 +8,24 @@ from typer import Argument, Option
 
 from mdpext_dask.cli.console import end_badly, observed, range_of, show
 from mdpext_dask.cli.options import (
+    MAKE,
+    MEASURE,
+    PIECES,
     Job,
     Json,
     NewStore,
     Override,
     Overwrite,
     Progress,
+    Quiet,
     Readers,
     Replace,
     Scheduler,
     Store,
+    Verbose,
     Workers,
-    app,
+    command,
+    one_of,
 )
 from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
 
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from mdpext_dask.job.spec import JobSpec
 
 
-@app.command()
+@command(MAKE, "run workflows/manhattan.toml --set privacy.epsilon_per_km=2")
 def run(
     job: Job,
     store: NewStore = None,
@@ -34,32 +41,39 @@ def run(
     override: Override = None,
     workers: Workers = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Build and certify a store; run again after an interruption to resume."""
+    from mdpext_dask.cli.screens import store_screen
     from mdpext_dask.pipeline.run import build
 
     spec = _load(job, override)
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         summary = build(spec, _store_of(spec, store), overwrite=overwrite, workers=workers, observer=observer)
-    show(summary, as_json)
+    show(summary, as_json, screen=store_screen, quiet=quiet, verbose=verbose)
 
 
-@app.command()
-def plan(job: Job, override: Override = None, as_json: Json = False) -> None:
+@command(MAKE, "plan workflows/manhattan.toml")
+def plan(
+    job: Job, override: Override = None, as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False
+) -> None:
     """Estimate time, memory and size of a job; exit 2 if `run` would refuse it."""
     from mdpext_dask.cli.plan_table import plan_table
+    from mdpext_dask.cli.screens import plan_screen
     from mdpext_dask.pipeline.plan import plan_job
 
     spec = _load(job, override)
-    with observed("plain") as observer:
+    with observed("plain", quiet=quiet, verbose=verbose) as observer:
         planned = plan_job(spec, observer)
-    show(planned, as_json, drawn=plan_table)
+    screen = partial(plan_screen, job=str(job))
+    show(planned, as_json, screen=screen, drawn=plan_table, quiet=quiet, verbose=verbose)
     if planned["refused"] is not None:
         end_badly(planned["refused"], EXIT_BAD_INPUT)
 
 
-@app.command()
+@command(PIECES, "init workflows/manhattan.toml --store manhattan.zarr")
 def init(
     job: Job,
     store: NewStore = None,
@@ -67,66 +81,83 @@ def init(
     override: Override = None,
     workers: Workers = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Create a store and solve its seed; `partition` comes next."""
+    from mdpext_dask.cli.screens import store_screen
     from mdpext_dask.pipeline.run import init as init_job
 
     spec = _load(job, override)
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         place = _store_of(spec, store)
         summary = init_job(spec, place, overwrite=overwrite, workers=workers, observer=observer)
-    show(summary, as_json)
+    show(summary, as_json, screen=store_screen, quiet=quiet, verbose=verbose)
 
 
-@app.command()
+@command(PIECES, "partition manhattan.zarr --range 0:8")
 def partition(
     store: Store,
     index: Annotated[int | None, Argument(metavar="[I]", help="Number of the block, from 0.")] = None,
     blocks: Annotated[str | None, Option("--range", metavar="A:B", help="Blocks A to B - 1 instead.")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Extend one block, or a range of blocks, of an initialised store in this process."""
+    from mdpext_dask.cli.screens import blocks_screen
     from mdpext_dask.pipeline.run import partition as extend_blocks
 
     if (index is None) == (blocks is None):
         raise SpecError("give either a block or --range A:B")
     first, last = range_of("--range", blocks) if index is None else (index, index + 1)
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         summary = extend_blocks(store, first, last, observer=observer)
-    show(summary, as_json)
+    show(summary, as_json, screen=blocks_screen, quiet=quiet, verbose=verbose)
 
 
-@app.command()
+@command(PIECES, "finalise manhattan.zarr")
 def finalise(
     store: Store,
     workers: Readers = None,
     scheduler: Scheduler = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Check and certify a store whose blocks are all done, and mark it complete."""
+    from mdpext_dask.cli.screens import store_screen
     from mdpext_dask.pipeline.run import finalise as finalise_store
 
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         summary = finalise_store(store, workers=workers, scheduler=scheduler, observer=observer)
-    show(summary, as_json)
+    show(summary, as_json, screen=store_screen, quiet=quiet, verbose=verbose)
 
 
-@app.command()
-def status(store: Store, as_json: Json = False) -> None:
+@command(MAKE, "status manhattan.zarr")
+def status(store: Store, as_json: Json = False, verbose: Verbose = False) -> None:
     """Show the state of a store and how many of its blocks are done."""
+    from mdpext_dask.cli.screens import store_screen
     from mdpext_dask.pipeline.summary import summarise
     from mdpext_dask.store.mechanism_store import MechanismStore
 
-    show(summarise(MechanismStore.open(store)), as_json)
+    show(summarise(MechanismStore.open(store)), as_json, screen=store_screen, verbose=verbose)
 
 
-@app.command()
+@command(PIECES, "submit workflows/manhattan.toml --to slurm --dry-run")
 def submit(
     job: Job,
-    to: Annotated[str, Option(metavar="slurm|kubernetes", help="Kind of cluster.")],
+    to: Annotated[
+        str,
+        Option(
+            metavar="CLUSTER",
+            help="Kind of cluster: slurm or kubernetes.",
+            autocompletion=one_of("slurm", "kubernetes"),
+        ),
+    ],
     store: NewStore = None,
     override: Override = None,
     array: Annotated[bool, Option("--array", help="Submit an array of jobs without Dask (Slurm).")] = False,
@@ -139,6 +170,8 @@ def submit(
         Option(metavar="DIR", help="Where the files go; default: ./NAME-slurm or ./NAME-kubernetes."),
     ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Submit a job to a cluster and follow it; submit again to resume."""
@@ -146,27 +179,29 @@ def submit(
 
     spec = _load(job, override)
     url, how = _store_of(spec, store), {"dry_run": dry_run, "array": array, "detach": detach}
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         result = submit_job(spec, to, url, folder, **how, observer=observer)
-    if dry_run and not as_json:
+    if dry_run and not as_json and not quiet:
         lines = (line for command in result["commands"] for line in command.splitlines())
         print(*map(printable, lines), sep="\n")
     else:
-        show(result, as_json)
+        show(result, as_json, quiet=quiet)
 
 
-@app.command()
+@command(MEASURE, "compare workflows/manhattan-published.toml --methods laplace,windows --repeats 1")
 def compare(
     job: Job,
     repeats: Annotated[
-        int | None, Option(min=1, help="Repetitions, each with new outputs and tasks.")
+        int | None, Option(min=1, metavar="N", help="Repetitions, each with new outputs and tasks.")
     ] = None,
     limit: Annotated[float | None, Option(metavar="SECONDS", help="Time limit of one construction.")] = None,
     methods: Annotated[str | None, Option(metavar="A,B,...", help="Methods to run; default: all.")] = None,
     cases: Annotated[
         str | None, Option(metavar="all|NAME,...", help="Cases under \\[compare] to run, instead of the job.")
     ] = None,
-    bound_seconds: Annotated[float | None, Option(help="Time for the lower bound; 0: no bound.")] = None,
+    bound_seconds: Annotated[
+        float | None, Option(metavar="SECONDS", help="Time for the lower bound; 0: no bound.")
+    ] = None,
     output: Annotated[
         Path | None,
         Option("--output", "-o", metavar="FOLDER", help="Folder of results; default: ./NAME-compare."),
@@ -175,6 +210,8 @@ def compare(
     override: Override = None,
     workers: Workers = None,
     as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     progress: Progress = "auto",
 ) -> None:
     """Run published methods on the same problem and print one table; run again to resume."""
@@ -188,13 +225,13 @@ def compare(
         "cases": _names(cases), "methods": _names(methods), "repeats": repeats, "limit_seconds": limit,
         "bound_seconds": bound_seconds, "overwrite": overwrite, "workers": workers,
     }  # fmt: skip
-    with observed(progress) as observer:
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
         summaries = compare_methods(spec, folder, **options, observer=observer)
     files = write_results(folder, summaries)
     if as_json:
         show(document(summaries), as_json)
-    else:
-        show_tables(summaries, files)
+    elif not quiet:
+        show_tables(summaries, files, verbose=verbose)
 
 
 def _load(job: Path, overrides: list[str] | None) -> "JobSpec":

@@ -37,8 +37,9 @@ from mdpext_dask.errors import (
 from mdpext_dask.files import is_standard_output
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
+    from mdpext_dask.cli.screens import Screen
     from mdpext_dask.events import Event, Observer
 
 # What Typer and Click say, and how it reads better.
@@ -83,7 +84,10 @@ def show(
     values: dict[str, Any],
     as_json: bool,
     beside: Path | None = None,
-    drawn: "Callable[[dict[str, Any]], RenderableType] | None" = None,
+    screen: "Callable[[dict[str, Any]], Screen] | None" = None,
+    drawn: "Callable[[dict[str, Any]], Screen | RenderableType] | None" = None,
+    quiet: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Print values on standard output: one JSON document, or for people.
 
@@ -95,42 +99,49 @@ def show(
         Whether to print JSON.
     beside
         A file that was written. If it is standard output, what is for people goes to standard error.
+    screen
+        Function that makes the answer at a glance; default: all names and values.
     drawn
-        Function that draws them for people; default: a table of names and values.
+        Function that draws the rest, which follows where much is wanted; default: all names and values.
+    quiet
+        Whether people want no answer.
+    verbose
+        Whether they want all of it.
     """
     if as_json:
         text = json.dumps(values, sort_keys=True, allow_nan=False)
         with _writing():
             print(text, flush=True)
         return
+    if quiet:
+        return
     from rich.console import Console
+    from rich.text import Text
 
     with _writing():
         console = Console(stderr=beside is not None and is_standard_output(beside))
-        console.print((drawn or _names_and_values)(values))
+        if screen is not None:
+            _print_drawn(console, screen(values))
+            console.print("" if verbose else Text("-v shows more, --json all of it", "dim"))
+        if screen is None or verbose:
+            _print_drawn(console, (drawn or _names_and_values)(values))
 
 
-def _names_and_values(values: dict[str, Any]) -> "RenderableType":
-    from rich.table import Table
-    from rich.text import Text
+def _print_drawn(console: "Console", drawn: "Screen | RenderableType") -> None:
+    from mdpext_dask.cli.screens import Screen
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in values.items():
-        if name == "notes" and value and _told.issuperset(value):
-            continue
-        # As plain text: a path may look like markup, and hold what terminals act on.
-        table.add_row(Text(printable(name)), Text(printable(_readable(value))))
-    return table
+    if isinstance(drawn, Screen):
+        # Lines are wrapped already, and what is long, such as a command or a hash, can be copied.
+        console.print(drawn.text(console.width), soft_wrap=True)
+    else:
+        console.print(drawn)
 
 
-def _readable(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_readable, value)) or "none"
-    return "-" if value is None else str(value)
+def _names_and_values(values: dict[str, Any]) -> "Screen":
+    from mdpext_dask.cli.screens import Screen, plainly
+
+    told = {"notes"} if values.get("notes") and _told.issuperset(values["notes"]) else ()
+    return Screen("", "", [(name, plainly(value)) for name, value in values.items() if name not in told])
 
 
 def range_of(option: str, text: str | None) -> tuple[int, int]:
@@ -173,10 +184,19 @@ def _interrupt(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def observed(style: str) -> Iterator["Observer"]:
+def observed(style: str, *, quiet: bool = False, verbose: bool = False) -> Iterator["Observer"]:
     """Show progress in a style while the body runs.
 
     Terminals that can move their cursor get bars; everything else gets lines.
+
+    Parameters
+    ----------
+    style
+        One of :data:`STYLES`.
+    quiet
+        Whether nothing is shown.
+    verbose
+        Whether diaries and the shortest stages are shown as well.
 
     Raises
     ------
@@ -185,7 +205,7 @@ def observed(style: str) -> Iterator["Observer"]:
     """
     if style not in STYLES:
         raise SpecError(f"--progress: must be {alternatives(STYLES)}, got {style!r}")
-    if style == "none":
+    if style == "none" or quiet:
         from mdpext_dask.events import silent
 
         yield silent
@@ -194,12 +214,12 @@ def observed(style: str) -> Iterator["Observer"]:
     if style == "auto" and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB:
         from mdpext_dask.cli.progress import RichBar
 
-        with RichBar() as bar:
+        with RichBar(verbose=verbose) as bar:
             yield _noted(bar)
     else:
         from mdpext_dask.cli.progress import JsonLines, PlainLines
 
-        yield _noted(JsonLines() if style == "json" else PlainLines())
+        yield _noted(JsonLines() if style == "json" else PlainLines(verbose=verbose))
 
 
 def _noted(observer: "Observer") -> "Observer":

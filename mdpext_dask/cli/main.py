@@ -3,6 +3,7 @@
 Heavy modules are imported inside the commands, so that ``mdpext --help`` answers at once.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -23,6 +24,8 @@ except ModuleNotFoundError as _missing:  # NumPy alone is enough for mdpext_dask
 # Importing these modules adds their commands to the application, in this order.
 COMMANDS = (build_commands, use_commands)
 
+# Shells that ask for completions set this variable.
+_COMPLETE = "_MDPEXT_COMPLETE"
 # Typer's exit code for an interrupt that it has caught.
 _TYPER_INTERRUPTED = 130
 
@@ -52,6 +55,11 @@ def _every_command(
         trust_operators(*operator)
 
 
+def _is_completing(given: list[str]) -> bool:
+    """Whether a shell asks for completions, or is to learn them."""
+    return _COMPLETE in os.environ or given[:1] in (["--install-completion"], ["--show-completion"])
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; an expected error is one line and an exit code.
 
@@ -71,6 +79,10 @@ def _call(given: list[str]) -> int:
         code = app(args=given or ["--help"], standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except SystemExit as ended:
+        if not _is_completing(given):  # commands do not end so
+            raise
+        return int(ended.code or 0)
     if code == _TYPER_INTERRUPTED:
         raise KeyboardInterrupt
     return code or 0

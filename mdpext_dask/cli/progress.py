@@ -30,6 +30,8 @@ from mdpext_dask.errors import printable
 
 # A running stage is reported after 10 s, then ever more rarely: the log of a day must not be long.
 _FIRST_SECONDS, _LAST_SECONDS, _SHARE = 10.0, 600.0, 0.1
+# A shorter stage, in s, is told of to those who want to know everything.
+_MOMENT = 1.0
 # A narrower terminal gets the figures without bars.
 _WIDTH_OF_BARS = 70
 
@@ -71,14 +73,22 @@ class PlainLines(_Lines):
         Where to; default: standard error, as it is when something is printed.
     clock
         Seconds of any origin.
+    verbose
+        Whether notes of a diary are printed as well, and stages that begin again, or end within a second.
     """
+
+    def __init__(
+        self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic, *, verbose: bool = True
+    ) -> None:
+        super().__init__(file, clock)
+        self._verbose = verbose
 
     def __call__(self, event: events.Event) -> None:
         """Print an event."""
         self._forecast(event)
         stage = self._forecast.stage(getattr(event, "stage", ""))
         if isinstance(event, events.StageStarted):
-            if self._next:
+            if self._next and (self._verbose or event.stage not in self._next):
                 of = f", {event.total} {event.unit}" if event.total else ""
                 self._print(f"{event.stage}: begins{of}")
                 self._announced.add(event.stage)
@@ -88,12 +98,14 @@ class PlainLines(_Lines):
                 self._print_stage(event.stage, stage)
         elif isinstance(event, events.StageFinished):
             planned = "" if stage is None or stage.planned is None else f" ({stage.planned:.2f} s planned)"
-            self._print(f"{event.stage}: {event.seconds:.2f} s{planned}")
+            if self._verbose or event.seconds >= _MOMENT:
+                self._print(f"{event.stage}: {event.seconds:.2f} s{planned}")
         elif isinstance(event, events.StageFailed):
             if event.stage in self._announced:
                 self._print(f"{event.stage}: given up after {event.seconds:.2f} s")
-        elif message := _message(event):
-            self._print(message)
+        else:
+            if message := _message(event, verbose=self._verbose):
+                self._print(message)
             # A stage may have notes alone, for long.
             for name in self._forecast.stages:
                 running = self._forecast.stage(name)
@@ -137,6 +149,8 @@ class RichBar(Live):
         Where to; default: standard error.
     clock
         Seconds of any origin.
+    verbose
+        Whether notes of a diary are shown as well, and the bars stay when all has gone well.
     auto_refresh
         Whether it is drawn several times a second by itself.
     """
@@ -146,8 +160,10 @@ class RichBar(Live):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
+        verbose: bool = True,
         auto_refresh: bool = True,
     ) -> None:
+        self._verbose = verbose
         self._forecast, self._finished = Forecast(clock), False
         self._changing = threading.Lock()  # bars are drawn from another thread
         # What Dask and others write to standard output belongs there.
@@ -164,12 +180,17 @@ class RichBar(Live):
         self.console.show_cursor(True)
         return self
 
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        # Then the answer has the screen to itself.
+        self.transient = kind is None and not self._verbose
+        super().__exit__(kind, *error)
+
     def __call__(self, event: events.Event) -> None:
         """Show an event."""
         with self._changing:
             self._forecast(event)
             self._finished |= isinstance(event, events.JobFinished)
-        if message := _message(event):
+        if message := _message(event, verbose=self._verbose):
             # As plain text: a name in brackets is no markup.
             self.console.print(Text(printable(message)), soft_wrap=True)
 
@@ -219,13 +240,13 @@ def _time(stage: StageProgress) -> str:
     return ", ".join(filter(None, [stage.overtaken, left])) or passed
 
 
-def _message(event: events.Event) -> str:
+def _message(event: events.Event, *, verbose: bool) -> str:
     """Return what an event of no stage says: nothing of a single worker without a dashboard."""
     if isinstance(event, events.Note):
-        return f"note: {event.text}"
-    if isinstance(event, events.JobFinished):
+        return f"note: {event.text}" if verbose or not event.diary else ""
+    if isinstance(event, events.JobFinished) and verbose:
         return compared(event.seconds, event.planned)
-    if isinstance(event, events.ClusterReady) and (event.dashboard or event.workers > 1):
+    if isinstance(event, events.ClusterReady) and (event.dashboard or (verbose and event.workers > 1)):
         watch = f", dashboard at {event.dashboard}" if event.dashboard else ""
         return f"cluster: {event.workers} worker{'s' if event.workers != 1 else ''}{watch}"
     return ""

@@ -12,6 +12,7 @@ from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import SpecError, StoreAccessError
 from mdpext_dask.evaluation.attackers.measure import measure_attacks, prepare
 from mdpext_dask.evaluation.attackers.requests import AttackRequest
+from mdpext_dask.evaluation.bound.kept import BOUND, kept_bound
 from mdpext_dask.evaluation.bound.lower_bound import FACTS, BoundRequest, bound_facts
 from mdpext_dask.evaluation.figure import loss_map
 from mdpext_dask.evaluation.plain import plain_facts
@@ -32,8 +33,6 @@ RECORDS_SUFFIX = ".npz"
 # A bound that may take so long, in s, is not worth starting processes for.
 QUICK_BOUND = 2.0
 EVERY_ATTACK = AttackRequest()
-# The best lower bound that any evaluation has found, kept in the store for report pages.
-BOUND = "audit/bound.json"
 
 
 def evaluate(
@@ -78,11 +77,13 @@ def evaluate(
     Returns
     -------
     - `state`: of the store; one that is "refused" keeps no promise, whatever it costs;
+    - `loss_kind`: as in the job;
     - `content_sha256`: the store's own digest of its bytes, None where it has none; whether they still are
       those, :func:`mdpext_dask.auditors.audit.audit` says, not this;
     - `loss_km`: the expected loss UL(M) of what is drawn; as all that follows, without a remap;
     - `plain_loss_km`: what planar Laplace noise of the same ε loses that is reported at the nearest output,
-      `plain_standard_error_km`, `over_plain` = `loss_km` / `plain_loss_km` − 1, and `plain_in_words`;
+      `plain_standard_error_km`, `over_plain` = `loss_km` / `plain_loss_km` − 1, `plain_advice`, what to
+      set where that is more (else None), and `plain_in_words`;
     - `remapped_loss_km`: that of what is reported, if the store is used with a remap, else None;
     - `loss_quantiles_km`: quantiles of ℓ(x) = Σ_y M(y|x) c(x, y) over records under their prior, and
       `loss_quantiles_resolution_km`: by how much they may be too large, 0 up to ten million records;
@@ -131,6 +132,7 @@ def evaluate(
         adversary = None if attack is None else measure_attacks(store, executor, stages, spread, attack)
     result = {
         "state": store.state,
+        "loss_kind": store.attributes["job"]["loss"]["kind"],
         **spread_facts(store, spread),
         **plain_facts(store, spread.loss_km),
         "remapped_loss_km": None if used is None else used.remapped_loss_km,
@@ -145,13 +147,6 @@ def evaluate(
             file.write(content)
     _leave_bound(store, result)
     return result
-
-
-def kept_bound(store: MechanismStore) -> dict[str, Any] | None:
-    """Return the bound that evaluations have left in a store, as it is there; None if not about its bytes."""
-    found, digest = objects.get_json(store.objects, BOUND), store.content_sha256
-    about = digest is not None and isinstance(found, dict) and found.get("content_sha256") == digest
-    return found if about else None
 
 
 def _leave_bound(store: MechanismStore, result: dict[str, Any]) -> None:

@@ -1,14 +1,109 @@
 """What a mechanism costs and what attackers learn, in words: rows of a table for people."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
+from mdpext_dask.job.sections import NOISE, WINDOWS
+
 Row = tuple[str, str]
+# The label of what speaks against a store.
+LOSES = "loses"
 # Bands with less than this share of reports are summed up in one row.
 _LEAST_SHARE = 5e-4
 # Of a normal distribution: two-sided, 95 %.
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
+# What is expected, by the kind of the loss.
+_ERRORS = {
+    "travel": "expected in road distance", "euclidean": "expected between place and report",
+    "file": "expected, by the table of the loss",
+}  # fmt: skip
+# The budget that methods without a seed program go with.
+_SEARCHED = "certified"
+# The number of releases of one place that is told of, if it was measured.
+_TOLD_RELEASES = 10
 # Districts that are listed in full; of more, the extremes.
 _MOST_LISTED = 16
+
+
+def metres(km: float) -> str:
+    """Return a length or a loss as people say it: ``287 m``, ``1,264 m``, ``0.24 m``."""
+    return f"{1000 * km:,.0f} m" if km >= 0.01 else f"{1000 * km:.2g} m"
+
+
+def headline(facts: Mapping[str, Any]) -> list[Row]:
+    """Return what a store loses, what the plain thing loses, and what nothing can lose less than.
+
+    Parameters
+    ----------
+    facts
+        `loss_km` and, where they are known, `loss_kind`, `plain_loss_km`, `plain_standard_error_km`,
+        `over_plain`, `plain_advice` and `lower_bound_certified_km`: what :func:`~mdpext_dask.evaluation.\
+evaluate.evaluate` returns, or the summary of a store.
+    """
+    rows = [("error", f"{metres(facts['loss_km'])} {_ERRORS.get(facts.get('loss_kind') or '', 'expected')}")]
+    plain_km, over = facts.get("plain_loss_km"), facts.get("over_plain")
+    if plain_km is not None:
+        than = "" if over is None else f"; this errs {abs(over):.1%} {'more' if over > 0 else 'less'}"
+        rows.append(("plain", f"{metres(plain_km)} with planar noise at the nearest output{than}"))
+    if facts.get("plain_advice") is not None:
+        rows.append((LOSES, f"to the plain thing: set {facts['plain_advice']}, which does not"))
+    bound_km = facts.get("lower_bound_certified_km")
+    if bound_km is None:
+        return [*rows, ("bound", "not known yet: mdpext evaluate computes it")]
+    gap = facts["loss_km"] / bound_km - 1 if bound_km > 0 else math.inf
+    above = f"; this errs {gap:.0%} more" if gap <= 1 else " (weak: more --bound-seconds)"
+    return [*rows, ("bound", f"{metres(bound_km)}: no mechanism that keeps ε errs less{above}")]
+
+
+def plain_advice(method: str, budget: str, loss_km: float, plain_km: float, half_km: float) -> str | None:
+    """Return what to set in the job of a store that loses more than the plain thing; None if nothing helps.
+
+    Parameters
+    ----------
+    method, budget
+        Those of the store.
+    loss_km, plain_km
+        What it and the plain thing lose, in km.
+    half_km
+        Half the interval in which the latter lies, in km.
+    """
+    # Noise sends each cell to the best report, which is never worse; windows improve it.
+    if loss_km - plain_km <= half_km or method in (NOISE, WINDOWS):
+        return None
+    seedless = "" if budget == _SEARCHED else f' and privacy.budget = "{_SEARCHED}"'
+    return f'extension.method = "{NOISE}"{seedless}'
+
+
+def highlights(result: dict[str, Any]) -> list[Row]:
+    """Return the few figures of an evaluation that everybody should see; :func:`table` has all."""
+    rows = headline(result)
+    if result.get("remapped_loss_km") is not None:
+        rows.append(("remap", f"{metres(result['remapped_loss_km'])} with it; the rest is without"))
+    likely = result["report_loss_quantiles_km"].get("0.95")
+    if likely is not None:
+        rows.append(("reports", f"95 % of them err by at most {metres(likely)}"))
+    rows.append(("distance", f"{metres(result['distance_km'])} expected from a place to its report"))
+    found = result["adversary"]
+    if found is None:
+        return rows
+    error, before = metres(found["inference_error_km"]), metres(found["prior_inference_error_km"])
+    once, guessed = f"{found['vulnerability']:.2g}", f"{found['prior_vulnerability']:.2g}"
+    rows += [
+        ("attacker", f"off by {error} on average; {before} without a report"),
+        ("in one try", f"guesses the record with probability {once}; {guessed} without a report"),
+    ]
+    for entry in (found["releases"] or {}).get("curve", ()):
+        if entry["releases"] == _TOLD_RELEASES and not entry["exact"]:
+            off = metres(entry["inference_error_km"])
+            rows.append((f"{_TOLD_RELEASES} reports", f"of one place: off by {off}; sticky ones stay at one"))
+    worst = found["worst_record"]
+    if worst is not None:
+        place = f"x {worst['x_km']:.3f}, y {worst['y_km']:.3f} km"
+        if worst["lon"] is not None:
+            place = f"{worst['lat']:.5f}, {worst['lon']:.5f} (lat, lon)"
+        rows.append(("worst", f"{metres(worst['loss_km'])} expected at {place}"))
+    return rows
 
 
 def table(result: dict[str, Any]) -> list[Row]:
@@ -60,7 +155,7 @@ def _bound(result: dict[str, Any]) -> list[Row]:
         return []
     sort, above = "", ""
     if not result["lower_bound_certified"]:
-        half = _NORMAL_95 * result["lower_bound_standard_error_km"]
+        half = NORMAL_95 * result["lower_bound_standard_error_km"]
         sort = (
             f" (± {half:.2g}, estimated from {result['offsets_used']} of {result['offsets_total']} lattices; "
             f"certified: {result['lower_bound_certified_km']:.6g} km)"

@@ -263,4 +263,4 @@ class _Search:
         return tried
 
     def _note(self, text: str) -> None:
-        self._observer(Note(f"budgets: {text}"))
+        self._observer(Note(f"budgets: {text}", diary=True))

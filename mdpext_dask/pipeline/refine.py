@@ -127,7 +127,7 @@ def refine(
         try:
             rows = solve_alone(trials.store, trials.executor, improve_seed, reach)
         except SolverError as error:
-            observer(Note(f"refining ended early: {error}"))
+            observer(Note(f"refining ended early: {error}", diary=True))
             break
         trial = trials.run(rows, slopes=True)
         reached = None
@@ -143,7 +143,7 @@ def refine(
         seconds = time.perf_counter() - started
         rounds.append({"reach": reach, **measures, "tempered_loss_km": loss_km, "seconds": seconds})
         after = "" if loss_km is None else f"; tempered {loss_km:.4f} km"
-        observer(Note(f"refining, round {len(rounds)}: {told(measures)}{after}"))
+        observer(Note(f"refining, round {len(rounds)}: {told(measures)}{after}", diary=True))
         if reach <= _SMALL_SHARE * allowed and best and previous:
             # Neither does tempering cost much nor has the last round gained much.
             cheap = best.loss_km <= (1 + _NOTHING_LEFT) * trial.loss_km

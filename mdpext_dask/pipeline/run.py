@@ -126,7 +126,8 @@ def init(
                 store.update(seconds=seconds_so_far(store, stages))
     summary = summarise(store)
     left = summary["blocks"] - summary["blocks_done"]
-    observer(Note(f"the seed is solved; {left} blocks are left, in parts of any size: {summary['next']}"))
+    said = f"the seed is solved; {left} blocks are left, in parts of any size: {summary['next']}"
+    observer(Note(said, diary=True))
     return summary
 
 

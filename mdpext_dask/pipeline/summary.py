@@ -6,6 +6,8 @@ from typing import Any
 
 from mdpext_dask.compute.stages import Stages
 from mdpext_dask.errors import MdpextError
+from mdpext_dask.evaluation.bound.kept import kept_bound
+from mdpext_dask.evaluation.words import NORMAL_95, plain_advice
 from mdpext_dask.events import STAGES
 from mdpext_dask.job.sections import SEEDLESS
 from mdpext_dask.store import integrity, locks
@@ -14,6 +16,9 @@ from mdpext_dask.store.receipts import Receipt
 from mdpext_dask.store.remap import has_remap
 from mdpext_dask.store.rows import extension_of_store
 from mdpext_dask.store.schema import METHOD_IN_WORDS
+
+# A loss is a sum of rounded numbers; bounds that exceed it by a smaller share are possible.
+_ROUNDING = 1e-6
 
 
 def summarise(store: MechanismStore) -> dict[str, Any]:
@@ -55,9 +60,15 @@ def summarise(store: MechanismStore) -> dict[str, Any]:
         "method_in_words": attributes.get(METHOD_IN_WORDS),
         "budget": attributes["job"]["privacy"]["budget"],
         "loss_km": attributes.get("loss_km"),
+        "loss_kind": attributes["job"]["loss"]["kind"],
         # Older stores do not say what planar Laplace noise loses.
         "plain_loss_km": attributes.get("plain_loss_km"),
+        "plain_standard_error_km": attributes.get("plain_standard_error_km"),
+        "over_plain": attributes.get("over_plain"),
+        "plain_advice": _advice(attributes, method),
         "plain_in_words": attributes.get("plain_in_words"),
+        # What an evaluation has left in the store.
+        "lower_bound_certified_km": _bound_km(store, attributes.get("loss_km")),
         # Whether it is used with a remap; losses here are those without.
         "remap": has_remap(store),
         "seed_primal": seed.get("primal_km"),
@@ -89,6 +100,23 @@ def _next(store: MechanismStore, state: str, missing: list[int]) -> str | None:
         if missing
         else f"mdpext finalise {url}"
     )
+
+
+def _advice(attributes: Mapping[str, Any], method: str) -> str | None:
+    found = [attributes.get(name) for name in ("loss_km", "plain_loss_km", "plain_standard_error_km")]
+    if None in found:  # not finished, or older
+        return None
+    loss_km, plain_km, error_km = (float(each or 0.0) for each in found)
+    return plain_advice(
+        method, attributes["job"]["privacy"]["budget"], loss_km, plain_km, NORMAL_95 * error_km
+    )
+
+
+def _bound_km(store: MechanismStore, loss_km: float | None) -> float | None:
+    """Return the certified bound of an evaluation, in km, unless there is none, or it cannot be right."""
+    found = None if loss_km is None else (kept_bound(store) or {}).get("lower_bound_certified_km")
+    possible = isinstance(found, float) and loss_km is not None and 0 <= found <= loss_km * (1 + _ROUNDING)
+    return found if possible else None
 
 
 def _refusal(store: MechanismStore, found: Mapping[int, Receipt]) -> str | None:

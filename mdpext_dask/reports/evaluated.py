@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from mdpext_dask.errors import SpecError, first_line
-from mdpext_dask.evaluation.evaluate import kept_bound
+from mdpext_dask.evaluation.bound.kept import kept_bound
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 _ROUNDING = 1e-6

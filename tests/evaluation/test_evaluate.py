@@ -283,9 +283,13 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     assert mdpext(*command) == 0
     text = capfd.readouterr().out
+    assert f"{1000 * answer['loss_km']:,.0f} m expected" in text
+    assert "bound     not known yet" in text
+    assert mdpext(*command, "--verbose") == 0
+    text = capfd.readouterr().out
     assert f"{answer['loss_km']:.6g} km" in text
     assert "of reports, which lose" in text
-    assert "no mechanism" not in text
+    assert "no mechanism" not in text.partition("\n\n")[2]
 
 
 def test_a_bound_is_told_in_words(stores: Stores) -> None:

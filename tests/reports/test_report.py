@@ -26,7 +26,7 @@ from mdpext_dask.errors import IncompleteStoreError, SpecError
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, plain_laplace, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound import lower_bound
-from mdpext_dask.evaluation.evaluate import BOUND
+from mdpext_dask.evaluation.bound.kept import BOUND
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init, partition
 from mdpext_dask.problem.grid import Grid

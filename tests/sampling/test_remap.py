@@ -18,7 +18,7 @@ from mdpext_dask import audit, build, evaluate, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreAccessError, StoreError
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace, remapped
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
-from mdpext_dask.evaluation.evaluate import BOUND
+from mdpext_dask.evaluation.bound.kept import BOUND
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import init
 from mdpext_dask.reports.page.thinned import Thinned, quantised

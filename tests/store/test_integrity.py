@@ -510,7 +510,10 @@ def test_missing_blocks_are_named_by_ranges(tmp_path: Path, small_job: Job) -> N
     planned = init(parse_job(job), str(path), observer=said.append)
     assert planned["seed_solved"]
     assert planned["next"] == f"mdpext partition '{path}' --range 0:21"
-    assert Note(f"the seed is solved; 21 blocks are left, in parts of any size: {planned['next']}") in said
+    assert (
+        Note(f"the seed is solved; 21 blocks are left, in parts of any size: {planned['next']}", diary=True)
+        in said
+    )
     partition(str(path), 2, 4)
     store = MechanismStore.open(str(path))
     complaint = "19 of 21 blocks are missing, in 2 ranges: 0:2, 4:21; run the job again, or mdpext partition "

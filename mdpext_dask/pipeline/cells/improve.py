@@ -218,7 +218,7 @@ class CellPrograms:
             if earlier and min(losses) > (1 - _NOTHING_LEFT) * min(earlier):
                 break
             swept = self._one_sweep(state, level, _OFFSETS[turn % len(_OFFSETS)])
-            self._observer(Note(_told(swept, turn + 1)))
+            self._observer(Note(_told(swept, turn + 1), diary=True))
             # Coarse levels price points by interpolation, so a sweep may lose; then it has not been made.
             better = swept.loss_km < state.loss_km
             before, state = (state, swept) if better else (swept, replace(state, sweeps=swept.sweeps))

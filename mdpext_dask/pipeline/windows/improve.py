@@ -97,11 +97,11 @@ def improve_noise(store: MechanismStore, executor: Executor, stages: Stages) -> 
         names += [window_name(turn, number) for number, *_ in with_prior]
         failed, solved = failed + sum(outcome.failed for outcome in outcomes), solved + len(outcomes)
         loss_km, done = loss_km - gained_km, turn + 1
-        stages.observer(Note(f"windows: turn {done}: {len(outcomes)} programs, {loss_km:.5g} km"))
+        stages.observer(Note(f"windows: turn {done}: {len(outcomes)} programs, {loss_km:.5g} km", diary=True))
         for (_, x, y), outcome in zip(with_prior, outcomes, strict=True):
             if outcome.failed:
                 said = f"the program of records {x.start}:{x.stop} x {y.start}:{y.stop} has failed"
-                stages.observer(Note(f"windows: turn {done}: {said}; its rows stay"))
+                stages.observer(Note(f"windows: turn {done}: {said}; its rows stay", diary=True))
         if gained_km < _ENOUGH * loss_km:
             break
     where = {"name": WINDOW, "side": windows.side, "gap": windows.gap, "turns": done, "start": sha256}
