@@ -2,6 +2,9 @@
 
 import math
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from mdpext_dask.reports.page.maps import Frame
 from mdpext_dask.reports.page.streets import path_of, snapped, streets_of
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.schema import ROADS
-from tests.reports.test_report import Job
 
+Job = Callable[..., dict[str, dict[str, Any]]]
 WEIGHTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=12)
 FRAME = Frame(Box(0.0, 0.0, 10.0, 10.0))  # 64 units in a km
 
@@ -117,7 +120,7 @@ def test_lines_that_fall_together_are_drawn_once(monkeypatch: pytest.MonkeyPatch
     assert step > 3
 
 
-def test_streets_are_those_of_the_network(small_job: Job, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_streets_are_those_of_the_network(small_job: Job, tmp_path: Path) -> None:
     spec = parse_job(small_job())
     geometry = build_geometry(spec)
     assert isinstance(geometry, RoadGeometry)
