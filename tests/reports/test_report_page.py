@@ -468,7 +468,7 @@ def test_a_report_in_pieces_is_noticed(browser: Any, file: Path, tmp_path: Path)
 def test_the_readmes_pictures_can_be_taken_again(file: Path, tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "workflows" / "benchmarks" / "report_pictures.py"
     subprocess.run([sys.executable, str(script), str(file), str(tmp_path)], check=True, timeout=120)
-    for name in ("report_light.png", "report_dark.png"):
+    for name in ("report_light.png", "report_dark.png", "report_map.png"):
         content = (tmp_path / name).read_bytes()
         assert colours_in(content)[0] > 20
         assert len(content) < 300_000

@@ -98,7 +98,7 @@ def view_of(frame: Frame, middle: Array, reach: float) -> dict[str, Any]:
         "transform": f"translate({x:.1f} {y:.1f}) scale({scale:.3f})",
         "scale": scale,
         "bar": round(bar_km * scale * frame.scale, 1),
-        "bar_words": in_metres(bar_km),
+        "bar_words": in_metres(bar_km) if bar_km < 1 else f"{bar_km:g} km",
     }
 
 

@@ -15,6 +15,8 @@ from mdpext_dask.store.schema import ROADS
 # Ends of lines are moved to a lattice of this step, in a map's own units; of more lines to one of twice the
 # step, and so on: streets that fall together are drawn once.
 _FINEST_STEP, MOST_LINES = 0.25, 60_000
+# Of more, thin lines show the same.
+_MANY_LINES = 20_000
 # Roads beyond this are not read: a page is of a city.
 _MOST_ROADS = 5_000_000
 
@@ -33,22 +35,24 @@ def streets_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
 
     Returns
     -------
-    `path`, lines as an SVG path in steps of a lattice, and `step`, that step in the map's units; or, where
-    the store does not hold which nodes are connected, `nodes`, a picture of its road nodes. Both are None
-    where there are no roads. `words` says which it is.
+    `path`, lines as an SVG path in steps of a lattice, `step`, that step in the map's units, and `dense`,
+    whether they are so many that they should be thin; or, where the store does not hold which nodes are
+    connected, `nodes`, a picture of them. Path and picture are None where there are no roads. `words` says
+    which it is.
     """
     lines = _lines_km(store)
     if lines is not None:
         found, step = snapped(frame.place(lines.reshape(-1, 2)).reshape(-1, 4))
-        words = "Lines are the road network, drawn from the store itself."
-        return {"path": path_of(found), "step": step, "nodes": None, "words": words}
+        words = "The streets are the road network, drawn from the store itself."
+        dense = len(found) > _MANY_LINES
+        return {"path": path_of(found), "step": step, "dense": dense, "nodes": None, "words": words}
     nodes = _nodes_png(store, frame)
     words = (
         "The problem has no road network that could be drawn."
         if nodes is None
         else "Grey are the road nodes: the store does not hold the roads between them; made again, it does."
     )
-    return {"path": None, "step": None, "nodes": nodes, "words": words}
+    return {"path": None, "step": None, "dense": False, "nodes": nodes, "words": words}
 
 
 def _lines_km(store: MechanismStore) -> NDArray[np.float64] | None:

@@ -109,7 +109,7 @@
     svg.querySelectorAll(".near-bar path").forEach((path) => path.setAttribute("d", `M14 338v7h${bar * unit}v-7`));
     const label = svg.querySelector(".near-bar text");
     label.setAttribute("x", 22 + bar * unit);
-    label.textContent = inMetres(bar);
+    label.textContent = bar < 1 ? inMetres(bar) : `${bar} km`;
     return scale;
   };
   const say = (id, rings) => {
