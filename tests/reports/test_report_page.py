@@ -19,6 +19,7 @@ from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support.browsers import launched
+from tests.support.forged import shard_of
 from tests.support.pages import Page
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -278,6 +279,23 @@ def test_a_close_up_shows_where_half_and_nine_tenths_of_the_reports_are(
     page.focus("#from-map")
     page.keyboard.press("Home")
     check(*data["typical"])
+
+
+def test_a_record_whose_row_is_lost_has_no_close_up(small_job: Job, browser: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "lost.zarr")
+    build(parse_job(small_job(store={"block_cells": [2, 2]})), url)
+    opened = MechanismStore.open(url)
+    shard_of(Path(url), 1).unlink()
+    assert not report(url, tmp_path / "r.html", bound_seconds=0)["holds"]
+    context = browser.new_context(viewport=WIDE)
+    page = context.new_page()
+    page.goto((tmp_path / "r.html").as_uri())
+    lost = opened.plan[1].owned_x.start + 1, opened.plan[1].owned_y.start + 1
+    for record, shown in ((lost, False), (Page(page.content()).data["typical"], True)):
+        page.mouse.click(*place_of(page, *record))
+        for name in ("from-near", "from-words"):
+            assert page.locator(f"#{name}").is_visible() == shown
+    context.close()
 
 
 def found_in_said(page: Any) -> bool:
