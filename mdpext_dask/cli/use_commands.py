@@ -512,3 +512,38 @@ def report(
     show(result, as_json, screen=report_screen, quiet=quiet, verbose=verbose)
     if not result["holds"]:
         end_badly(f"{result['store']}: {result['verdict']}", EXIT_GUARANTEE)
+
+
+@command(MEASURE, "show manhattan.zarr", "show")
+def show_page(
+    store: Store,
+    output: Annotated[
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE.html",
+            help="The page; default: STORE-report.html beside the store, or in a temporary folder.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Make the page again, and replace whatever file is there.")
+    ] = False,
+    workers: Readers = None,
+    scheduler: Scheduler = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    progress: Progress = "auto",
+) -> None:
+    """Open the report page of a store in a browser; it is made first, unless it is up to date."""
+    from mdpext_dask.cli.screens import page_screen
+    from mdpext_dask.reports.show import show as open_page
+
+    with observed(progress, quiet=quiet, verbose=verbose) as observer:
+        result = open_page(
+            store, output, overwrite=overwrite, workers=workers, scheduler=scheduler, observer=observer
+        )
+    show(result, as_json, screen=page_screen, quiet=quiet, verbose=verbose)
+    if not result["holds"]:
+        end_badly(f"{result['store']}: {result['verdict']}", EXIT_GUARANTEE)

@@ -1,12 +1,22 @@
 """What the plain thing loses beside a store: planar Laplace noise, reported at the nearest output."""
 
+import math
 from typing import Any
 
-from mdpext_dask.evaluation.baselines.noise import plain_laplace
-from mdpext_dask.evaluation.baselines.problem import Problem
+import numpy as np
+from scipy.spatial import KDTree
+from scipy.special import gammaincinv
+
+from mdpext_dask.evaluation.baselines.noise import euclidean_epsilon, plain_laplace
+from mdpext_dask.evaluation.baselines.problem import Array, Problem
 from mdpext_dask.evaluation.words import NORMAL_95, metres, plain_advice
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import extension_of_store
+
+# For a map: noisy places in all, of a record at least and at most, and how many are looked at together.
+_POINTS, _FEWEST, _MOST, _AT_ONCE = 1_000_000, 100, 1000, 200_000
+# Turning by it, no place lies in the shade of another.
+_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
 
 
 def plain_facts(store: MechanismStore, loss_km: float) -> dict[str, Any]:
@@ -40,3 +50,40 @@ def plain_facts(store: MechanismStore, loss_km: float) -> dict[str, Any]:
         "plain_advice": advice,
         "plain_in_words": said,
     }
+
+
+def plain_expected_km(problem: Problem) -> Array:
+    """Return what the plain thing loses at each record, for a map.
+
+    The mean over noisy places that are spread evenly by the noise's own measure: the k-th of n has the radius
+    that (k + ½) / n of all noise stays within, and is turned by the golden angle from the one before.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+
+    Returns
+    -------
+    float64 of the grid's shape, in km; NaN where nobody is. Of more than 10,000 records with a prior, so many
+    are drawn by a seeded generator, and the others are NaN as well.
+    """
+    expected, generator = np.full(problem.grid.shape, np.nan), np.random.default_rng(problem.random_seed)
+    used = np.flatnonzero(problem.prior.ravel())
+    if len(used) > _POINTS // _FEWEST:
+        used = np.sort(generator.choice(used, _POINTS // _FEWEST, replace=False))
+    count = min(_POINTS // len(used), _MOST)
+    epsilon = euclidean_epsilon(problem.epsilon_per_km, problem.metric_p)
+    radius = gammaincinv(2.0, (np.arange(count) + 0.5) / count) / epsilon
+    nearest = KDTree(problem.output_xy_km)
+    x, y = problem.grid.x_km(), problem.grid.y_km()
+    for first in range(0, len(used), step := max(_AT_ONCE // count, 1)):
+        own = used[first : first + step]
+        i, j = np.divmod(own, len(y))
+        places = np.repeat(np.stack([x[i], y[j]], axis=-1), count, axis=0)
+        # Each record's are turned by an angle of its own, so that neighbours do not err alike.
+        angle = (_GOLDEN_ANGLE * np.arange(count) + generator.uniform(0, 2 * np.pi, (len(own), 1))).ravel()
+        noise = np.tile(radius, len(own))[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        losses = problem.loss.pairs(places, np.asarray(nearest.query(places + noise)[1], dtype=np.intp))
+        expected.flat[own] = losses.reshape(-1, count).mean(axis=1)
+    return expected

@@ -35,12 +35,16 @@ class Domain(Geometry):
         π of the records, float64 of shape ``grid.shape``, summing to 1; 0 outside the region.
     loss
         The loss between records and outputs.
+    road_xy_km
+        Both ends of every road that touches the grid, for maps: float32 of shape (m, 2, 2), in km; empty
+        without a network.
     """
 
     output_xy_km: NDArray[np.float64]
     output_lonlat: NDArray[np.float64]
     prior: NDArray[np.float64]
     loss: TravelLoss | EuclideanLoss | TableLoss
+    road_xy_km: NDArray[np.float32]
 
     @property
     def outputs(self) -> int:
@@ -89,9 +93,21 @@ def build_domain(spec: JobSpec, geometry: RoadGeometry | FileGeometry | None = N
         output_lonlat=nowhere if projection is None else projection.to_degrees(output_xy),
         prior=prior,
         loss=loss,
+        road_xy_km=_roads_on(geometry),
         notes=geometry.notes + notes + found + outside,
         downloads=geometry.downloads,
     )
+
+
+def _roads_on(geometry: RoadGeometry | FileGeometry) -> NDArray[np.float32]:
+    """Return :attr:`Domain.road_xy_km`: each road once, whatever its directions."""
+    if isinstance(geometry, FileGeometry):
+        return np.empty((0, 2, 2), dtype=np.float32)
+    network, xy = geometry.network, geometry.node_xy_km
+    ends = np.unique(np.sort(np.stack([network.start, network.end], axis=-1), axis=-1), axis=0)
+    inside = geometry.grid.box.contains(xy)
+    ends = ends[(ends[:, 0] != ends[:, 1]) & inside[ends].any(axis=-1)]
+    return np.asarray(xy[ends], dtype=np.float32)
 
 
 def _more_than_records(outputs: int, geometry: Geometry) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The report page of a store: everything that is found out about it, in one HTML file."""
 
 import datetime
+import hashlib
 import shlex
 import time
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from mdpext_dask import __version__
 from mdpext_dask.auditors.methods import Sampling, certify, sample_pairs
 from mdpext_dask.auditors.result import HOLDS, AuditReport, sentence
 from mdpext_dask.auditors.subject import store_subject
@@ -19,7 +21,7 @@ from mdpext_dask.evaluation.attackers.requests import AttackRequest
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound.lower_bound import BoundRequest, bound_facts
 from mdpext_dask.evaluation.evaluate import MOST_SORTED, measure_spread, spread_facts
-from mdpext_dask.evaluation.plain import plain_facts
+from mdpext_dask.evaluation.plain import plain_expected_km, plain_facts
 from mdpext_dask.events import Observer, silent
 from mdpext_dask.files import check_file, whole_file
 from mdpext_dask.reports.evaluated import read_evaluation, read_kept_bound
@@ -28,7 +30,7 @@ from mdpext_dask.reports.page.costs import Findings, others
 from mdpext_dask.reports.page.html import page_of
 from mdpext_dask.store.integrity import require_all_blocks
 from mdpext_dask.store.mechanism_store import COMPLETE, REFUSED, MechanismStore
-from mdpext_dask.store.objects import WhereStored, address_of
+from mdpext_dask.store.objects import LOCK, WhereStored, address_of, is_remote, local_path
 from mdpext_dask.store.remap import remap_of
 
 SUFFIXES = (".html", ".htm")
@@ -97,13 +99,14 @@ def report(
     started, url = time.perf_counter(), address_of(url)
     if bound_seconds is not None and not bound_seconds >= 0:
         raise SpecError(f"--bound-seconds: must be at least 0, got {bound_seconds:g}")
-    target = Path(f"{PurePath(url.rstrip('/')).stem or 'store'}-report.html" if path is None else path)
+    target = Path(page_name(url) if path is None else path)
     if Path(url).resolve() in target.resolve().parents:
         raise SpecError(f"{_OPTION}: {target}: lies inside the store")
     check_file(target, _OPTION, SUFFIXES, overwrite=overwrite)
     _require_libraries()
     store = MechanismStore.open(url)
     _require_finished(store)
+    stamp = stamp_of(store)
     before = None if evaluation is None else read_evaluation(store, Path(evaluation))
     used = remap_of(store) if store.state == COMPLETE else None
     stages = Stages(observer)
@@ -113,6 +116,8 @@ def report(
     now = datetime.datetime.now(datetime.UTC)
     with stages.stage("report"):
         contents = contents_of(store, found, f"{now:%Y-%m-%d %H:%M} UTC")
+        holds = certificate.verdict == HOLDS and store.state == COMPLETE
+        contents["stamp"] = stamp if holds else ""
         contents["store_argument"] = shlex.quote(store.name)
         content = page_of(contents).encode("utf-8", "replace")
         with whole_file(target, _OPTION) as file:
@@ -123,12 +128,30 @@ def report(
         "bytes": len(content),
         "sections": list(SECTIONS),
         "state": store.state,
-        "holds": certificate.verdict == HOLDS and store.state == COMPLETE,
+        "holds": holds,
         "verdict": sentence(certificate) if store.state == COMPLETE else f"refused; {sentence(certificate)}",
         "epsilon_certified": certificate.as_json()["epsilon_certified"],
         "remap": used is not None,
         "seconds": time.perf_counter() - started,
     }
+
+
+def page_name(url: str) -> str:
+    """Return what the page of a store is called."""
+    return f"{PurePath(url.rstrip('/')).stem or 'store'}-report.html"
+
+
+def stamp_of(store: MechanismStore) -> str:
+    """Return a digest (hex) that changes with this software and any file of a store; empty of a remote one.
+
+    Files are known by name, size and time: it proves nothing, but tells whether a page may still be right.
+    """
+    if is_remote(store.url):
+        return ""
+    root = local_path(store.url)
+    files = [(path, path.stat()) for path in sorted(root.rglob("*")) if path.is_file() and path.name != LOCK]
+    listed = [(path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns) for path, found in files]
+    return hashlib.sha256(repr((__version__, store.name, listed)).encode()).hexdigest()
 
 
 def _require_libraries() -> None:
@@ -178,7 +201,7 @@ def _find_out(
 ) -> Findings:
     sampled = _sampled(store, executor, stages)
     result: dict[str, Any] | None = None
-    expected = None
+    expected = plain = None
     compared, reason = [], ""
     try:
         spread = measure_spread(store, executor, stages)
@@ -201,13 +224,14 @@ def _find_out(
             attack = prepare(store, AttackRequest(releases=0))
             result["adversary"] = measure_attacks(store, executor, stages, spread, attack)
         if store.grid.records <= MOST_SORTED:
-            compared = others(Problem.of_store(store))
+            problem = Problem.of_store(store)
+            compared, plain = others(problem), plain_expected_km(problem)
     except (StoreError, GuaranteeViolation) as error:
         # The page of a store that does not hold shows whatever can be computed.
         if certificate.verdict == HOLDS and store.state == COMPLETE:
             raise
         reason, result, expected = first_line(error), None, None
-    return Findings(certificate, sampled, result, reason, expected, compared)
+    return Findings(certificate, sampled, result, reason, expected, compared, plain)
 
 
 def _sampled(store: MechanismStore, executor: Executor, stages: Stages) -> AuditReport | None:

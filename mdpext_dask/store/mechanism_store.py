@@ -4,7 +4,7 @@
     x, y, output_x, ..., prior     coordinates and prior
     inside (x, y), kept (cell_x, cell_y)   records and source cells of the region
     seed/                          corner rows (float64), log scores, budgets, objectives
-    problem/                       tables of the loss, so that a finished store can be evaluated
+    problem/                       tables of the loss, to evaluate a finished store; roads for maps
     receipts/                      one small object per finished block
     audit/                         certificates and audits, a signature, the best lower bound
     remap/                         the output to report in place of each, if the store is used with a remap

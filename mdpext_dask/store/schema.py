@@ -30,6 +30,8 @@ FORMAT_VERSION = 3
 # The state of a store while its template is being written.
 CREATING = "creating"
 PROBABILITY = "probability"
+# Of the problem: both ends of each road, for maps. Stores of before, and of loss files, have none.
+ROADS = "road_xy"
 # Arrays of the seed group with what, besides scores, an extension may depend on.
 EXTENSION_X, EXTENSION_Y, EXPONENT = "extension_x", "extension_y", "extension_exponent"
 # Arrays of the seed group that rows of noise follow from: the output of every cell; masses of the cells
@@ -219,7 +221,9 @@ def write_arrays(root: zarr.Group, domain: Domain, plan: Plan) -> None:
 
 
 def _write_problem(problem: zarr.Group, domain: Domain) -> None:
-    """Write the tables of the loss, so that a finished store can be evaluated by itself."""
+    """Write the tables of the loss, so that a finished store can be evaluated by itself, and its roads."""
+    if len(domain.road_xy_km):  # in no digest: nothing but maps depends on them
+        _write(problem, ROADS, domain.road_xy_km, ("road", "end", "axis"), units="km")
     if isinstance(domain.loss, TableLoss):
         table = _table(domain.loss)
         # Chunks of one row of records, at most about a megabyte: a task reads the rows it needs.

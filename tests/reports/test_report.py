@@ -23,6 +23,7 @@ from scipy.sparse import csr_array
 
 from mdpext_dask import AttackRequest, BoundRequest, evaluate
 from mdpext_dask.errors import IncompleteStoreError, SpecError
+from mdpext_dask.evaluation import plain
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, plain_laplace, planar_laplace
 from mdpext_dask.evaluation.baselines.problem import Problem
 from mdpext_dask.evaluation.bound import lower_bound
@@ -582,6 +583,43 @@ def test_what_others_lose_is_what_their_rows_say(built: Path) -> None:
     assert 0 < error < 0.01 * exact
 
 
+def test_what_plain_noise_loses_at_each_record_is_what_its_rows_say(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem.of_store(MechanismStore.open(str(built)))
+    records = problem.records_xy_km(slice(None))
+    rows = planar_laplace(problem, 60).rows
+    assert rows is not None
+    exact = (rows(slice(None)).reshape(len(records), -1) * problem.loss.rows(records)).sum(axis=1)
+    found = plain.plain_expected_km(problem).ravel()
+    used = problem.prior.ravel() > 0
+    np.testing.assert_array_equal(np.isfinite(found), used)
+    assert np.abs(found[used] / exact[used] - 1).max() < 0.03
+    # Of more than so many, some are drawn: always the same, and no less exactly.
+    monkeypatch.setattr(plain, "_POINTS", 100 * 20)
+    few = plain.plain_expected_km(problem).ravel()
+    assert np.isfinite(few).sum() == min(20, used.sum())
+    np.testing.assert_array_equal(few, plain.plain_expected_km(problem).ravel())
+    known = np.isfinite(few)
+    assert np.abs(few[known] / exact[known] - 1).max() < 0.1
+
+
+def test_maps_of_errors_by_hand() -> None:
+    grid, ones = Grid(0.0, 0.0, 1, 1, 1.0, (1,)), np.ones((2, 2))
+    shown = Thinned(grid, 1, np.arange(2), np.arange(2), csr_array(ones), np.zeros(2), ones / 4, ones > 0)
+    own, other = np.array([[0.1, 0.4], [0.3, math.nan]]), np.array([[0.2, 0.3], [0.3, 0.1]])
+    prior = np.array([[0.5, 0.2], [0.1, 0.2]])
+    frame = maps.Frame(grid.box)
+    found = maps.error_fields(frame, shown, prior, own, other)
+    assert found is not None
+    assert (found["records"], found["less"]) == (3, pytest.approx(0.5 / 0.8))
+    assert found["own"]["legend"]["least"] == found["plain"]["legend"]["least"] == pytest.approx(100)
+    assert found["own"]["legend"]["most"] == found["plain"]["legend"]["most"] <= 400 + 1e-9
+    assert found["difference"]["legend"]["most"] == pytest.approx(100)
+    assert found["difference"]["legend"]["middle"] == pytest.approx(0, abs=1e-9)
+    assert maps.error_fields(frame, shown, prior, own * math.nan, other) is None
+
+
 def test_the_promise_spelt_out_by_hand() -> None:
     # e = 2.71828, and e / (1 + e) = 0.73106; both are said rounded up.
     told = [(row["factor"], row["sure"]) for row in words.factors(1.0, 0.0)]
@@ -590,7 +628,11 @@ def test_the_promise_spelt_out_by_hand() -> None:
     assert told[0] == ("1", "50%")
     assert (names[-1], told[-1][1]) == ("10 km", "over 99.9%")
     # ε (d + 2ρ) = 0.5 (0.1 + 0.2) = 0.15: e^0.15 = 1.16183, share 0.53743.
-    assert words.factors(0.5, 0.1)[1] == {"distance": "100 m", "factor": "1.17", "sure": "53.8%"}
+    # Of 50 m, 0.5 (0.05 + 0.2) = 0.125: e^0.125 = 1.13315, share 0.53121.
+    assert words.factors(0.5, 0.1)[1:3] == [
+        {"distance": "50 m", "factor": "1.14", "sure": "53.2%"},
+        {"distance": "100 m", "factor": "1.17", "sure": "53.8%"},
+    ]
     assert words.factors(100.0, 0.0)[-1]["factor"] == "e^1000"
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from mdpext_dask import build, open_mechanism, report
 from mdpext_dask.job.spec import parse_job
-from mdpext_dask.reports.page import thinned
+from mdpext_dask.reports.page import near, thinned
 from mdpext_dask.reports.page.thinned import Thinned
 from mdpext_dask.store.mechanism_store import MechanismStore
 from mdpext_dask.store.rows import rows_of
 from tests.support.browsers import launched
+from tests.support.forged import shard_of
 from tests.support.pages import Page
 
 Job = Callable[..., dict[str, dict[str, Any]]]
@@ -218,6 +219,137 @@ def test_where_a_report_may_come_from(store: str, show: Callable[..., Any]) -> N
     assert page.input_value("#back-output") == "3"
 
 
+def shown_metres(page: Any, place: str) -> list[str]:
+    """Return the two distances of a sentence beside a close-up."""
+    told: list[str] = page.evaluate(
+        f'Array.from(document.querySelectorAll("#{place} b"), (one) => one.textContent)'
+    )
+    return told
+
+
+def test_a_close_up_shows_where_half_and_nine_tenths_of_the_reports_are(
+    store: str, show: Callable[..., Any]
+) -> None:
+    page = show()
+    grid, outputs = MechanismStore.open(store).grid, MechanismStore.open(store).output_xy_km()
+    data = Page(page.content()).data
+    told = set()
+
+    def check(a: int, b: int, *, exact: bool = False) -> None:
+        assert page.get_attribute("#from-map", "data-record") == f"{a},{b}"
+        place = np.array([grid.x_km()[a], grid.y_km()[b]])
+        row = open_mechanism(store).row(x_km=place[0], y_km=place[1]).values
+        if not exact:  # what a byte holds of it
+            row = np.exp(np.rint((np.log(row) - data["least_log"]) / data["step_log"]) * data["step_log"])
+        apart = np.hypot(*(outputs - place).T)
+        found = [near.in_metres(near.distance_within(apart, row, share)) for share in (0.5, 0.9)]
+        assert shown_metres(page, "from-words") == found
+        half, most = (set(near.least_set(row, share).tolist()) for share in (0.5, 0.9))
+        for kinds, expected in ((".in-half", half), (".in-half, .in-most", most)):
+            at = page.evaluate(
+                """(kinds) => Array.from(document.getElementById("from-dots").querySelectorAll(kinds),
+                  (dot) => [Number(dot.getAttribute("cx")), Number(dot.getAttribute("cy"))])""",
+                kinds,
+            )
+            dots = page.evaluate(
+                """() => Array.from(document.querySelectorAll("#from-map .dot"),
+                  (dot) => [Number(dot.getAttribute("cx")), Number(dot.getAttribute("cy"))])"""
+            )
+            assert sorted(at) == sorted(dots[k] for k in expected)
+        assert f"{len(half)} of {len(outputs)} places" in page.inner_text("#from-words")
+        assert found[0] in page.text_content("#from-words")
+        told.add(tuple(found))
+
+    check(*data["typical"], exact=True)  # as the page is without scripts
+    for record in ((2, 3), (10, 20), (5, 8)):
+        page.mouse.click(*place_of(page, *record))
+        check(*record)
+    assert found_in_said(page)
+    assert len(told) > 1
+    # The close-up is a map as well: its middle is the record, and what is clicked in it is picked.
+    box = page.locator("#from-near").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    check(5, 8)
+    scale = page.evaluate('document.getElementById("from-world").getScreenCTM().a')
+    step = data["x"][6] - data["x"][5]
+    if scale * step < box["width"] / 2:
+        page.mouse.click(box["x"] + box["width"] / 2 + scale * step, box["y"] + box["height"] / 2)
+        check(6, 8)
+    page.focus("#from-map")
+    page.keyboard.press("Home")
+    check(*data["typical"])
+
+
+def test_a_record_whose_row_is_lost_has_no_close_up(small_job: Job, browser: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "lost.zarr")
+    build(parse_job(small_job(store={"block_cells": [2, 2]})), url)
+    opened = MechanismStore.open(url)
+    shard_of(Path(url), 1).unlink()
+    assert not report(url, tmp_path / "r.html", bound_seconds=0)["holds"]
+    context = browser.new_context(viewport=WIDE)
+    page = context.new_page()
+    page.goto((tmp_path / "r.html").as_uri())
+    lost = opened.plan[1].owned_x.start + 1, opened.plan[1].owned_y.start + 1
+    for record, shown in ((lost, False), (Page(page.content()).data["typical"], True)):
+        page.mouse.click(*place_of(page, *record))
+        for name in ("from-near", "from-words"):
+            assert page.locator(f"#{name}").is_visible() == shown
+    context.close()
+
+
+def found_in_said(page: Any) -> bool:
+    """Whether what is read aloud has the distances."""
+    return all(metres in page.text_content("#from-said") for metres in shown_metres(page, "from-words"))
+
+
+def test_half_of_those_who_report_a_place_are_within_what_is_said(
+    store: str, show: Callable[..., Any]
+) -> None:
+    page = show()
+    shown, data = Thinned.of(MechanismStore.open(store)), Page(page.content()).data
+    for output in (data["output"], 1, 6):
+        page.select_option("#back-output", str(output))
+        x, y = data["outputs_km"][output]
+        apart = np.hypot(shown.x_km[:, None] - x, shown.y_km - y).ravel()
+        posterior = shown.posterior(output).ravel()
+        for share, said in zip((0.5, 0.9), shown_metres(page, "back-words"), strict=True):
+            number, unit = said.replace(",", "").split("\N{NO-BREAK SPACE}")
+            km = float(number) / (1000 if unit == "m" else 1)
+            # Codes are rounded: as much is held, but for what a byte cannot hold.
+            assert posterior[apart <= km + 0.006].sum() >= share - data["step_log"]
+            assert posterior[apart < km - 0.006].sum() <= share + data["step_log"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_streets_and_maps_fit_narrow_and_wide(width: int, scheme: str, show: Callable[..., Any]) -> None:
+    page = show(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("from-map", "from-near", "back-map", "back-near"):
+        box = page.locator(f"#{name}").bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+    # The streets are there and can be told from the ground: without them fewer pixels differ from it.
+    streets = page.locator("#from-near")
+    before = colours_in(streets.screenshot())[1]
+    page.evaluate('document.getElementById("roads").remove()')
+    assert colours_in(streets.screenshot())[1] < before - 0.01
+
+
+def test_errors_are_on_one_scale(show: Callable[..., Any]) -> None:
+    page = show()
+    assert page.locator("#errors figure").count() == 3
+    told = [
+        page.locator("#errors .legend").nth(position).locator("span").all_inner_texts()
+        for position in range(3)
+    ]
+    own, plain, difference = ([one.removesuffix(" or more") for one in each] for each in told)
+    assert own == plain
+    assert float(difference[0]) == -float(difference[2]) < 0 == float(difference[1])
+    assert 10 < float(own[0].replace(",", "")) < float(own[2].replace(",", ""))  # in metres
+
+
 def test_of_noise_it_shows_what_is_stored_though_far_outputs_are_left_out(
     small_job: Job, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +486,7 @@ def test_a_report_in_pieces_is_noticed(browser: Any, file: Path, tmp_path: Path)
 def test_the_readmes_pictures_can_be_taken_again(file: Path, tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "workflows" / "benchmarks" / "report_pictures.py"
     subprocess.run([sys.executable, str(script), str(file), str(tmp_path)], check=True, timeout=120)
-    for name in ("report_light.png", "report_dark.png"):
+    for name in ("report_light.png", "report_dark.png", "report_map.png"):
         content = (tmp_path / name).read_bytes()
         assert colours_in(content)[0] > 20
         assert len(content) < 300_000

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdpext_dask.auditors.result import HOLDS, AuditReport, in_words, sentence
-from mdpext_dask.reports.page import maps, words
+from mdpext_dask.reports.page import maps, near, words
 from mdpext_dask.reports.page.costs import Findings, costs_of
 from mdpext_dask.reports.page.provenance import making_of
+from mdpext_dask.reports.page.streets import streets_of
 from mdpext_dask.reports.page.thinned import NEAR, Thinned, encoded, quantised
 from mdpext_dask.store import objects
 from mdpext_dask.store.integrity import CERTIFICATE
@@ -99,11 +100,12 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
     places = _places(store)
     here = frame.place(xy[a, b][None])[0].tolist()
     outputs_km = store.output_xy_km()
-    radii = _radii_km(thinned)
+    radii, least_km = _radii_km(thinned), thinned.step * store.grid.spacing_km
     within = thinned.within(output, outputs_km[output], radii)
     order = np.argsort(-np.nan_to_num(row), kind="stable")[:12].tolist()
     return {
         "base": maps.base_of(store, frame),
+        "streets": streets_of(store, frame),
         "seeds": maps.seeds_path(store, frame),
         "seed_count": store.grid.seeds,
         "cell_km": store.grid.cell_km,
@@ -119,6 +121,7 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "y": here[1],
             "place": place_in_words(xy[a, b], None if lonlat is None else lonlat[a, b]),
             "dots": maps.dots_of(row),
+            "near": near.reports_near(frame, row, outputs_km, xy[a, b], least_km),
             "top": [
                 {"number": k, "place": places[k], "probability": row[k], "share": row[k] / row[order[0]]}
                 for k in order
@@ -129,13 +132,16 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "output": output,
             "place": places[output],
             "field": maps.posterior_field(frame, thinned, output),
+            "near": near.senders_near(
+                frame, thinned.posterior(output).ravel(), xy.reshape(-1, 2), outputs_km[output], least_km
+            ),
             "within": [
                 {"radius_km": radius, "probability": round(share, 9)}
                 for radius, share in zip(radii, within, strict=True)
             ],
         },
         "prior_field": maps.prior_field(frame, thinned),
-        "loss_field": None if found.expected_km is None else maps.loss_field(frame, store, found.expected_km),
+        "errors": _errors(store, frame, thinned, found),
         "certificate_field": maps.certificate_field(frame, store, found.certificate),
         "output_places": places,
         "data": {
@@ -155,9 +161,21 @@ def _maps(store: MechanismStore, found: Findings) -> dict[str, Any]:
             "outputs_km": np.round(outputs_km, 4).tolist(),
             "radii_km": radii,
             "colours": encoded(maps.colour_table(maps.ON_DARK)),
-            "largest": maps.LARGEST_DOT,
+            "largest": maps.largest_dot(store.outputs),
+            "scale": frame.scale,
+            "least_km": least_km,
         },
     }
+
+
+def _errors(
+    store: MechanismStore, frame: maps.Frame, thinned: Thinned, found: Findings
+) -> dict[str, Any] | None:
+    """Return the maps of expected errors; None where either is not known."""
+    if found.expected_km is None or found.plain_km is None:
+        return None
+    prior = np.asarray(store.read("prior"), dtype=np.float64)
+    return maps.error_fields(frame, thinned, prior, found.expected_km, found.plain_km)
 
 
 def _held(thinned: Thinned) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Findings:
         ℓ(x) of all records, in km; None without an evaluation, or of too many.
     others
         Losses of other mechanisms, as bars.
+    plain_km
+        The same of the plain thing, see :func:`~mdpext_dask.evaluation.plain.plain_expected_km`; or None.
     remap
         The remap that the store is used with; None without one.
     """
@@ -57,6 +59,7 @@ class Findings:
     unevaluated: str
     expected_km: NDArray[np.float64] | None
     others: Sequence[dict[str, Any]]
+    plain_km: NDArray[np.float64] | None = None
     remap: Remap | None = None
 
 

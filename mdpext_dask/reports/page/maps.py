@@ -14,23 +14,30 @@ from numpy.typing import NDArray
 
 from mdpext_dask.auditors.result import AuditReport
 from mdpext_dask.problem.grid import Array, Box
-from mdpext_dask.problem.maps import averaged
-from mdpext_dask.reports.page.thinned import Thinned
+from mdpext_dask.reports.page.thinned import Thinned, gathered
 from mdpext_dask.store.mechanism_store import MechanismStore
 
 # Perceptually uniform, also in grey and with all common kinds of colour blindness; large values contrast most
 # with the page.
 ON_DARK, ON_LIGHT = "viridis", "viridis_r"
+# Of differences: blue below 0, red above, white between; told apart with all kinds of colour blindness.
+DIVERGING = "RdBu_r"
 _TABLE = 256
 # Of the picture of a road network, on its longer side; and how strong one node is, and many.
 _ROAD_PIXELS, _ROAD_ALPHA = 640, (0.6, 1.0)
 _GREY = 128
 # In a map's own units: its longer side, and the radius of the largest dot.
-LONG_SIDE, LARGEST_DOT = 640.0, 24.0
+LONG_SIDE, _LARGEST_DOT = 640.0, 24.0
+# Of so many outputs the largest dot has that size, of more a smaller one; the least dot is a thirtieth of it.
+_FEW_OUTPUTS, _LEAST_DOT = 100, 1 / 30
+# More outputs than this are points: circles would hide what is below them.
+_MANY_OUTPUTS = 600
 # Pixels along a side of a field; above, neighbours are averaged.
 _MOST_SHOWN = 320
 # Values above this quantile have the last colour.
 _TOP_SHARE = 0.995
+# Of differences, where a few large ones would leave the others white.
+_APART_SHARE = 0.95
 _SCALE_SHARE = 0.3
 _LEGEND_STOPS = 9
 
@@ -72,7 +79,7 @@ class Frame:
 
     def values(self) -> dict[str, Any]:
         """Return the size, and a scale bar of a round length."""
-        length = _round_below(self.box.width_km * _SCALE_SHARE)
+        length = round_below(self.box.width_km * _SCALE_SHARE)
         return {
             "width": round(self.box.width_km * self.scale, 1),
             "height": round(self.box.height_km * self.scale, 1),
@@ -82,13 +89,14 @@ class Frame:
 
 
 def base_of(store: MechanismStore, frame: Frame) -> dict[str, Any]:
-    """Return what all maps of a store share: roads, outputs, region, attribution."""
+    """Return what all maps of a store share but the streets: outputs, region, attribution."""
     outputs, projection, hidden = store.output_xy_km(), store.projection, ~store.kept
     box = store.grid.box
-    radius = min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
+    many = len(outputs) > _MANY_OUTPUTS
+    radius = 0.7 if many else min(max(60 / math.sqrt(max(len(outputs), 1)), 2.2), 5.0)
     return {
         **frame.values(),
-        "roads": _roads(store, frame),
+        "many": many,
         "outputs": [{"x": x, "y": y} for x, y in frame.place(np.nan_to_num(outputs)).tolist()],
         "radius": round(radius, 1),
         "turned_deg": None if projection is None else round(projection.rotation_deg, 2),
@@ -118,6 +126,7 @@ def field_of(
     power: float = 1.0,
     least: float | None = None,
     most: float | None = None,
+    colours: tuple[str, str] = (ON_LIGHT, ON_DARK),
 ) -> dict[str, Any] | None:
     """Return a field as a picture in a frame, with its legend; None if all of it is NaN.
 
@@ -135,6 +144,8 @@ def field_of(
         Colours are spaced by shares of the largest value raised to this power.
     least, most
         Values of the first and the last colour; default: the least value, and the 99.5 % quantile.
+    colours
+        Names of colour maps, on light and on dark.
     """
     present = values[np.isfinite(values)]
     if not present.size:
@@ -148,22 +159,29 @@ def field_of(
     west, south = corner_km[0] - step_km / 2, corner_km[1] - step_km / 2
     east, north = west + step_km * values.shape[0], south + step_km * values.shape[1]
     return {
-        "on_light": field_png(shares, ON_LIGHT),
-        "on_dark": field_png(shares, ON_DARK),
+        "on_light": field_png(shares, colours[0]),
+        "on_dark": field_png(shares, colours[1]),
         **frame.rectangle(west, south, east, north),
-        "legend": legend(low, high, power, over=bool(present.max() > high)),
+        "legend": legend(low, high, power, over=bool(present.max() > high), colours=colours),
     }
 
 
-def legend(least: float, most: float, power: float = 1.0, *, over: bool = False) -> dict[str, Any]:
+def legend(
+    least: float,
+    most: float,
+    power: float = 1.0,
+    *,
+    over: bool = False,
+    colours: tuple[str, str] = (ON_LIGHT, ON_DARK),
+) -> dict[str, Any]:
     """Return the colours of a scale from the least to the largest, and numbers to read off."""
     stops = np.linspace(0, 1, _LEGEND_STOPS)
     names = [f"{share:.4g}" for share in stops.tolist()]
     at = (stops * (_TABLE - 1)).astype(int)
-    kinds = (("on_light", ON_LIGHT), ("on_dark", ON_DARK))
-    colours = {kind: [f"#{bytes(rgb).hex()}" for rgb in colour_table(name)[at]] for kind, name in kinds}
+    kinds = zip(("on_light", "on_dark"), colours, strict=True)
+    found = {kind: [f"#{bytes(rgb).hex()}" for rgb in colour_table(name)[at]] for kind, name in kinds}
     return {
-        **{kind: list(zip(names, found, strict=True)) for kind, found in colours.items()},
+        **{kind: list(zip(names, stops, strict=True)) for kind, stops in found.items()},
         "least": least,
         "middle": least + (most - least) * 0.5 ** (1 / power),
         "most": most,
@@ -190,14 +208,49 @@ def _on_lattice(frame: Frame, thinned: Thinned, values: Array, **how: Any) -> di
     return field_of(frame, values, corner, thinned.step * thinned.grid.spacing_km, **how)
 
 
-def loss_field(frame: Frame, store: MechanismStore, expected_km: Array) -> dict[str, Any] | None:
-    """Return what each record can expect to lose, in km; means over squares where they are many."""
-    values, side = averaged(expected_km, _MOST_SHOWN)
-    grid = store.grid
-    middle = (side - 1) / 2 * grid.spacing_km
-    corner = grid.west_km + middle, grid.south_km + middle
-    found = field_of(frame, values, corner, side * grid.spacing_km)
-    return None if found is None else {**found, "side": side}
+def error_fields(
+    frame: Frame, thinned: Thinned, prior: Array, own_km: Array, plain_km: Array
+) -> dict[str, Any] | None:
+    """Return the expected errors of a mechanism and of the plain thing on one scale, and their difference.
+
+    Parameters
+    ----------
+    frame
+        The frame.
+    thinned
+        Whose squares are shown.
+    prior
+        π, float64 of the grid's shape.
+    own_km, plain_km
+        Expected losses, float64 of the same shape, in km; NaN where they are not known.
+
+    Returns
+    -------
+    `own`, `plain` and `difference`, fields of means over squares by the prior, in m; `less`, the share of
+    people at records where the mechanism loses less; and `records`, how many are counted. None where none is.
+    """
+    known = np.isfinite(own_km) & np.isfinite(plain_km) & (prior > 0)
+    if not known.any():
+        return None
+    weight = np.where(known, prior, 0.0)
+    at = thinned.i, thinned.j, thinned.step
+    with np.errstate(invalid="ignore"):
+        own, plain = (
+            1000 * gathered(weight * np.where(known, km, 0.0), *at) / gathered(weight, *at)
+            for km in (own_km, plain_km)
+        )
+    both = np.concatenate([field[np.isfinite(field)] for field in (own, plain)])
+    scale = {"least": float(both.min()), "most": float(np.quantile(both, _TOP_SHARE))}
+    apart = own - plain
+    most = float(np.quantile(np.abs(apart[np.isfinite(apart)]), _APART_SHARE)) or 1.0
+    difference = {"least": -most, "most": most, "colours": (DIVERGING, DIVERGING)}
+    return {
+        "own": _on_lattice(frame, thinned, own, **scale),
+        "plain": _on_lattice(frame, thinned, plain, **scale),
+        "difference": _on_lattice(frame, thinned, apart, **difference),
+        "less": float(weight[known & (own_km < plain_km)].sum() / weight.sum()),
+        "records": int(np.count_nonzero(known)),
+    }
 
 
 def certificate_field(frame: Frame, store: MechanismStore, report: AuditReport) -> dict[str, Any] | None:
@@ -217,6 +270,11 @@ def certificate_field(frame: Frame, store: MechanismStore, report: AuditReport) 
     return field_of(frame, largest, corner, side * grid.cell_km, least=min(low, 50.0), most=100.0)
 
 
+def largest_dot(outputs: int) -> float:
+    """Return the radius of the largest dot, in a map's units, where there are so many."""
+    return round(_LARGEST_DOT * min(math.sqrt(_FEW_OUTPUTS / outputs), 1.0), 2)
+
+
 def dots_of(row: Array) -> list[dict[str, float]]:
     """Return the dots of a row: their area is the probability.
 
@@ -227,19 +285,13 @@ def dots_of(row: Array) -> list[dict[str, float]]:
     """
     known = np.nan_to_num(row)
     shares = known / max(float(known.max()), np.finfo(float).tiny)
-    radii = np.round(np.maximum(LARGEST_DOT * np.sqrt(shares), 0.8), 1)
+    largest = largest_dot(len(row))
+    radii = np.round(np.maximum(largest * np.sqrt(shares), _LEAST_DOT * largest), 2)
     opacities = np.round(0.35 + 0.6 * shares, 2)
     return [{"radius": r, "opacity": o} for r, o in zip(radii.tolist(), opacities.tolist(), strict=True)]
 
 
-def _roads(store: MechanismStore, frame: Frame) -> str | None:
-    if store.problem_attributes.get("loss") != "travel":
-        return None
-    nodes = np.asarray(store.read("problem/node_xy"), dtype=np.float64)
-    return points_png(nodes[np.isfinite(nodes).all(axis=1)], frame.box)
-
-
-def _round_below(length: float) -> float:
+def round_below(length: float) -> float:
     """Return the largest of 1, 2, 5 times a power of ten that is no more."""
     power = 10.0 ** math.floor(math.log10(length))
     return max((step * power for step in (1, 2, 5) if step * power <= length), default=power)

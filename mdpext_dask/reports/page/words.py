@@ -9,7 +9,7 @@ from mdpext_dask.auditors.result import HOLDS, AuditReport
 from mdpext_dask.store.mechanism_store import REFUSED
 
 # Distances, in km, for which the promise is spelt out.
-_DISTANCES_KM = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_DISTANCES_KM = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Log factors beyond which a factor says nothing.
 _MOST_LOG = 12.0
 _BOUND = "lower_bound_km"

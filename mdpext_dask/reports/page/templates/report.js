@@ -53,6 +53,69 @@
   };
 
   const map = byId("from-map"), dots = [...map.querySelectorAll(".dot")];
+  const at = dots.map((dot) => [Number(dot.getAttribute("cx")), Number(dot.getAttribute("cy"))]);
+  const drawn = (kind, attributes) => {
+    const one = document.createElementNS("http://www.w3.org/2000/svg", kind);
+    for (const name in attributes) one.setAttribute(name, attributes[name]);
+    return one;
+  };
+  const inMetres = (km) => (km < .1 ? `${Math.round(1000 * km)}\u00a0m` : km < 9.995 ?
+    `${(10 * Math.round(100 * km)).toLocaleString("en")}\u00a0m` :
+    `${km.toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 })}\u00a0km`);
+  // The first of an order by which a share of all weight is held, and how many that takes.
+  const SHARES = [.5, .9], SHAVE = 1e-9;
+  const heldBy = (order, weight) => {
+    const total = order.reduce((sum, k) => sum + weight[k], 0), counts = [];
+    let held = 0;
+    order.forEach((k, n) => {
+      held += weight[k];
+      while (counts.length < SHARES.length && held >= SHARES[counts.length] * total * (1 - SHAVE)) counts.push(n + 1);
+    });
+    return counts;
+  };
+  // Distances within which a half and nine tenths of all weight lie, in km.
+  const within = (apart, weight) => {
+    const order = [...apart.keys()].filter((k) => weight[k] > 0).sort((m, n) => apart[m] - apart[n]);
+    return heldBy(order, weight).map((count) => apart[order[count - 1]]);
+  };
+  const hull = (points) => {
+    const ordered = points.slice().sort((m, n) => m[0] - n[0] || m[1] - n[1]);
+    const half = (list) => {
+      const side = [];
+      for (const [x, y] of list) {
+        while (side.length > 1) {
+          const [[a, b], [c, d]] = side.slice(-2);
+          if ((c - a) * (y - b) - (d - b) * (x - a) > 0) break;
+          side.pop();
+        }
+        side.push([x, y]);
+      }
+      return side.slice(0, -1);
+    };
+    const corners = [...half(ordered), ...half(ordered.slice().reverse())];
+    return `M${(corners.length ? corners : ordered.slice(0, 1)).map((one) => one.join(" ")).join("L")}Z`;
+  };
+  // A close-up around a place of the map, with rings at two distances; returns its scale.
+  const closeUp = (svg, world, middle, reach, rings) => {
+    const scale = .86 * 180 / (Math.max(reach, data.least_km) * data.scale), unit = scale * data.scale;
+    world.setAttribute("transform", `translate(${240 - scale * middle[0]} ${180 - scale * middle[1]}) scale(${scale})`);
+    svg.querySelectorAll(".rings circle").forEach((ring, n) => ring.setAttribute("r", rings[n] * unit));
+    svg.querySelectorAll(".rings text").forEach((label, n) => {
+      label.setAttribute("y", 180 - rings[n] * unit - 5);
+      label.textContent = inMetres(rings[n]);
+    });
+    const most = 120 / unit, power = 10 ** Math.floor(Math.log10(most));
+    const bar = power * [5, 2, 1].find((step) => step * power <= most);
+    svg.querySelectorAll(".near-bar path").forEach((path) => path.setAttribute("d", `M14 338v7h${bar * unit}v-7`));
+    const label = svg.querySelector(".near-bar text");
+    label.setAttribute("x", 22 + bar * unit);
+    label.textContent = bar < 1 ? inMetres(bar) : `${bar} km`;
+    return scale;
+  };
+  const say = (id, rings) => {
+    const shown = byId(id).querySelectorAll("b");
+    rings.forEach((km, n) => { shown[n].textContent = inMetres(km); });
+  };
   const cell = (text, kind) => {
     const made = document.createElement(kind || "td");
     made.textContent = text;
@@ -61,15 +124,8 @@
   const bar = (share) => {
     const made = cell("");
     made.className = "bar";
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("viewBox", "0 0 100 10");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-    rect.setAttribute("width", String(100 * share));
-    rect.setAttribute("height", "10");
-    rect.setAttribute("class", "own");
-    svg.append(rect);
+    const svg = drawn("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" });
+    svg.append(drawn("rect", { width: 100 * share, height: 10, class: "own" }));
     made.append(svg);
     return made;
   };
@@ -84,11 +140,29 @@
   const showRecord = () => {
     const { a, b } = picked, values = row(a, b), most = Math.max(...values, Number.MIN_VALUE);
     dots.forEach((dot, k) => {
-      dot.setAttribute("r", Math.max(data.largest * Math.sqrt(values[k] / most), 0.8).toFixed(1));
+      dot.setAttribute("r", (data.largest * Math.max(Math.sqrt(values[k] / most), 1 / 30)).toFixed(2));
       dot.setAttribute("fill-opacity", (0.35 + 0.6 * values[k] / most).toFixed(2));
     });
     byId("from-place").setAttribute("transform", `translate(${data.x[a]} ${data.y[b]})`);
-    const order = [...values.keys()].sort((m, n) => values[n] - values[m]).slice(0, 12);
+    const all = [...values.keys()].sort((m, n) => values[n] - values[m]), order = all.slice(0, 12);
+    const near = byId("from-near"), known = values[order[0]] > 0;
+    let words = "";
+    if (near && known) {
+      const apart = data.outputs_km.map(([x, y]) => Math.hypot(x - data.x_km[a], y - data.y_km[b]));
+      const rings = within(apart, values), [half, most] = heldBy(all, values);
+      const reach = Math.max(rings[1], ...all.slice(0, most).map((k) => apart[k]));
+      const scale = closeUp(near, byId("from-world"), [data.x[a], data.y[b]], reach, rings);
+      const radius = Math.max(Math.min(60 / Math.sqrt(most), 9), 2) / scale;
+      near.querySelector(".area-half").setAttribute("d", hull(all.slice(0, half).map((k) => at[k])));
+      near.querySelector(".area-most").setAttribute("d", hull(all.slice(0, most).map((k) => at[k])));
+      byId("from-dots").replaceChildren(...all.slice(0, most).map((k, n) => drawn("circle",
+        { class: n < half ? "in-half" : "in-most", cx: at[k][0], cy: at[k][1], r: radius })));
+      say("from-words", rings);
+      byId("from-words").querySelector("span").textContent = `${half.toLocaleString("en")} of ` +
+        `${outputs.toLocaleString("en")} places hold half of the probability, ${most.toLocaleString("en")} nine tenths.`;
+      words = ` ${byId("from-words").textContent}`;
+    }
+    for (const part of [near, byId("from-words")]) part && part.toggleAttribute("hidden", !known);
     byId("from-rows").replaceChildren(...order.filter((k) => values[k] > 0).map((k) => {
       const line = lineOf(`${k} at ${data.places[k]}`, values[k] / most, values[k]);
       line.dataset.output = String(k);
@@ -96,8 +170,8 @@
     }));
     byId("from-where").textContent = place(a, b) + (inside[a * along + b] ? "" : " (outside the region)");
     map.dataset.record = `${a},${b}`;
-    byId("from-said").textContent = values[order[0]] > 0
-      ? `Record at ${place(a, b)}: most likely report ${order[0]}, ${percent(values[order[0]])}.`
+    byId("from-said").textContent = known
+      ? `Record at ${place(a, b)}: most likely report ${order[0]}, ${percent(values[order[0]])}.${words}`
       : `Record at ${place(a, b)}: its row cannot be used.`;
   };
 
@@ -139,8 +213,15 @@
       const share = total > 0 ? sum / total : 0;
       return lineOf(`${radius} km`, share, share);
     }));
-    const at = dots[k];
-    byId("back-place").setAttribute("transform", `translate(${at.getAttribute("cx")} ${at.getAttribute("cy")})`);
+    const near = byId("back-near"), known = total > 0 && x !== null;
+    if (near && known) {
+      const apart = Array.from(joint, (_, n) => Math.hypot(data.x_km[Math.floor(n / along)] - x, data.y_km[n % along] - y));
+      const rings = within(apart, joint);
+      closeUp(near, byId("back-world"), at[k], rings[1], rings);
+      say("back-words", rings);
+    }
+    for (const part of [near, byId("back-words")]) part && part.toggleAttribute("hidden", !known);
+    byId("back-place").setAttribute("transform", `translate(${at[k].join(" ")})`);
     byId("back-where").textContent = `${k} at ${data.places[k]}`;
     const percents = total > 0 ? 100 * most / total : 0;
     const legend = byId("back-legend");
@@ -165,6 +246,12 @@
     pick(nearest(data.x, point.x), nearest(data.y, point.y));
   };
   map.addEventListener("click", pickAt);
+  // A close-up is a map as well: what is clicked there is where the world in it is.
+  const inWorld = (id, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(byId(id).getScreenCTM().inverse());
+  byId("from-near")?.addEventListener("click", (event) => {
+    const point = inWorld("from-world", event);
+    pick(nearest(data.x, point.x), nearest(data.y, point.y));
+  });
   map.addEventListener("pointermove", (event) => { if (event.buttons === 1 && event.pointerType === "mouse") pickAt(event); });
   map.addEventListener("keydown", (event) => {
     const far = event.shiftKey ? 5 : 1;
@@ -192,15 +279,16 @@
     pick(Math.floor(best / along), best % along);
   });
   const back = byId("back-map");
-  back.addEventListener("click", (event) => {
-    const point = pointOf(back, event);
+  const pickOutput = (point) => {
     let least = Infinity;
-    dots.forEach((dot, k) => {
-      const apart = Math.hypot(dot.getAttribute("cx") - point.x, dot.getAttribute("cy") - point.y);
+    at.forEach(([x, y], k) => {
+      const apart = Math.hypot(x - point.x, y - point.y);
       if (apart < least) { least = apart; picked.output = k; }
     });
     showOutput();
-  });
+  };
+  back.addEventListener("click", (event) => pickOutput(pointOf(back, event)));
+  byId("back-near")?.addEventListener("click", (event) => pickOutput(inWorld("back-world", event)));
   choice.addEventListener("change", () => { picked.output = Number(choice.value); showOutput(); });
 
   map.setAttribute("tabindex", "0");
