@@ -1,8 +1,11 @@
 """What a job takes, as ``plan`` prints it, and whether this machine can run it."""
 
+import math
 from typing import Any
 
 from mdpext_dask.errors import SpecError
+from mdpext_dask.evaluation.baselines.problem import Problem
+from mdpext_dask.evaluation.outlook import outlook
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.extend.choose import check_operator
 from mdpext_dask.job.beyond import tell_beyond
@@ -18,16 +21,61 @@ from mdpext_dask.pipeline.memory import (
     table_bytes,
 )
 from mdpext_dask.pipeline.method_choice import plan_method
-from mdpext_dask.problem.domain import check_places
-from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+from mdpext_dask.problem.domain import build_domain, check_places
+from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
 from mdpext_dask.problem.outputs import check_counts, notes_on_outputs
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import design_epsilon, planar_epsilon
 from mdpext_dask.store.schema import METHOD_CHOSEN
 
 
-def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
+def prospect(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
+    """Return what a job will come to, as ``start`` prints it.
+
+    Parameters
+    ----------
+    spec, observer
+        See :func:`plan_job`.
+
+    Returns
+    -------
+    The plan; source cells, `spacing_km` of records and `max_quantisation_km`; about what it will lose
+    (`loss_km_about`) and planar noise at the nearest road node (`plain_loss_km_about`).
+
+    Raises
+    ------
+    SpecError, DataError, SolverError
+        See :func:`plan_job` and :func:`mdpext_dask.evaluation.outlook.outlook`.
+    """
+    geometry = build_geometry(spec)
+    facts = plan_job(spec, observer, geometry)
+    grid = geometry.grid
+    facts |= {
+        "cell_km": grid.cell_km,
+        "refine": list(grid.refine),
+        "spacing_km": grid.spacing_km,
+        "max_quantisation_km": grid.spacing_km / math.sqrt(2),
+    }
+    if facts["refused"] is None:
+        problem = Problem.of_domain(spec, build_domain(spec, geometry))
+        found = outlook(problem, geometry if isinstance(geometry, RoadGeometry) else None)
+        facts |= {"loss_km_about": found.loss_km, "plain_loss_km_about": found.plain_km}
+    return facts
+
+
+def plan_job(
+    spec: JobSpec, observer: Observer = silent, geometry: RoadGeometry | FileGeometry | None = None
+) -> dict[str, Any]:
     """Return what a job takes, as ``plan`` prints it: sizes exactly, seconds as an estimate by workers.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    observer
+        Called with notes.
+    geometry
+        The job's, if it is known.
 
     Raises
     ------
@@ -35,7 +83,7 @@ def plan_job(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
         For what :func:`mdpext_dask.pipeline.run.build` would refuse about the job and its files.
     """
     tell_beyond(observer, spec)
-    geometry = build_geometry(spec)
+    geometry = geometry or build_geometry(spec)
     notes = geometry.notes + notes_on_outputs(spec, geometry)
     notes += notes_on_epsilon(spec.privacy.epsilon_per_km, geometry.grid)
     refused, found = None, None

@@ -279,7 +279,8 @@ QUIET = {
     "run": "job.toml --store q.zarr", "plan": "job.toml", "init": "job.toml --store q.zarr",
     "partition": "tiny.zarr 0", "finalise": "tiny.zarr", "audit": "tiny.zarr", "remap": "tiny.zarr",
     "evaluate": "tiny.zarr --bound-seconds 0", "sample": "tiny.zarr p.csv -o o.csv",
-    "export": "tiny.zarr -o c.mdp", "report": "tiny.zarr --bound-seconds 0",
+    "export": "tiny.zarr -o c.mdp", "report": "tiny.zarr --bound-seconds 0", "show": "tiny.zarr -o s.html",
+    "start": "builtin:manhattan --hide 2000 -o start.toml",
     "compare": "job.toml --methods em --repeats 1 --bound-seconds 0",
     "submit": "job.toml --to slurm --dry-run --store q.zarr",
 }  # fmt: skip

@@ -1,0 +1,255 @@
+"""``mdpext start``: a job file for somebody's own city, with what it will come to."""
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from typer import Argument, Option
+
+from mdpext_dask.cli.console import end_badly, observed, show
+from mdpext_dask.cli.eta import readable_seconds
+from mdpext_dask.cli.options import MAKE, Json, Quiet, Replace, Verbose, command
+from mdpext_dask.cli.screens import GOOD, Screen, called, near
+from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
+from mdpext_dask.evaluation.words import metres
+from mdpext_dask.files import check_new, whole_file
+
+# Distances at which ε is told, in km.
+_TOLD_KM = (0.05, 0.2, 1.0)
+# Others, in 1/km, are hardly meant: the noise would go further than 100 km, or not even a metre.
+_LEAST_EPSILON, _MOST_EPSILON = 0.01, 1000.0
+# In s: how long a job may be planned to take with programs, unless it is said.
+_SECONDS = 300.0
+_BUILTIN = "builtin:"
+# Longest name that is made of a place's.
+_NAME_LENGTH = 40
+_FILE = """\
+# {title}
+# `mdpext plan` predicts time and memory, `mdpext run` builds the store; docs/job-file.md has all keys.
+
+[job]
+name = {name}
+
+[domain]
+# The road network: its nodes may be reported, and the error is in distance along its roads.
+{domain}
+# Records, the places that are told apart, are {spacing} from each other; a true place is moved to the
+# nearest one, by at most {moved}.
+cell_km = {cell_km}
+refine = {refine}
+
+[privacy]
+# After one report, the odds between two places change by a factor of at most
+# {meaning}.
+epsilon_per_km = {epsilon}
+
+[outputs]
+# {outputs} road nodes may be reported, as many as are of use at this epsilon.
+choose = "auto"
+
+[prior]
+# How likely a record is. A better one lowers the error; it never changes the promise: kind = "file".
+kind = "road-nodes"
+
+[loss]
+# A report costs the mean error in road distance to 50 places; "euclidean" is the distance to the true place.
+kind = "travel"
+tasks = 50
+
+[extension]
+# Planar noise, remapped, or programs where they lose less and are planned to take so long at most, in s.
+method = "auto"
+seconds = {seconds}
+"""
+
+
+@command(MAKE, 'start "Rome, Italy" --hide 200')
+def start(
+    where: Annotated[
+        str | None,
+        Argument(
+            metavar="[WHERE]",
+            help="A place to download, a file or folder, or builtin:manhattan; asked for if it is not given.",
+        ),
+    ] = None,
+    epsilon: Annotated[float | None, Option(metavar="PER_KM", help="ε, in 1/km; 2 to 10 as a rule.")] = None,
+    hide: Annotated[
+        float | None,
+        Option(
+            metavar="METRES",
+            help="Instead of ε: between places so far apart, one report changes odds by a factor of at most "
+            "e = 2.72, and by less between nearer ones.",
+        ),
+    ] = None,
+    box: Annotated[
+        str | None, Option(metavar="W,S,E,N", help="Only this part of the network, in degrees.")
+    ] = None,
+    seconds: Annotated[
+        float, Option(metavar="SECONDS", help="How long programs may be planned to take, to lower the error.")
+    ] = _SECONDS,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE.toml", help="The job file; default: ./NAME.toml.")
+    ] = None,
+    overwrite: Replace = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a job file for a city of your own, and say what it will come to."""
+    where = where or _asked("A place, such as 'Rome, Italy', or a file of roads", "WHERE")
+    if epsilon is None and hide is None:
+        hide = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
+    epsilon_per_km = _epsilon(epsilon, hide)
+    name = _name_of(where)
+    output = output or Path(f"{name}.toml")
+    check_new(output, overwrite=overwrite)
+    domain = _domain_of(where, box)
+    from mdpext_dask.job.spec import JobSpec
+    from mdpext_dask.pipeline.plan import prospect
+
+    privacy = {"epsilon_per_km": epsilon_per_km}
+    spec = JobSpec.of(domain=domain, privacy=privacy, extension={"seconds": seconds})
+    with observed("plain", quiet=quiet, verbose=verbose) as observer:
+        facts = prospect(spec, observer)
+    if facts["refused"] is not None:
+        end_badly(facts["refused"], EXIT_BAD_INPUT)
+    facts |= {"job": str(output), "where": where, "epsilon_per_km": epsilon_per_km}
+    facts |= {"store": f"{name}.zarr", "odds": {f"{km:g}": math.exp(epsilon_per_km * km) for km in _TOLD_KM}}
+    if (
+        "roads" in domain
+        and not domain["roads"].startswith(_BUILTIN)
+        and not Path(domain["roads"]).is_absolute()
+    ):
+        domain["roads"] = os.path.relpath(domain["roads"], output.parent)  # where the job file looks for it
+    with whole_file(output) as file:
+        file.write(_text_of(name, domain, facts, seconds).encode())
+    show(facts, as_json, beside=output, screen=_screen_of, quiet=quiet, verbose=verbose)
+
+
+def _asked(question: str, missing: str) -> str:
+    """Return what is answered on a terminal.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise SpecError(f"give {missing}; questions are asked on a terminal only")
+    return str(typer.prompt(question, err=True))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError(f"--hide: must be a number of metres, got {printable(text)}") from None
+
+
+def _epsilon(epsilon: float | None, hide_metres: float | None) -> float:
+    if epsilon is not None and hide_metres is not None:
+        raise SpecError("give either --epsilon or --hide, not both")
+    if hide_metres is not None:
+        if not 1000 / _MOST_EPSILON <= hide_metres <= 1000 / _LEAST_EPSILON:
+            least, most = 1000 / _MOST_EPSILON, 1000 / _LEAST_EPSILON
+            raise SpecError(f"--hide: must be from {least:g} to {most:,.0f} metres, got {hide_metres:g}")
+        return float(f"{1000 / hide_metres:.4g}")
+    assert epsilon is not None
+    if not _LEAST_EPSILON <= epsilon <= _MOST_EPSILON:
+        meant = f"; {epsilon:g} per metre is {1000 * epsilon:g}" if 0 < epsilon < _LEAST_EPSILON else ""
+        raise SpecError(
+            f"--epsilon: must be from {_LEAST_EPSILON:g} to {_MOST_EPSILON:g} per km, got {epsilon:g}{meant}"
+        )
+    return epsilon
+
+
+def _domain_of(where: str, box: str | None) -> dict[str, Any]:
+    """Return the section of a job that says where its roads are from.
+
+    Raises
+    ------
+    SpecError
+        If what looks like a file is not there, or the box is none.
+    """
+    domain: dict[str, Any] = {}
+    if where.startswith(_BUILTIN) or Path(where).exists():
+        domain["roads"] = where
+    elif os.sep in where or re.fullmatch(r"\S*\.(pbf|osm|bz2|gz|graphml|gpkg|csv)", where):
+        raise SpecError(f"WHERE: {printable(where)}: no such file or folder of roads")
+    elif re.fullmatch(r"[-+\d.,\s]+", where):
+        raise SpecError(
+            "WHERE: a box needs a network: name a place or a file of roads, and give --box W,S,E,N"
+        )
+    else:
+        domain["place"] = where
+    if box is not None:
+        try:
+            domain["bbox"] = [float(side) for side in box.split(",")]
+        except ValueError:
+            raise SpecError(f"--box: must be W,S,E,N in degrees, got {printable(box)}") from None
+    return domain
+
+
+def _name_of(where: str) -> str:
+    """Return a name for job and store, of letters, digits and dashes."""
+    plain = (
+        Path(where.removeprefix(_BUILTIN)).name if not where.startswith(_BUILTIN) else where[len(_BUILTIN) :]
+    )
+    first = re.sub(r"\.(osm|pbf|bz2|gz|graphml|gpkg|csv)\b.*", "", plain).partition(",")[0]
+    return re.sub(r"[^a-z0-9]+", "-", first.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "city"
+
+
+def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:
+    written = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in domain.items())
+    return _FILE.format(
+        title=f"{printable(facts['where'])}, epsilon = {facts['epsilon_per_km']:g} per km",
+        name=json.dumps(name),
+        domain="\n".join(written),
+        spacing=metres(facts["spacing_km"]),
+        moved=metres(facts["max_quantisation_km"]),
+        cell_km=facts["cell_km"],
+        refine=facts["refine"],
+        meaning=_meaning(facts),
+        epsilon=facts["epsilon_per_km"],
+        outputs=f"{facts['outputs']:,}",
+        seconds=seconds,
+    )
+
+
+def _meaning(facts: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
+    )
+
+
+def _screen_of(facts: dict[str, Any]) -> Screen:
+    """Return what a job will come to at a glance."""
+    moved = metres(facts["max_quantisation_km"])
+    ours, plain = facts["loss_km_about"], facts["plain_loss_km_about"]
+    one, eight = (readable_seconds(facts["seconds_by_workers"][count]["total"]) for count in "18")
+    apart = f"{metres(facts['spacing_km'])} apart; a place is moved by at most {moved}"
+    odds = [
+        f"x {factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
+    ]
+    rows = [
+        ("records", f"{facts['records']:,}, {apart}"),
+        ("reports", f"{facts['outputs']:,} of {facts['road_nodes']:,} road nodes"),
+        ("error", f"about {metres(ours)} in road distance, and no more if programs lower it"),
+        ("plain noise", f"about {metres(plain)}, at the nearest road node"),
+        ("epsilon", f"{facts['epsilon_per_km']:g} per km: a report changes odds of two places by at most"),
+        *(("", said) for said in odds),
+        ("takes", f"about {one} in one process, {eight} in eight"),
+        ("on disk", f"at most {decimal(facts['store_bytes'])}"),
+    ]
+    commands = [
+        (called("run", near(facts["job"])), "build and prove it"),
+        (called("show", near(facts["store"])), "look at it"),
+    ]
+    return Screen(f"{facts['job']} is written for {facts['where']}", GOOD, rows, commands)

@@ -1,0 +1,125 @@
+"""``mdpext start``: a job file that does what it says, and one line for whatever cannot be."""
+
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mdpext_dask.job.spec import load_job
+from mdpext_dask.problem.geometry import build_geometry
+from tests.support.inside import Capture, run_inside
+from tests.support.problems import road_folder
+
+# A part of Manhattan that takes a second.
+BOX = "-74.003,40.735,-73.968,40.762"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
+    code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--hide", "200", "--box", BOX, "--json")
+    facts, text = json.loads(out), (here / "manhattan.toml").read_text()
+    assert (code, facts["job"], facts["store"]) == (0, "manhattan.toml", "manhattan.zarr")
+    assert facts["odds"] == {f"{km:g}": pytest.approx(math.exp(5 * km)) for km in (0.05, 0.2, 1.0)}
+    assert 0 < facts["loss_km_about"] < facts["plain_loss_km_about"]
+    spec = load_job(here / "manhattan.toml")
+    assert (spec.privacy.epsilon_per_km, spec.extension.seconds) == (5.0, 300.0)
+    grid = build_geometry(spec).grid
+    assert (grid.records, grid.cell_km, list(grid.refine)) == (
+        facts["records"], facts["cell_km"], facts["refine"],
+    )  # fmt: skip
+    assert "2.72 where they are 200 m apart" in text
+    # What it says of the job is what the plan says, and the same again.
+    planned = json.loads(run_inside(capsys, "plan", "manhattan.toml", "--json")[1])
+    assert all(facts[key] == planned[key] for key in ("records", "outputs", "store_bytes", "method"))
+    assert (
+        run_inside(capsys, "start", "builtin:manhattan", "--epsilon", "5", "--box", BOX, "--overwrite", "-q")[
+            0
+        ]
+        == 0
+    )
+    assert (here / "manhattan.toml").read_text() == text
+
+
+def test_the_screen_is_short_and_its_commands_work(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--hide", "2000", "-o", "my city.toml")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 80
+    assert any("run 'my city.toml'" in line for line in lines)
+    assert run_inside(capsys, "run", "my city.toml", "-q")[0] == 0
+    assert (here / "manhattan.zarr").is_dir()
+
+
+def test_a_file_of_roads_is_found_from_where_the_job_is(here: Path, capsys: Capture) -> None:
+    nodes = [(number, 10 + 0.01 * (number % 5), 50 + 0.01 * (number // 5)) for number in range(25)]
+    streets = [(n, n + 1, 800, 0) for n in range(24) if n % 5 < 4] + [(n, n + 5, 1200, 0) for n in range(20)]
+    road_folder(here / "roads", nodes, streets)
+    (here / "jobs").mkdir()
+    assert run_inside(capsys, "start", "roads", "--hide", "2000", "-o", "jobs/town.toml", "-q")[0] == 0
+    job = tomllib.loads((here / "jobs" / "town.toml").read_text())
+    assert job["domain"]["roads"] == "../roads"
+    assert load_job(here / "jobs" / "town.toml").domain.roads == str(here / "roads")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["builtin:manhattan"], "give --epsilon or --hide"),
+        (["--hide", "200"], "give WHERE"),
+        (["builtin:manhattan", "--hide", "200", "--epsilon", "5"], "not both"),
+        (["builtin:manhattan", "--epsilon", "0.005"], "0.005 per metre is 5"),
+        (["builtin:manhattan", "--epsilon", "nan"], "--epsilon"),
+        (["builtin:manhattan", "--hide", "0"], "--hide: must be from 1 to 100,000 metres"),
+        (["builtin:nowhere", "--hide", "200"], "builtin:nowhere"),
+        (["city.osm.pbf", "--hide", "200"], "no such file or folder of roads"),
+        (["./city", "--hide", "200"], "no such file or folder of roads"),
+        (["12.4,41.8,12.6,42.0", "--hide", "200"], "a box needs a network"),
+        (["builtin:manhattan", "--hide", "200", "--box", "1,2,3"], "bbox"),
+        (["builtin:manhattan", "--hide", "200", "--box", "a,b,c,d"], "--box"),
+        (["builtin:manhattan", "--hide", "200", "--box", "10,50,10.1,50.1"], "road"),
+        (["builtin:manhattan", "--hide", "200", "--seconds", "-1"], "seconds"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_no_file(
+    here: Path, capsys: Capture, arguments: list[str], said: str
+) -> None:
+    code, out, err = run_inside(capsys, "start", *arguments)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len([line for line in err.splitlines() if line.startswith("error:")]) == 1
+    assert list(here.iterdir()) == []
+
+
+def test_a_job_that_is_there_stays(here: Path, capsys: Capture) -> None:
+    (here / "manhattan.toml").write_text("mine")
+    code, _, err = run_inside(capsys, "start", "builtin:manhattan", "--hide", "200")
+    assert (code, (here / "manhattan.toml").read_text()) == (2, "mine")
+    assert "--overwrite" in err
+
+
+def test_a_terminal_is_asked(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mdpext_dask", "start", "--box", BOX, "-q"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here)
+    os.close(theirs)
+    for answer in (b"builtin:manhattan\n", b"250\n"):
+        os.write(ours, answer)
+    assert process.wait(timeout=120) == 0
+    os.close(ours)
+    assert load_job(here / "manhattan.toml").privacy.epsilon_per_km == 4.0
