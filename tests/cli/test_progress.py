@@ -266,6 +266,22 @@ def test_plain_lines_come_by_time(clock: Clock) -> None:
     ]  # fmt: skip
 
 
+def test_diaries_and_short_stages_are_for_those_who_ask(clock: Clock) -> None:
+    told: dict[bool, list[str]] = {}
+    for verbose in (False, True):
+        lines = PlainLines(file := io.StringIO(), clock, verbose=verbose)
+        tell(lines, ClusterReady(2), StageStarted("domain"), StageFinished("domain", 0.1))
+        for seconds in (0.2, 3.0):
+            tell(lines, StageStarted("seed", 2), Note("round 1", diary=True), StageFinished("seed", seconds))
+        tell(lines, Note("know this"), JobFinished({"total": 16.0}))
+        told[verbose] = file.getvalue().splitlines()
+    assert told[False] == ["seed: begins, 2 tasks", "seed: 3.00 s", "note: know this"]
+    assert told[True] == [
+        "cluster: 2 workers", "domain: 0.10 s", "seed: begins, 2 tasks", "note: round 1", "seed: 0.20 s",
+        "seed: begins, 2 tasks", "note: round 1", "seed: 3.00 s", "note: know this", "took 16 s",
+    ]  # fmt: skip
+
+
 def test_a_log_of_a_day_is_not_long(clock: Clock) -> None:
     file = io.StringIO()
     lines = PlainLines(file, clock)
@@ -332,6 +348,27 @@ def test_bars_by_stage_and_what_is_left(clock: Clock, bar_of: BarOf) -> None:
         assert job == "whole job: 3.0 s so far, about 13 s left"
         tell(bar, JobFinished({"total": 16.0}, {"total": 16.0}))
         assert not any("whole job" in line for line in drawn(bar, console))
+
+
+@pytest.mark.parametrize(("verbose", "fails"), [(False, False), (True, False), (False, True)])
+def test_bars_leave_the_screen_to_the_answer(verbose: bool, fails: bool, clock: Clock) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    bar = RichBar(console, clock, verbose=verbose, auto_refresh=False)
+
+    def work() -> None:
+        with bar:
+            tell(bar, StageStarted("seed"), Note("round 1", diary=True), StageFinished("seed", 1.0))
+            if fails:
+                raise KeyboardInterrupt
+
+    if fails:
+        refused(KeyboardInterrupt, "", work)
+    else:
+        work()
+    written = console.file.getvalue()
+    # What is drawn last is taken back: the cursor goes up and the line is erased.
+    assert written.endswith("\x1b[1A\x1b[2K") == (not verbose and not fails)
+    assert ("round 1" in written) == verbose
 
 
 @pytest.mark.parametrize("width", [8, 20, 40, 60, 200])

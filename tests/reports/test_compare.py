@@ -375,6 +375,27 @@ def test_names_of_cases_are_free(spec: JobSpec, tmp_path: Path, capsys: pytest.C
     assert "why [/y]" in printed
 
 
+def test_a_job_that_loses_to_the_plain_thing_is_told_so_in_words(
+    small_job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = parse_job(small_job(privacy={"budget": "certified"}, extension={"method": "log-convex"}))
+    own = own_method(spec)
+    assert own == "mlaet-a"
+    late = {"completed": False, "limited": True, "limit_seconds": 1, "reason": "slow"}
+    for loss, beaten in ((1.5, True), (0.5, False)):
+        folder = tmp_path / str(loss)
+        told = {own: [answer(loss)], "laplace": [answer(1.0)], "lp": [late]}
+        files = write_results(folder, [summary := summarised(spec, folder, told)])
+        show_tables([summary], files, verbose=False)
+        said = " ".join(capsys.readouterr().out.split())
+        warned = "loses 50.0% more than the plain thing, planar noise at the nearest output: set extension"
+        assert (warned in said) == beaten
+        assert "Without a result: LP, all pairs (-v says why)." in said
+        assert "slow" not in said
+        show_tables([summary], files)
+        assert "slow" in capsys.readouterr().out
+
+
 # --- the whole ------------------------------------------------------------------------------------
 
 
