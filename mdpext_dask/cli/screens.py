@@ -325,7 +325,7 @@ def page_screen(done: Mapping[str, Any]) -> Screen:
     """Return what :func:`mdpext_dask.reports.show.show` has opened."""
     made = "is up to date" if done["reused"] else "is written"
     rows = [("verdict", done["verdict"]), ("page", done["said"])]
-    return Screen(f"{done['file']} {made}", GOOD if done["holds"] else BAD, rows)
+    return Screen(f"{near(done['file'])} {made}", GOOD if done["holds"] else BAD, rows)
 
 
 def evaluation_screen(result: dict[str, Any], store: str) -> Screen:
