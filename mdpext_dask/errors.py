@@ -62,6 +62,12 @@ class StoreError(MdpextError, OSError):
     """The mechanism store cannot be created, read or written, or belongs to another job."""
 
 
+def newer_format(name: object, kind: str, found: int, known: int) -> StoreError:
+    """Return the error that says that `name` has format `found` of its kind, where `known` is the newest."""
+    newest = f"newer than {known}, the newest that is read here"
+    return StoreError(f"{name}: has {kind} format {found}, {newest}; upgrade mdpext-dask")
+
+
 class StoreAccessError(MdpextError):
     """A remote store did not answer, or refused; what it holds is not known.
 

@@ -1001,7 +1001,8 @@ export async function openCity(content, options = {}) {
   if (String.fromCharCode(...bytes.subarray(0, 8)) !== "mdpcity\n") refuse("is not an exported city");
   if (bytes.length < START) refuse("is cut short");
   const view = new DataView(bytes.buffer, bytes.byteOffset), version = view.getUint32(8, true), length = view.getUint32(12, true);
-  if (version !== VERSION) refuse(`has format ${version}, this reader knows ${VERSION}`);
+  if (version > VERSION) refuse(`has city format ${version}, newer than ${VERSION}, the newest that is read here; upgrade mdpext.js`);
+  if (version < VERSION) refuse(`is damaged: there is no city format ${version}`);
   if (length > LARGEST_HEADER || START + length > bytes.length) refuse("its header is damaged");
   const covered = new Uint8Array(PREFIX_BYTES + length);
   covered.set(bytes.subarray(0, PREFIX_BYTES));

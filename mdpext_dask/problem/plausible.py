@@ -1,4 +1,4 @@
-"""What looks wrong about input that can be read: points far away or swapped, and an ε that hides nothing.
+"""What looks wrong about input that can be read: points far away or swapped, an ε that hides nothing or all.
 
 What is found becomes sentences, which go where all notes go: to the observer, once, and into ``notes`` of
 stores and answers. They name rows and distances, never a place. Lengths of roads are judged where they are
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdpext_dask.errors import SpecError, as_number, shown
 from mdpext_dask.problem.grid import Array, Grid
 from mdpext_dask.problem.projection import Projection
 
@@ -25,6 +26,8 @@ _KM_PER_DEGREE = 110.0
 # What a report should still hide, in km, and the exponent ε d from which places are told apart; below it over
 # all of the grid, reports say next to nothing.
 _HIDDEN_KM, _TELLING = 0.01, 1.0
+# 1/m in 1/km.
+_PER_METRE = 1000
 # Larger exponents are shown as such.
 _LARGEST_SHOWN = 50.0
 
@@ -188,6 +191,32 @@ def doubt_on_place(xy_km: Array, lonlat: Array | None, grid: Grid, projection: P
     return said
 
 
+def doubt_on_accuracy(accuracy_m: float, epsilon_per_km: float) -> str:
+    """Return what to say of a place that is known less well than 1/ε; "" of any other.
+
+    Parameters
+    ----------
+    accuracy_m
+        How well it is known, in m.
+    epsilon_per_km
+        As promised, in 1/km.
+
+    Raises
+    ------
+    SpecError
+        If the accuracy is no distance.
+    """
+    if not 0 <= as_number(accuracy_m) < math.inf:
+        raise SpecError(f"accuracy_m: must be a number of metres from 0, got {shown(accuracy_m)}")
+    hidden_m = 1000 / epsilon_per_km
+    if accuracy_m <= hidden_m:
+        return ""
+    return (
+        f"the position is known to {accuracy_m:,.0f} m only, which is more than 1/ε = {hidden_m:,.0f} m: the "
+        "report is of little use"
+    )
+
+
 def _look_swapped(lonlat: Array, grid: Grid, projection: Projection | None) -> NDArray[np.bool_]:
     """Whether places outside the grid, shape (n, 2) in degrees, lie in it with lon and lat exchanged."""
     apart = np.abs(lonlat[:, 0] - lonlat[:, 1]) > _SWAPPED_DEGREES
@@ -207,7 +236,7 @@ def _hold(lonlat: Array, grid: Grid, projection: Projection | None) -> NDArray[n
 
 
 def notes_on_epsilon(epsilon_per_km: float, grid: Grid) -> tuple[str, ...]:
-    """Return a note where ε hides not even 10 m, or no record from the next, or nothing at all.
+    """Return a note where ε hides not even 10 m, or no record from the next, or leaves next to nothing.
 
     Parameters
     ----------
@@ -218,6 +247,7 @@ def notes_on_epsilon(epsilon_per_km: float, grid: Grid) -> tuple[str, ...]:
     """
     # No distance between two records is longer, whatever the metric.
     longest = grid.box.width_km + grid.box.height_km
+    meant = ""
     factors = [f"{_factor(epsilon_per_km * d)} at {name}" for d, name in ((0.1, "100 m"), (1.0, "1 km"))]
     if epsilon_per_km * _HIDDEN_KM > _TELLING:
         what = "hides not even 10 m"
@@ -227,11 +257,14 @@ def notes_on_epsilon(epsilon_per_km: float, grid: Grid) -> tuple[str, ...]:
     elif epsilon_per_km * longest < _TELLING:
         what = "leaves next to nothing in a report"
         factors.append(f"{_factor(epsilon_per_km * longest)} across the grid")
+        # Not where 1/m would be as odd.
+        if _TELLING / longest <= epsilon_per_km * _PER_METRE <= _TELLING / _HIDDEN_KM:
+            meant = f"; if it was meant per metre, say {epsilon_per_km * _PER_METRE:g}"
     else:
         return ()
     return (
         f"privacy.epsilon_per_km: {epsilon_per_km:g} {what}: it lets the probabilities of a report from two "
-        f"places differ by a factor of {', '.join(factors)}",
+        f"places differ by a factor of {', '.join(factors)}{meant}",
     )
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import StoreError
+from mdpext_dask.errors import StoreError, newer_format
 from mdpext_dask.extend.log_convex import extend_log_convex
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime import city_header
@@ -69,7 +69,7 @@ def read_header(read: Callable[[int, int], bytes], file_bytes: int, path: Path) 
     Raises
     ------
     StoreError
-        If the file is no exported city, one of another version, or damaged.
+        If the file is no exported city, one of a newer version, or damaged.
     ValueError
         If its header is whole, and not one of an exported city.
     """
@@ -80,8 +80,10 @@ def read_header(read: Callable[[int, int], bytes], file_bytes: int, path: Path) 
     if len(prefix) < start:
         raise StoreError(f"{path}: is cut short; export it again")
     _, version, length = _PREFIX.unpack(prefix[: _PREFIX.size])
-    if version != VERSION:
-        raise StoreError(f"{path}: has format {version}, this software reads {VERSION}; export it again")
+    if version > VERSION:
+        raise newer_format(path, "city", version, VERSION)
+    if version < VERSION:  # there has been none
+        raise StoreError(f"{path}: is damaged: there is no city format {version}; export it again")
     content = read(length, start) if length <= min(_LARGEST_HEADER, file_bytes) else b""
     if hashlib.sha256(prefix[: _PREFIX.size] + content).digest() != prefix[_PREFIX.size :]:
         raise StoreError(f"{path}: its header is damaged; export it again")

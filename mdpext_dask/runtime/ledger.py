@@ -36,7 +36,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, as_number, first_line, shown
+from mdpext_dask.errors import (
+    BudgetExceeded,
+    SpecError,
+    StoreError,
+    as_number,
+    first_line,
+    newer_format,
+    shown,
+)
 from mdpext_dask.runtime.sticky import encoded_user, encoded_users, whole_number
 
 Tags = Sequence[bytes] | None
@@ -301,8 +309,10 @@ class ReleaseBudget:
         found = tuple(connection.execute(query).fetchone()[0] for query in _IDENTITY)
         connection.execute("COMMIT")
         # (0, 0, 0): new, or left empty by an interruption, as tables are created in one transaction.
+        if found[0] == _APPLICATION and found[1] > _VERSION:
+            raise newer_format(self._path, "ledger", found[1], _VERSION)
         if found[:2] != (_APPLICATION, _VERSION) and found != (0, 0, 0):
-            raise StoreError(f"{self._path}: is no ledger of releases, or of another version")
+            raise StoreError(f"{self._path}: is no ledger of releases")
 
 
 class Batch:

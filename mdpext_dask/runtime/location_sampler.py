@@ -26,7 +26,7 @@ from mdpext_dask.errors import (
 )
 from mdpext_dask.problem.grid import Array, Grid, coarse_radius_km, coarse_steps
 from mdpext_dask.problem.identity import mechanism_sha256
-from mdpext_dask.problem.plausible import doubt_on_place
+from mdpext_dask.problem.plausible import doubt_on_accuracy, doubt_on_place
 from mdpext_dask.problem.projection import Projection, folded
 from mdpext_dask.readers.longitudes import check_degrees
 from mdpext_dask.runtime.integer_sampling import pick, sample_cumulative, uniform_below
@@ -43,7 +43,6 @@ OutsideRule = Literal["nearest", "drop", "error"]
 # From the positions of some of the draws, shape (n,), and the totals of their rows, uint64 of shape (n,): a
 # number below each total.
 Numbers = Callable[[NDArray[np.intp], NDArray[np.uint64]], NDArray[np.uint64]]
-
 
 # Attribute of stores and entry of cities with the identity of the mechanism.
 _IDENTITY = "mechanism_sha256"
@@ -347,6 +346,7 @@ class Reporter(ABC):
         sticky: StickyKey | None = None,
         budget: "Charges | None" = None,
         place_km: float | None = None,
+        accuracy_m: float | None = None,
         entropy_for_tests: Words | None = None,
     ) -> Array:
         """Return `n` independent reported places for one true place, float64 of shape (n, 2).
@@ -369,14 +369,16 @@ class Reporter(ABC):
         place_km
             Side, in km, of coarse places, to which places are moved first, so that a place that wobbles stays
             one place unless it crosses a border. :meth:`quantisation_km` says what that costs.
+        accuracy_m
+            How well the place is known, in m, as devices say; a warning tells if it is worse than 1/ε.
         entropy_for_tests
             Random bits that can be predicted, for tests only.
 
         Raises
         ------
         SpecError
-            If `n` is not a whole number from 1 to 10^9, the place is not given in one way, or arguments
-            exclude each other.
+            If `n` is not a whole number from 1 to 10^9, the place is not given in one way, `accuracy_m` is no
+            distance, or arguments exclude each other.
         BudgetExceeded
             If the user has too few releases left.
         StoreError
@@ -389,6 +391,8 @@ class Reporter(ABC):
         place = self.places.one(lon, lat, x_km, y_km)
         if doubt := self.places.doubt(place, lon, lat):
             warnings.warn(f"{doubt}; reported from the nearest record", ImplausibleWarning, stacklevel=2)
+        if accuracy_m is not None and (doubt := doubt_on_accuracy(accuracy_m, self.epsilon_per_km)):
+            warnings.warn(doubt, ImplausibleWarning, stacklevel=2)
         i, j = self.places.record(place, place_km)
         cumulative = self._cumulative(i, j)
         record = np.array([i * self.places.grid.shape[1] + j])

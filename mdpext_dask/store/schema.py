@@ -14,7 +14,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from mdpext_dask.errors import StoreError
+from mdpext_dask.errors import StoreError, newer_format
 from mdpext_dask.job.spec import JobSpec, fingerprint_of, json_number
 from mdpext_dask.problem.domain import Domain
 from mdpext_dask.problem.grid import Grid
@@ -286,17 +286,15 @@ def check_attributes(attributes: Mapping[str, Any], url: str) -> None:
         With what is missing, or both versions.
     """
     version = attributes.get("format_version")
+    # First, as nothing is known of what else a newer one has.
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise newer_format(url, "store", version, FORMAT_VERSION)
     required = (*REQUIRED, "problem_sha256") if says_its_cells(attributes) else REQUIRED
     missing = [key for key in required if key not in attributes]
     if missing or not isinstance(version, int):
         raise StoreError(f"{url}: not a mechanism store: {', '.join(missing) or 'format_version'} missing")
     if not _is_plain(attributes):
         raise StoreError(f"{url}: not a mechanism store: its attributes hold what is no JSON, such as NaN")
-    if version > FORMAT_VERSION:
-        raise StoreError(
-            f"{url}: format version {version} is newer than {FORMAT_VERSION}, which this software reads; "
-            "update mdpext-dask"
-        )
     wrong = [key for key, is_sound in _SHAPES.items() if not is_sound(attributes[key])]
     if wrong:
         raise StoreError(f"{url}: not a mechanism store: {', '.join(wrong)} in its attributes is damaged")

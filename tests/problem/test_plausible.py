@@ -201,6 +201,7 @@ def test_tasks_and_outputs_outside_are_refused_with_the_furthest(
         (101.0, ["101 hides not even 10 m", "2.434e+04 at 100 m", "e^101 at 1 km"]),
         (200.0, ["4.852e+08 at 100 m", "e^200 at 1 km"]),
         (0.027, ["leaves next to nothing", "1.003 at 100 m", "1.027 at 1 km", "2.643 across the grid"]),
+        (0.005, ["leaves next to nothing", "1.197 across the grid; if it was meant per metre, say 5"]),
         (1e-9, ["leaves next to nothing", "1 at 100 m, 1 at 1 km"]),
     ],
 )  # fmt: skip
@@ -209,6 +210,14 @@ def test_an_epsilon_that_hides_or_leaves_nothing(epsilon: float, parts: list[str
     assert len(notes) == bool(parts)
     for part in parts:
         assert part in notes[0]
+
+
+@pytest.mark.parametrize(("epsilon", "meant"), [(0.005, True), (0.02, True), (1e-5, False), (1.0, False)])
+def test_an_epsilon_per_metre_is_guessed_where_it_would_do(epsilon: float, meant: bool) -> None:
+    said = "".join(notes_on_epsilon(epsilon, GRID))
+    assert said.endswith(f"if it was meant per metre, say {1000 * epsilon:g}") == meant
+    assert ("per metre" in said) == meant
+    assert bool(said) == (epsilon < 1)
 
 
 def test_factors_are_those_of_the_promise() -> None:

@@ -186,40 +186,6 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert open_mechanism(tmp_path / "m.zarr").epsilon_per_km == 1
 
 
-_TYPED = """
-from pathlib import Path
-from typing import assert_type
-from mdpext_dask import AuditReport, BoundRequest, JobSpec, audit, build, evaluate, open_mechanism, plots
-import numpy as np
-import xarray as xr
-from matplotlib.axes import Axes
-from numpy.typing import NDArray
-from typing import Any
-
-spec = JobSpec.of(domain={"roads": "x"}, privacy={"epsilon_per_km": 1.0}).replace(job={"name": "a"})
-assert_type(spec, JobSpec)
-assert_type(build(spec, Path("m.zarr")), dict[str, Any])
-m = open_mechanism("m.zarr")
-assert_type(m.sample(lon=1.0, lat=2.0), NDArray[np.float64])
-assert_type(m.row(x_km=1, y_km=1), xr.DataArray)
-assert_type(audit("m.zarr"), AuditReport)
-assert_type(evaluate("m.zarr", bound=BoundRequest()), dict[str, Any])
-assert_type(plots.plot_row(m, lon=1, lat=2), Axes)
-"""
-
-
-@pytest.mark.slow
-def test_users_scripts_are_checked_by_types(tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(_TYPED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "user.py"]
-    good = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert good.returncode == 0, good.stdout
-    (tmp_path / "user.py").write_text(_TYPED + 'm.sample(lon="a")\n')
-    bad = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "arg-type" in bad.stdout
-    assert bad.returncode == 1
-
-
 # --- what notebooks show --------------------------------------------------------------------------
 
 

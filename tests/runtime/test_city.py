@@ -495,7 +495,11 @@ def test_other_lengths_and_versions_are_noticed(cities: Cities, tmp_path: Path) 
     assert "cut short by 1 bytes" in message
     for other, complaint in (
         (content + b"\0", "has 1 bytes too many"),
-        (content[:8] + (2).to_bytes(4, "little") + content[12:], "has format 2, this software reads 1"),
+        (
+            content[:8] + (2).to_bytes(4, "little") + content[12:],
+            "has city format 2, newer than 1, the newest that is read here; upgrade mdpext-dask",
+        ),
+        (content[:8] + bytes(4) + content[12:], "is damaged: there is no city format 0"),
         (b"lon,lat\n1,2\n", "not a city made by mdpext export"),
     ):
         copy.write_bytes(other)

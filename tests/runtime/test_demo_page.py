@@ -143,8 +143,29 @@ def test_another_file_is_refused_in_words(show: Callable[..., Any], tmp_path: Pa
     wrong.write_bytes(content)
     page.set_input_files("#file", str(wrong))
     page.wait_for_selector("#wrong:not([hidden])")
-    assert page.inner_text("#wrong") == "wrong.mdp: has format 2, this reader knows 1"
+    assert page.inner_text("#wrong") == (
+        "wrong.mdp: has city format 2, newer than 1, the newest that is read here; upgrade mdpext.js"
+    )
     assert page.is_disabled("#mine")
+
+
+def test_over_plain_http_the_page_says_what_it_needs(browser: Any) -> None:
+    """Where browsers have no WebCrypto: nothing can be opened."""
+    context = browser.new_context()
+    page = context.new_page()
+    try:
+        context.route(
+            "**/*", lambda route: route.fulfill(path=PAGE.parent / route.request.url.split("/")[-1])
+        )
+        page.goto("http://city.example/demo.html")
+        assert not page.evaluate("isSecureContext")
+        assert "over https:// or on http://localhost" in page.inner_text("#wrong")
+        assert page.is_disabled("#file")
+        assert page.is_disabled("#mine")
+        name = "import('./mdpext.js').then(({ openCity }) => openCity(new ArrayBuffer(64))).catch(String)"
+        assert "there is no WebCrypto here" in page.evaluate(name)
+    finally:
+        context.close()
 
 
 def test_a_position_known_too_little_is_said(show: Callable[..., Any]) -> None:

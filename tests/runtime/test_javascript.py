@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdpext_dask.errors import ImplausibleWarning, MdpextError
+from mdpext_dask.errors import ImplausibleWarning, MdpextError, StoreError
 from mdpext_dask.extend.normalise import exponential
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.runtime import City, city_layout, open_city
@@ -558,6 +558,17 @@ def test_sizes_at_their_limits_have_the_same_verdict(tmp_path: Path) -> None:
     paths = [rewritten(source, tmp_path / f"{number}.mdp", change) for number, change in enumerate(changes)]
     verdicts = compare_verdicts(paths)
     assert 8 < sum(used for _, used in verdicts) < len(verdicts)
+
+
+def test_both_readers_say_of_a_newer_city_that_they_are_too_old(tmp_path: Path) -> None:
+    content = (VECTOR_FOLDER / "seed.mdp").read_bytes()
+    newer = tmp_path / "newer.mdp"
+    newer.write_bytes(content[:8] + (2).to_bytes(4, "little") + content[12:])
+    said = "has city format 2, newer than 1, the newest that is read here; upgrade mdpext"
+    assert read({"newer": {"path": str(newer)}})["newer"]["why"].startswith(said)
+    with pytest.raises(StoreError) as caught:
+        open_city(newer)
+    assert str(caught.value) == f"{newer}: {said}-dask"
 
 
 def test_without_webcrypto_nothing_is_opened() -> None:

@@ -323,6 +323,16 @@ def test_another_file_or_database_is_refused_and_left_as_it_is(tmp_path: Path) -
         assert path.read_bytes() == content
 
 
+def test_a_newer_ledger_is_refused_and_left_as_it_is(budget: ReleaseBudget, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    content = path.read_bytes()
+    for action in (lambda: ReleaseBudget(path), lambda: budget.charge("anna", epsilon_per_km=1.0)):
+        refused(StoreError, "has ledger format 2, newer than 1, .*; upgrade mdpext-dask$", action)
+    assert path.read_bytes() == content
+
+
 def test_an_empty_file_is_a_ledger_that_was_not_finished(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     path.touch()

@@ -177,6 +177,19 @@ def test_a_sample_from_outside_says_so(
         reporter.sample(lon=INSIDE[0], lat=INSIDE[1])
 
 
+def test_a_place_that_is_known_too_little_says_so(mechanism: Mechanism, city: City) -> None:
+    for reporter in (mechanism, city):
+        hidden_m = 1000 / reporter.epsilon_per_km
+        for accuracy_m in (None, 0, 20.0, hidden_m):  # warnings are errors
+            reporter.sample(*INSIDE, accuracy_m=accuracy_m)
+        said = f"known to {1.5 * hidden_m:,.0f} m only, which is more than 1/ε = {hidden_m:,.0f} m"
+        with pytest.warns(ImplausibleWarning, match=said) as caught:
+            assert reporter.sample(*INSIDE, accuracy_m=1.5 * hidden_m).shape == (1, 2)
+        assert caught[0].filename == __file__
+        for wrong in (-1.0, float("nan"), float("inf"), "20"):
+            refused(SpecError, "accuracy_m", reporter.sample, *INSIDE, accuracy_m=wrong)
+
+
 def test_many_samples_from_outside_say_so(city: City) -> None:
     with pytest.warns(ImplausibleWarning, match="2 of 3 places lie outside") as caught:
         assert city.sample_many(np.array([INSIDE, NEAR, PHILADELPHIA])).shape == (3, 2)
