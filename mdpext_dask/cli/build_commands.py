@@ -33,6 +33,46 @@ if TYPE_CHECKING:
     from mdpext_dask.job.spec import JobSpec
 
 
+@command(MAKE, 'start "Rome, Italy" --hide 200')
+def start(
+    where: Annotated[
+        str | None,
+        Argument(
+            metavar="[WHERE]",
+            help="A place to download, a file or folder, or builtin:manhattan; asked for if it is not given.",
+        ),
+    ] = None,
+    epsilon: Annotated[float | None, Option(metavar="PER_KM", help="ε, in 1/km; 2 to 10 as a rule.")] = None,
+    hide: Annotated[
+        float | None,
+        Option(
+            metavar="METRES",
+            help="Instead of ε: between places so far apart, one report changes odds by a factor of at most "
+            "e = 2.72, and by less between nearer ones.",
+        ),
+    ] = None,
+    box: Annotated[
+        str | None, Option(metavar="W,S,E,N", help="Only this part of the network, in degrees.")
+    ] = None,
+    seconds: Annotated[
+        float, Option(metavar="SECONDS", help="How long programs may be planned to take, to lower the error.")
+    ] = 300.0,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE.toml", help="The job file; default: ./NAME.toml.")
+    ] = None,
+    overwrite: Replace = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a job file for a city of your own, and say what it will come to."""
+    from mdpext_dask.cli.start import prospect_screen, write_job
+
+    with observed("plain", quiet=quiet, verbose=verbose) as observer:
+        facts = write_job(where, epsilon, hide, box, seconds, output, overwrite=overwrite, observer=observer)
+    show(facts, as_json, beside=Path(facts["job"]), screen=prospect_screen, quiet=quiet, verbose=verbose)
+
+
 @command(MAKE, "run workflows/manhattan.toml --set privacy.epsilon_per_km=2")
 def run(
     job: Job,

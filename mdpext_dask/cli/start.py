@@ -7,26 +7,24 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.filesize import decimal
-from typer import Argument, Option
 
-from mdpext_dask.cli.console import end_badly, observed, show
 from mdpext_dask.cli.eta import readable_seconds
-from mdpext_dask.cli.options import MAKE, Json, Quiet, Replace, Verbose, command
 from mdpext_dask.cli.screens import GOOD, Screen, called, near
-from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
+from mdpext_dask.errors import SpecError, printable
 from mdpext_dask.evaluation.words import metres
+from mdpext_dask.events import Observer
 from mdpext_dask.files import check_new, whole_file
+from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.pipeline.plan import prospect
 
 # Distances at which ε is told, in km.
 _TOLD_KM = (0.05, 0.2, 1.0)
 # Others, in 1/km, are hardly meant: the noise would go further than 100 km, or not even a metre.
 _LEAST_EPSILON, _MOST_EPSILON = 0.01, 1000.0
-# In s: how long a job may be planned to take with programs, unless it is said.
-_SECONDS = 300.0
 _BUILTIN = "builtin:"
 # Longest name that is made of a place's.
 _NAME_LENGTH = 40
@@ -70,67 +68,71 @@ seconds = {seconds}
 """
 
 
-@command(MAKE, 'start "Rome, Italy" --hide 200')
-def start(
-    where: Annotated[
-        str | None,
-        Argument(
-            metavar="[WHERE]",
-            help="A place to download, a file or folder, or builtin:manhattan; asked for if it is not given.",
-        ),
-    ] = None,
-    epsilon: Annotated[float | None, Option(metavar="PER_KM", help="ε, in 1/km; 2 to 10 as a rule.")] = None,
-    hide: Annotated[
-        float | None,
-        Option(
-            metavar="METRES",
-            help="Instead of ε: between places so far apart, one report changes odds by a factor of at most "
-            "e = 2.72, and by less between nearer ones.",
-        ),
-    ] = None,
-    box: Annotated[
-        str | None, Option(metavar="W,S,E,N", help="Only this part of the network, in degrees.")
-    ] = None,
-    seconds: Annotated[
-        float, Option(metavar="SECONDS", help="How long programs may be planned to take, to lower the error.")
-    ] = _SECONDS,
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE.toml", help="The job file; default: ./NAME.toml.")
-    ] = None,
-    overwrite: Replace = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write a job file for a city of your own, and say what it will come to."""
+def write_job(
+    where: str | None,
+    epsilon_per_km: float | None,
+    hide_metres: float | None,
+    box: str | None,
+    seconds: float,
+    output: Path | None,
+    *,
+    overwrite: bool,
+    observer: Observer,
+) -> dict[str, Any]:
+    """Write a job file, and return what the job will come to.
+
+    Parameters
+    ----------
+    where
+        A place, a file or folder of roads, or a built-in network; asked for if None.
+    epsilon_per_km, hide_metres
+        ε in 1/km, or 1/ε in m; asked for if both are None.
+    box
+        West, south, east, north in degrees, between commas.
+    seconds
+        How long programs may be planned to take, in s.
+    output
+        The job file; default: of the place's name, in the working folder.
+    overwrite
+        Whether a file that is there is replaced.
+    observer
+        Called with notes.
+
+    Returns
+    -------
+    See :func:`mdpext_dask.pipeline.plan.prospect`; and `job`, `store`, `where`, `epsilon_per_km`, `odds`.
+
+    Raises
+    ------
+    SpecError, DataError
+        If something is missing or wrong, or this machine cannot run the job; nothing is written then.
+    """
     where = where or _asked("A place, such as 'Rome, Italy', or a file of roads", "WHERE")
-    if epsilon is None and hide is None:
-        hide = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
-    epsilon_per_km = _epsilon(epsilon, hide)
+    if epsilon_per_km is None and hide_metres is None:
+        hide_metres = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
+    epsilon = _epsilon(epsilon_per_km, hide_metres)
     name = _name_of(where)
     output = output or Path(f"{name}.toml")
     check_new(output, overwrite=overwrite)
     domain = _domain_of(where, box)
-    from mdpext_dask.job.spec import JobSpec
-    from mdpext_dask.pipeline.plan import prospect
-
-    privacy = {"epsilon_per_km": epsilon_per_km}
-    spec = JobSpec.of(domain=domain, privacy=privacy, extension={"seconds": seconds})
-    with observed("plain", quiet=quiet, verbose=verbose) as observer:
-        facts = prospect(spec, observer)
+    spec = JobSpec.of(domain=domain, privacy={"epsilon_per_km": epsilon}, extension={"seconds": seconds})
+    facts = prospect(spec, observer)
     if facts["refused"] is not None:
-        end_badly(facts["refused"], EXIT_BAD_INPUT)
-    facts |= {"job": str(output), "where": where, "epsilon_per_km": epsilon_per_km}
-    facts |= {"store": f"{name}.zarr", "odds": {f"{km:g}": math.exp(epsilon_per_km * km) for km in _TOLD_KM}}
-    if (
-        "roads" in domain
-        and not domain["roads"].startswith(_BUILTIN)
-        and not Path(domain["roads"]).is_absolute()
-    ):
-        domain["roads"] = os.path.relpath(domain["roads"], output.parent)  # where the job file looks for it
+        raise SpecError(facts["refused"])
+    odds = {f"{km:g}": math.exp(epsilon * km) for km in _TOLD_KM}
+    facts |= {
+        "job": str(output),
+        "where": where,
+        "epsilon_per_km": epsilon,
+        "store": f"{name}.zarr",
+        "odds": odds,
+    }
+    roads = domain.get("roads", _BUILTIN)
+    if not (roads.startswith(_BUILTIN) or Path(roads).is_absolute()):
+        domain["roads"] = os.path.relpath(roads, output.parent)  # where the job file looks for it
     with whole_file(output) as file:
         file.write(_text_of(name, domain, facts, seconds).encode())
-    show(facts, as_json, beside=output, screen=_screen_of, quiet=quiet, verbose=verbose)
+    return facts
 
 
 def _asked(question: str, missing: str) -> str:
@@ -229,7 +231,7 @@ def _meaning(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _screen_of(facts: dict[str, Any]) -> Screen:
+def prospect_screen(facts: dict[str, Any]) -> Screen:
     """Return what a job will come to at a glance."""
     moved = metres(facts["max_quantisation_km"])
     ours, plain = facts["loss_km_about"], facts["plain_loss_km_about"]
