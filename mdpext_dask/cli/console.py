@@ -60,6 +60,7 @@ _KEPT = {
     "init": f"the seed is kept once it is solved, what was under way is not; {_GO_ON}",
     "partition": f"finished blocks are kept, the one under way is not; {_GO_ON}",
     "finalise": "the blocks are kept, checks begin anew; run again",
+    "sweep": f"finished jobs are kept in the folder of results, the one under way is not; {_GO_ON}",
     "compare": f"finished answers are kept, those under way are not; {_GO_ON}",
     "sample": "no report is written; a ledger is charged when all reports are drawn, not before; run again",
     "": "nothing is kept; run again",

@@ -13,7 +13,7 @@ from mdpext_dask.errors import SpecError, first_line
 try:
     import typer
 
-    from mdpext_dask.cli import build_commands, use_commands
+    from mdpext_dask.cli import build_commands, sweep, use_commands
     from mdpext_dask.cli.console import answer, ending_politely
     from mdpext_dask.cli.options import app
 except ModuleNotFoundError as _missing:  # NumPy alone is enough for mdpext_dask.runtime, but not for commands
@@ -22,7 +22,7 @@ except ModuleNotFoundError as _missing:  # NumPy alone is enough for mdpext_dask
     sys.exit(SpecError.exit_code)
 
 # Importing these modules adds their commands to the application, in this order.
-COMMANDS = (build_commands, use_commands)
+COMMANDS = (build_commands, sweep, use_commands)
 
 # Shells that ask for completions set this variable.
 _COMPLETE = "_MDPEXT_COMPLETE"

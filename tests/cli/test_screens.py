@@ -282,6 +282,7 @@ QUIET = {
     "export": "tiny.zarr -o c.mdp", "report": "tiny.zarr --bound-seconds 0", "show": "tiny.zarr -o s.html",
     "start": "builtin:manhattan --hide 2000 -o start.toml",
     "compare": "job.toml --methods em --repeats 1 --bound-seconds 0",
+    "sweep": "job.toml --epsilon 1 -o swept",
     "submit": "job.toml --to slurm --dry-run --store q.zarr",
 }  # fmt: skip
 

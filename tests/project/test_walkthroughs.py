@@ -17,6 +17,12 @@ def test_ten_minutes_lead_to_blurred_points_and_its_screens_are_real(tmp_path: P
     assert len(reports) == 2
 
 
+def test_the_table_to_choose_epsilon_from_is_what_its_command_prints(tmp_path: Path) -> None:
+    # The Python of the guide goes on from the tutorial, and is run with it.
+    assert follow(DOCS / "guide.md", tmp_path, without="python") == 1
+    assert (tmp_path / "manhattan-sweep" / "error.png").exists()
+
+
 def test_a_page_that_says_something_else_or_fails_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```sh\necho 3 s of 4\n```\n```text\n7.5 s of 4\n```\n")

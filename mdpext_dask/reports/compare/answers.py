@@ -74,7 +74,7 @@ class Case:
             identity["privacy"] = {k: v for k, v in identity["privacy"].items() if k != "budget"}
         else:
             identity = with_settings(identity, entry.settings)
-        return fingerprint_of({"software": _software(), "method": method, **identity})
+        return fingerprint_of({"software": software(), "method": method, **identity})
 
     def answer_path(self, folder: Path, method: str, repetition: int) -> Path:
         """Return where an answer is in a folder of answers, or will be."""
@@ -82,7 +82,7 @@ class Case:
 
 
 @cache
-def _software() -> str:
+def software() -> str:
     """Return the SHA-256 of this package's modules: another version may answer otherwise."""
     digest = hashlib.sha256()
     for path in sorted(Path(mdpext_dask.__file__).parent.rglob("*.py")):

@@ -129,12 +129,12 @@ def compare(
     facts = []
     with stages.stage("problem", len(found)):
         for case in found:
-            facts.append(_facts(case))
+            facts.append(facts_of(case.name, case.spec))
             if settings.repeats > 1 and not case.draws:
                 observer(Note(f"{case.name}: outputs and loss are given, so there is one problem only"))
     for note in dict.fromkeys(note for fact in facts for note in fact["notes"]):
         observer(Note(note))
-    answers = _prepared(folder, overwrite) / _ANSWERS
+    answers = prepared(folder, overwrite, "comparison") / _ANSWERS
     if unanswered := _unanswered(found, answers, settings):
         with scratch_in(folder.absolute()) as scratch, open_executor(spec.cluster, workers) as executor:
             memory = int(_MEMORY_SHARE * psutil.virtual_memory().available) // max(executor.workers, 1)
@@ -164,16 +164,15 @@ def _repeats(case: Case, settings: CompareSection) -> int:
     return settings.repeats if case.draws else 1
 
 
-def _facts(case: Case) -> dict[str, Any]:
-    """Return the size of a case's problem; refuse an impossible one before any long work."""
-    spec = case.spec
+def facts_of(name: str, spec: JobSpec) -> dict[str, Any]:
+    """Return the size of a job's problem; refuse an impossible one, by its name, before any long work."""
     try:
         geometry = build_geometry(spec)
         check_counts(spec, geometry)
         plan_method(spec, geometry)
         outputs = output_count(spec, geometry)
     except MdpextError as error:
-        raise type(error)(f"{case.name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
     grid = geometry.grid
     return {
         "name": spec.job.name,
@@ -189,8 +188,8 @@ def _facts(case: Case) -> dict[str, Any]:
     }
 
 
-def _prepared(folder: Path, overwrite: bool) -> Path:
-    """Make the folder, and check that it can be written."""
+def prepared(folder: Path, overwrite: bool, of: str) -> Path:
+    """Make the folder of a comparison, or of what else keeps answers, and check that it can be written."""
     folder = folder.absolute()
     try:
         if folder.is_file():
@@ -200,7 +199,7 @@ def _prepared(folder: Path, overwrite: bool) -> Path:
         ours = overwrite or (folder / _ANSWERS).is_dir()
         if folder.is_dir() and not ours and any(folder.iterdir()):
             raise StoreError(
-                f"{folder}: exists already, and is no folder of an earlier comparison; choose another with "
+                f"{folder}: exists already, and is no folder of an earlier {of}; choose another with "
                 "--output, or write into it with --overwrite"
             )
         (folder / _ANSWERS).mkdir(parents=True, exist_ok=True)
