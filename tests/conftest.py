@@ -29,7 +29,7 @@ _BESIDE_THE_PROJECT = Path(__file__).resolve().parents[2] / "shared" / "data"
 _STARTERS = {
     "subprocess", "multiprocessing", "distributed", "playwright", "tests.support.processes",
     "tests.support.servers", "tests.support.hosts", "tests.support.slurm_cluster", "tests.support.disks",
-    "tests.support.toy_kubernetes",
+    "tests.support.toy_kubernetes", "tests.support.walkthrough",
 }  # fmt: skip
 _ON_PROCESSES = {"one process", "two processes", "scheduler"}
 

@@ -161,7 +161,7 @@ def _finished(summary: Mapping[str, Any], named: str, store: str, rows: list[Row
         return Screen(f"{named} is complete, but not to be used as it is", BAD, rows, [audit])
     commands = [
         audit,
-        (called("report", store), "one HTML page"),
+        (called("show", store), "look at it"),
         (called("sample", store, "POINTS.csv", "-o", "OUT.csv"), "draw reports"),
     ]
     return Screen(f"{named} is complete and proved", GOOD, rows, commands)
@@ -241,7 +241,7 @@ def audit_screen(report: AuditReport, subject: str) -> Screen:
     style = GOOD if report.holds else BAD if report.holds is False else OPEN
     commands = []
     if report.holds and Path(subject).suffix == ".zarr":
-        commands = [(called("report", shlex.quote(subject)), "one HTML page")]
+        commands = [(called("show", shlex.quote(subject)), "look at it")]
     # Of one that fails, the line of error has the sentence.
     title = sentence(report) if report.passed else f"{_title_of(subject)}: {report.verdict}"
     return Screen(title, style, rows, commands)
@@ -325,7 +325,7 @@ def page_screen(done: Mapping[str, Any]) -> Screen:
     """Return what :func:`mdpext_dask.reports.show.show` has opened."""
     made = "is up to date" if done["reused"] else "is written"
     rows = [("verdict", done["verdict"]), ("page", done["said"])]
-    return Screen(f"{done['file']} {made}", GOOD if done["holds"] else BAD, rows)
+    return Screen(f"{near(done['file'])} {made}", GOOD if done["holds"] else BAD, rows)
 
 
 def evaluation_screen(result: dict[str, Any], store: str) -> Screen:
@@ -338,7 +338,7 @@ def evaluation_screen(result: dict[str, Any], store: str) -> Screen:
     store
         The store, as it was given.
     """
-    report = [(called("report", shlex.quote(store)), "with maps")]
+    report = [(called("show", shlex.quote(store)), "look at it")]
     if result["state"] == REFUSED:
         refused = ("refused", "its audit failed: what follows is about a mechanism that keeps no promise")
         return Screen(f"{_title_of(store)} is refused", BAD, [refused, *highlights(result)])

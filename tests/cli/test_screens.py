@@ -111,7 +111,7 @@ def test_a_run_ends_with_one_screen(columns: int, inside: Inside, monkeypatch: p
     assert said["plain"].endswith(f"this errs {-summary['over_plain']:.1%} less")
     assert said["bound"] == "not known yet: mdpext evaluate computes it"
     assert said["store"].startswith("new.zarr: noise, 6 outputs, made in ")
-    for command in ("audit new.zarr", "report new.zarr", "sample new.zarr POINTS.csv -o OUT.csv"):
+    for command in ("audit new.zarr", "show new.zarr", "sample new.zarr POINTS.csv -o OUT.csv"):
         assert command in said["next"]
     assert "loses" not in said
 
