@@ -201,7 +201,7 @@ def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
 
 
 def error_by_epsilon(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """Return a figure of the error against ε: a line for jobs that differ in ε alone; plain noise is dashed."""
+    """Return a figure of the error against ε: a line for jobs that differ in ε alone; noise is dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_FIGURE_INCHES, layout="constrained")
