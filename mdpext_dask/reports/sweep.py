@@ -201,7 +201,7 @@ def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
 
 
 def error_by_epsilon(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """Return a figure of the error against ε: a line for jobs that differ in ε alone, dashed for plain noise."""
+    """Return a figure of error against ε: a line for jobs that differ in ε alone, dashed for plain noise."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_FIGURE_INCHES, layout="constrained")

@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_before_anything_is_built(
 ) -> None:
     monkeypatch.setattr(sweeping, "build", None)
     floorless = spec.replace(privacy={"min_probability": 1e-9})
-    with pytest.raises(DataError, match="ε = 1/km, 1000000 outputs: outputs.count: "):
+    with pytest.raises(DataError, match=r"ε = 1/km, 1000000 outputs: outputs\.count: "):
         sweep(settings_of(floorless, [1.0], [4, 10**6]), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     (tmp_path / "b").mkdir()
