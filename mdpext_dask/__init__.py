@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mdpext_dask.reports.report import report as report
     from mdpext_dask.runtime.ledger import ReleaseBudget as ReleaseBudget
     from mdpext_dask.runtime.sticky import StickyKey as StickyKey
+    from mdpext_dask.sampling.frames import sample_frame as sample_frame
     from mdpext_dask.sampling.mechanism import Mechanism as Mechanism
     from mdpext_dask.sampling.mechanism import open_mechanism as open_mechanism
 
@@ -58,6 +59,7 @@ _HOME = {
     "open_mechanism": "sampling.mechanism",
     "plots": "reports",
     "report": "reports.report",
+    "sample_frame": "sampling.frames",
     "trust_operators": "extend.choose",
 }
 __all__ = sorted(_HOME)
