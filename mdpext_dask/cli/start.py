@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -16,10 +16,11 @@ from typer import Argument, Option
 from mdpext_dask.cli.console import end_badly, observed, show
 from mdpext_dask.cli.eta import readable_seconds
 from mdpext_dask.cli.options import MAKE, Json, Quiet, Replace, Verbose, command
-from mdpext_dask.cli.screens import GOOD, Screen, called, near
 from mdpext_dask.errors import EXIT_BAD_INPUT, SpecError, printable
-from mdpext_dask.evaluation.words import metres
 from mdpext_dask.files import check_new, whole_file
+
+if TYPE_CHECKING:
+    from mdpext_dask.cli.screens import Screen
 
 # Distances at which ε is told, in km.
 _TOLD_KM = (0.05, 0.2, 1.0)
@@ -207,6 +208,8 @@ def _name_of(where: str) -> str:
 
 
 def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:
+    from mdpext_dask.evaluation.words import metres
+
     written = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in domain.items())
     return _FILE.format(
         title=f"{printable(facts['where'])}, epsilon = {facts['epsilon_per_km']:g} per km",
@@ -224,13 +227,18 @@ def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], sec
 
 
 def _meaning(facts: Mapping[str, Any]) -> str:
+    from mdpext_dask.evaluation.words import metres
+
     return ", ".join(
         f"{factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
     )
 
 
-def _screen_of(facts: dict[str, Any]) -> Screen:
+def _screen_of(facts: dict[str, Any]) -> "Screen":
     """Return what a job will come to at a glance."""
+    from mdpext_dask.cli.screens import GOOD, Screen, called, near
+    from mdpext_dask.evaluation.words import metres
+
     moved = metres(facts["max_quantisation_km"])
     ours, plain = facts["loss_km_about"], facts["plain_loss_km_about"]
     one, eight = (readable_seconds(facts["seconds_by_workers"][count]["total"]) for count in "18")
