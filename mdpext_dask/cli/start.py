@@ -22,9 +22,6 @@ from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.plan import prospect
 from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
 
-if TYPE_CHECKING:
-    from mdpext_dask.cli.screens import Screen
-
 # Distances at which ε is told, in km.
 _TOLD_KM = (0.05, 0.2, 1.0)
 # Others, in 1/km, are hardly meant: the noise would go further than 100 km, or not even a metre.
@@ -48,7 +45,7 @@ cell_km = {cell_km}
 refine = {refine}
 
 [privacy]
-# After one report, the odds between two places change by a factor of at most e^(epsilon (distance + twice {moved})):
+# After one report, the odds between two places, each moved by {moved} at most, change by a factor of at most
 # {meaning}.
 epsilon_per_km = {epsilon}
 
@@ -61,7 +58,7 @@ choose = "auto"
 kind = "road-nodes"
 
 [loss]
-# A report costs the mean error in road distance to so many places; "euclidean" is the distance to the true place.
+# A report costs the mean error in road distance to so many places; kind = "euclidean": as the crow flies.
 kind = "travel"
 tasks = {tasks}
 
@@ -224,14 +221,11 @@ def _name_of(where: str) -> str:
 def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:
 
     # Of JSON's texts, those with this one character are none of TOML.
-    written = (
-        f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-        for key, value in domain.items()
-    )
+    written = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in domain.items())
     return _FILE.format(
         title=f"{printable(facts['where'])}, epsilon = {facts['epsilon_per_km']:g} per km",
         name=json.dumps(name),
-        domain="\n".join(written),
+        domain="\n".join(written).replace("\x7f", "\\u007f"),
         spacing=metres(facts["spacing_km"]),
         moved=metres(facts["max_quantisation_km"]),
         cell_km=facts["cell_km"],

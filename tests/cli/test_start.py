@@ -30,7 +30,9 @@ def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
     code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--hide", "200", "--box", BOX, "--json")
     facts, text = json.loads(out), (here / "manhattan.toml").read_text()
     assert (code, facts["job"], facts["store"]) == (0, "manhattan.toml", "manhattan.zarr")
-    assert facts["odds"] == {f"{km:g}": pytest.approx(math.exp(5 * km)) for km in (0.05, 0.2, 1.0)}
+    # Records 40 m apart: each of two places is moved by 28 m at most.
+    moved = 2 * 0.04 / math.sqrt(2)
+    assert facts["odds"] == {f"{km:g}": pytest.approx(math.exp(5 * (km + moved))) for km in (0.05, 0.2, 1.0)}
     assert 0 < facts["loss_km_about"] < facts["plain_loss_km_about"]
     spec = load_job(here / "manhattan.toml")
     assert (spec.privacy.epsilon_per_km, spec.extension.seconds) == (5.0, 300.0)
@@ -38,7 +40,7 @@ def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
     assert (grid.records, grid.cell_km, list(grid.refine)) == (
         facts["records"], facts["cell_km"], facts["refine"],
     )  # fmt: skip
-    assert "2.72 where they are 200 m apart" in text
+    assert "3.61 where they are 200 m apart" in text
     # What it says of the job is what the plan says, and the same again.
     planned = json.loads(run_inside(capsys, "plan", "manhattan.toml", "--json")[1])
     assert all(facts[key] == planned[key] for key in ("records", "outputs", "store_bytes", "method"))
@@ -91,6 +93,9 @@ def test_a_file_of_roads_is_found_from_where_the_job_is(here: Path, capsys: Capt
         (["./city", "--hide", "200"], "no such file or folder of roads"),
         (["12.4,41.8,12.6,42.0", "--hide", "200"], "a box needs a network"),
         (["builtin:manhattan", "--hide", "200", "--box", "1,2,3"], "bbox"),
+        (["  ", "--hide", "200"], "must name a place"),
+        (["Rome.geojson", "--hide", "200"], "no such file or folder of roads"),
+        (["builtin:manhattan", "--epsilon", "100"], "cells of noise, more than"),
         (["builtin:manhattan", "--hide", "200", "--box", "a,b,c,d"], "--box"),
         (["builtin:manhattan", "--hide", "200", "--box", "10,50,10.1,50.1"], "road"),
         (["builtin:manhattan", "--hide", "200", "--seconds", "-1"], "seconds"),
@@ -105,6 +110,20 @@ def test_what_cannot_be_is_one_line_and_no_file(
     assert said in err
     assert len([line for line in err.splitlines() if line.startswith("error:")]) == 1
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["d\x7fel", 'a "quoted" \\ town', "日本"])
+def test_odd_names_of_roads_are_written_as_toml(here: Path, capsys: Capture, name: str) -> None:
+    # Fewer road nodes than places to which roads are measured, as in a hamlet; and a link in the way.
+    nodes = [(number, 10 + 0.01 * (number % 3), 50 + 0.01 * (number // 3)) for number in range(9)]
+    streets = [(n, n + 1, 800, 0) for n in range(8) if n % 3 < 2] + [(n, n + 3, 1200, 0) for n in range(6)]
+    road_folder(here / name, nodes, streets)
+    (here / "far" / "away").mkdir(parents=True)
+    (here / "out").symlink_to(here / "far" / "away")
+    told = run_inside(capsys, "start", name, "--hide", "2000", "-o", "out/town.toml", "-q")
+    assert told == (0, "", "")
+    job = load_job(here / "out" / "town.toml")
+    assert (job.domain.roads, job.loss.tasks) == (str(here / name), 9)
 
 
 def test_a_job_that_is_there_stays(here: Path, capsys: Capture) -> None:

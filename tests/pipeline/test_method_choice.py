@@ -10,6 +10,7 @@ import pytest
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import Event, Note
+from mdpext_dask.extend import noise
 from mdpext_dask.job.spec import JobSpec, parse_job
 from mdpext_dask.pipeline import seed_stage
 from mdpext_dask.pipeline.plan import plan_job
@@ -134,7 +135,18 @@ def test_noise_with_too_many_cells_leaves_programs(small_job: Job, monkeypatch: 
     monkeypatch.setattr(noise, "MOST_CELLS", 1)
     planned = plan_job(open_job(small_job, COARSE))
     assert planned["method"] == "records"
-    assert "noise would have too many cells" in planned["notes"][-1]
+    assert "cells of noise, more than" in planned["notes"][-1]
+
+
+def test_noise_and_programs_that_cannot_be_are_refused_before_anything_is_made(small_job: Job) -> None:
+    # Many records to a cell of noise: its tables would be larger than a reader takes.
+    dense = small_job(domain={"cell_km": 1.0, "refine": [16]}, privacy={"epsilon_per_km": 0.05})
+    for method in ("noise", "auto"):
+        dense["extension"] = {"method": method}
+        dense["privacy"]["budget"] = "certified"
+        refused = plan_job(parse_job(dense))["refused"]
+        assert refused is not None
+        assert "of noise, more than" in refused
 
 
 @pytest.mark.parametrize("domain", [COARSE, DENSE])
