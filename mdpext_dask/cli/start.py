@@ -188,13 +188,13 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
         If what looks like a file is not there, or the box is none.
     """
     domain: dict[str, Any] = {}
+    if not where:
+        raise SpecError("WHERE: must name a place, or a file of roads")
     if where.startswith(_BUILTIN) or Path(where).exists():
         domain["roads"] = where
     elif os.sep in where or re.fullmatch(r"\S*\.[A-Za-z][A-Za-z0-9]{1,7}", where):
         # A name of a file is not sent to whoever finds places.
         raise SpecError(f"WHERE: {printable(where)}: no such file or folder of roads")
-    elif not where:
-        raise SpecError("WHERE: must name a place, or a file of roads")
     elif re.fullmatch(r"[-+\d.,\s]+", where):
         raise SpecError(
             "WHERE: a box needs a network: name a place or a file of roads, and give --box W,S,E,N"
