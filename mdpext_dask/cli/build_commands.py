@@ -47,8 +47,8 @@ def start(
         float | None,
         Option(
             metavar="METRES",
-            help="Instead of ε: between places so far apart, one report changes odds by a factor of at most "
-            "e = 2.72, and by less between nearer ones.",
+            help="Instead of ε: one report changes the odds between records so far apart by a factor of e = 2.72 "
+            "at most, and by less between nearer ones (ε = 1000/METRES).",
         ),
     ] = None,
     box: Annotated[

@@ -20,6 +20,10 @@ from mdpext_dask.events import Observer
 from mdpext_dask.files import check_new, whole_file
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.plan import prospect
+from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+
+if TYPE_CHECKING:
+    from mdpext_dask.cli.screens import Screen
 
 # Distances at which ε is told, in km.
 _TOLD_KM = (0.05, 0.2, 1.0)
@@ -44,7 +48,7 @@ cell_km = {cell_km}
 refine = {refine}
 
 [privacy]
-# After one report, the odds between two places change by a factor of at most
+# After one report, the odds between two places change by a factor of at most e^(epsilon (distance + twice {moved})):
 # {meaning}.
 epsilon_per_km = {epsilon}
 
@@ -57,9 +61,9 @@ choose = "auto"
 kind = "road-nodes"
 
 [loss]
-# A report costs the mean error in road distance to 50 places; "euclidean" is the distance to the true place.
+# A report costs the mean error in road distance to so many places; "euclidean" is the distance to the true place.
 kind = "travel"
-tasks = 50
+tasks = {tasks}
 
 [extension]
 # Planar noise, remapped, or programs where they lose less and are planned to take so long at most, in s.
@@ -107,7 +111,7 @@ def write_job(
     SpecError, DataError
         If something is missing or wrong, or this machine cannot run the job; nothing is written then.
     """
-    where = where or _asked("A place, such as 'Rome, Italy', or a file of roads", "WHERE")
+    where = (where or _asked("A place, such as 'Rome, Italy', or a file of roads", "WHERE")).strip()
     if epsilon_per_km is None and hide_metres is None:
         hide_metres = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
     epsilon = _epsilon(epsilon_per_km, hide_metres)
@@ -116,10 +120,15 @@ def write_job(
     check_new(output, overwrite=overwrite)
     domain = _domain_of(where, box)
     spec = JobSpec.of(domain=domain, privacy={"epsilon_per_km": epsilon}, extension={"seconds": seconds})
-    facts = prospect(spec, observer)
+    geometry = build_geometry(spec)
+    assert isinstance(geometry, RoadGeometry)  # it has roads
+    tasks = min(spec.loss.tasks, len(geometry.nodes_inside))
+    facts = prospect(spec.replace(loss={"tasks": tasks}), geometry, observer)
     if facts["refused"] is not None:
         raise SpecError(facts["refused"])
-    odds = {f"{km:g}": math.exp(epsilon * km) for km in _TOLD_KM}
+    # Both places may have been moved towards their records.
+    facts["loss_tasks"] = tasks
+    odds = {f"{km:g}": math.exp(epsilon * (km + 2 * facts["max_quantisation_km"])) for km in _TOLD_KM}
     facts |= {
         "job": str(output),
         "where": where,
@@ -129,7 +138,8 @@ def write_job(
     }
     roads = domain.get("roads", _BUILTIN)
     if not (roads.startswith(_BUILTIN) or Path(roads).is_absolute()):
-        domain["roads"] = os.path.relpath(roads, output.parent)  # where the job file looks for it
+        # Where the job file looks for it, whatever links lead there.
+        domain["roads"] = os.path.relpath(Path(roads).resolve(), output.parent.resolve())
     with whole_file(output) as file:
         file.write(_text_of(name, domain, facts, seconds).encode())
     return facts
@@ -183,8 +193,11 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
     domain: dict[str, Any] = {}
     if where.startswith(_BUILTIN) or Path(where).exists():
         domain["roads"] = where
-    elif os.sep in where or re.fullmatch(r"\S*\.(pbf|osm|bz2|gz|graphml|gpkg|csv)", where):
+    elif os.sep in where or re.fullmatch(r"\S*\.[A-Za-z][A-Za-z0-9]{1,7}", where):
+        # A name of a file is not sent to whoever finds places.
         raise SpecError(f"WHERE: {printable(where)}: no such file or folder of roads")
+    elif not where:
+        raise SpecError("WHERE: must name a place, or a file of roads")
     elif re.fullmatch(r"[-+\d.,\s]+", where):
         raise SpecError(
             "WHERE: a box needs a network: name a place or a file of roads, and give --box W,S,E,N"
@@ -209,7 +222,12 @@ def _name_of(where: str) -> str:
 
 
 def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:
-    written = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in domain.items())
+
+    # Of JSON's texts, those with this one character are none of TOML.
+    written = (
+        f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        for key, value in domain.items()
+    )
     return _FILE.format(
         title=f"{printable(facts['where'])}, epsilon = {facts['epsilon_per_km']:g} per km",
         name=json.dumps(name),
@@ -222,10 +240,12 @@ def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], sec
         epsilon=facts["epsilon_per_km"],
         outputs=f"{facts['outputs']:,}",
         seconds=seconds,
+        tasks=facts["loss_tasks"],
     )
 
 
 def _meaning(facts: Mapping[str, Any]) -> str:
+
     return ", ".join(
         f"{factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
     )
@@ -233,8 +253,12 @@ def _meaning(facts: Mapping[str, Any]) -> str:
 
 def prospect_screen(facts: dict[str, Any]) -> Screen:
     """Return what a job will come to at a glance."""
+    from mdpext_dask.cli.screens import Screen
+    from mdpext_dask.evaluation.words import metres
+
     moved = metres(facts["max_quantisation_km"])
     ours, plain = facts["loss_km_about"], facts["plain_loss_km_about"]
+    beside = "" if ours < plain else ": at this epsilon there is nothing to gain"
     one, eight = (readable_seconds(facts["seconds_by_workers"][count]["total"]) for count in "18")
     apart = f"{metres(facts['spacing_km'])} apart; a place is moved by at most {moved}"
     odds = [
@@ -243,8 +267,8 @@ def prospect_screen(facts: dict[str, Any]) -> Screen:
     rows = [
         ("records", f"{facts['records']:,}, {apart}"),
         ("reports", f"{facts['outputs']:,} of {facts['road_nodes']:,} road nodes"),
-        ("error", f"about {metres(ours)} in road distance, and no more if programs lower it"),
-        ("plain noise", f"about {metres(plain)}, at the nearest road node"),
+        ("error", f"about {metres(ours)} in road distance; programs may lower it"),
+        ("plain noise", f"about {metres(plain)}, at the nearest road node{beside}"),
         ("epsilon", f"{facts['epsilon_per_km']:g} per km: a report changes odds of two places by at most"),
         *(("", said) for said in odds),
         ("takes", f"about {one} in one process, {eight} in eight"),

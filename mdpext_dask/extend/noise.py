@@ -88,10 +88,19 @@ class NoiseLattice:
         if not all(0 <= number <= MOST_CELLS and number % 1 == 0 for number in numbers):
             raise ValueError("its numbers are none of a lattice of noise cells")
         found = cls(grid, *map(int, numbers))
-        sizes = math.prod(found.shape) <= MOST_CELLS and math.prod(found.tables[1][1]) <= _MOST_MASSES
-        if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL or not sizes:
+        if min(per_cell, per_record) != 1 or per_cell > MOST_PER_CELL or found.excess is not None:
             raise ValueError("its numbers are none of a lattice of noise cells, or of too large a one")
         return found
+
+    @property
+    def excess(self) -> str | None:
+        """What there would be more of than can be gone through, in words; None if there is not."""
+        cells, masses = math.prod(self.shape), math.prod(self.tables[1][1])
+        if cells > MOST_CELLS:
+            return f"{cells:.1e} cells of noise, more than {MOST_CELLS:.0e}"
+        if masses > _MOST_MASSES:
+            return f"{masses:.1e} masses of noise, more than {_MOST_MASSES:.0e}"
+        return None
 
     @property
     def tables(self) -> list[tuple[str, tuple[int, ...]]]:

@@ -7,7 +7,6 @@ import psutil
 from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
-from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
 from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, SEEDLESS, WINDOWS, LossSection
@@ -208,14 +207,13 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     Raises
     ------
     SpecError
-        If there are more cells of noise than can be gone through.
+        If there is more noise than can be gone through.
     """
     grid, epsilon = geometry.grid, spec.privacy.epsilon_per_km
-    cells = math.prod(cells_of(grid, epsilon).shape)
-    if cells > MOST_CELLS:
+    if (excess := cells_of(grid, epsilon).excess) is not None:
         raise SpecError(
-            f"privacy.epsilon_per_km: {epsilon:g}/km has {cells:.1e} cells of noise on this grid, more than "
-            f"{MOST_CELLS:.0e}; use a larger ε, larger cells or less refinement"
+            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
+            "city and its records are made for, a smaller box, or other cells"
         )
     nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
     places, outputs = noise_tile(spec, grid, nodes, output_count(spec, geometry))

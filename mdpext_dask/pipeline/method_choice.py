@@ -6,14 +6,12 @@ not what this machine or cluster has, so that a job has the same bytes everywher
 lower expected loss is kept (:mod:`mdpext_dask.pipeline.seed_stage`), so the result is never worse than noise.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of
 from mdpext_dask.extend.choose import seed_programs
-from mdpext_dask.extend.noise import MOST_CELLS
 from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
@@ -69,9 +67,10 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     planned = {method: _seconds_of_both(alone, geometry, method)(1)["total"] for method in methods}
     tried = next((method for method in methods if planned[method] <= allowed), seeds)
     programs = _with_method(spec, tried)
-    cells = math.prod(cells_of(geometry.grid, spec.privacy.epsilon_per_km).shape)
-    if cells > MOST_CELLS:
-        return _chosen(programs, geometry, f"{NOISE} would have too many cells ({cells:.1e})")
+    if (excess := cells_of(geometry.grid, spec.privacy.epsilon_per_km).excess) is not None:
+        if planned[tried] > allowed:
+            check_memory(noise, geometry)  # which says so: neither can be
+        return _chosen(programs, geometry, f"{NOISE} would have {excess}")
     words = f"about {planned[tried]:,.0f} s with {tried}"
     if planned[tried] > allowed:
         return _chosen(noise, geometry, f"{words} would be more than extension.seconds allows ({allowed:g})")

@@ -29,12 +29,14 @@ from mdpext_dask.seed.budget import design_epsilon, planar_epsilon
 from mdpext_dask.store.schema import METHOD_CHOSEN
 
 
-def prospect(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
+def prospect(
+    spec: JobSpec, geometry: RoadGeometry | FileGeometry, observer: Observer = silent
+) -> dict[str, Any]:
     """Return what a job will come to, as ``start`` prints it.
 
     Parameters
     ----------
-    spec, observer
+    spec, geometry, observer
         See :func:`plan_job`.
 
     Returns
@@ -47,7 +49,6 @@ def prospect(spec: JobSpec, observer: Observer = silent) -> dict[str, Any]:
     SpecError, DataError, SolverError
         See :func:`plan_job` and :func:`mdpext_dask.evaluation.outlook.outlook`.
     """
-    geometry = build_geometry(spec)
     facts = plan_job(spec, observer, geometry)
     grid = geometry.grid
     facts |= {

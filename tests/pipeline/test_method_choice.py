@@ -11,7 +11,7 @@ import pytest
 from mdpext_dask.errors import SpecError
 from mdpext_dask.events import Event, Note
 from mdpext_dask.job.spec import JobSpec, parse_job
-from mdpext_dask.pipeline import method_choice, seed_stage
+from mdpext_dask.pipeline import seed_stage
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.run import build
 from mdpext_dask.pipeline.windows import sizes
@@ -131,7 +131,7 @@ def test_neither_memory_nor_cluster_decides(small_job: Job, monkeypatch: pytest.
 
 
 def test_noise_with_too_many_cells_leaves_programs(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(method_choice, "MOST_CELLS", 1)
+    monkeypatch.setattr(noise, "MOST_CELLS", 1)
     planned = plan_job(open_job(small_job, COARSE))
     assert planned["method"] == "records"
     assert "noise would have too many cells" in planned["notes"][-1]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import SolverError
 from mdpext_dask.evaluation.baselines.noise import epsilon_within, euclidean_epsilon
 from mdpext_dask.evaluation.baselines.problem import Array, BaselineMechanism, Guarantee, Problem
-from mdpext_dask.extend.noise import MOST_CELLS, Kernel, NoiseLattice
+from mdpext_dask.extend.noise import Kernel, NoiseLattice
 from mdpext_dask.extend.noise_remap import Remap, Tile, tile_cells, tile_count
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import Loss
@@ -83,8 +83,8 @@ def choose_noise(
     """
     epsilon = epsilon_per_km
     lattice = cells_of(grid, epsilon)
-    if math.prod(lattice.shape) > MOST_CELLS:
-        raise SolverError(f"fine noise: {math.prod(lattice.shape):.0e} cells of noise; epsilon is too small")
+    if lattice.excess is not None:
+        raise SolverError(f"fine noise: there would be {lattice.excess}")
     reported = np.empty(lattice.shape, dtype=np.int32)
     lost = anywhere_km = 0.0
     for index, tile in enumerate(tiles_of(lattice)):
