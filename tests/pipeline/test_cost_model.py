@@ -196,7 +196,7 @@ def test_a_thousand_million_records_are_planned_in_a_moment(small_job: Job) -> N
 )
 def test_what_does_not_fit(domain: Any, outputs: int, what: str, small_job: Job, monkeypatch: Any) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=8 * 2**30))
-    job = small_job(domain=domain, outputs={"count": outputs}, cluster={"kind": "local"})
+    job = small_job(domain=domain, outputs={"count": outputs}, cluster={"kind": "local", "workers": 2})
     assert f"GiB of it for {what}, but there are 8.0 GiB" in plan_job(parse_job(job))["refused"]
 
 
