@@ -47,7 +47,7 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     Raises
     ------
     SpecError
-        With what is needed and what there is.
+        With what is needed and what there is; or if there is more noise than can be gone through.
     """
     grid = geometry.grid
     plan = plan_of(spec, grid, output_count(spec, geometry), geometry.kept)
@@ -86,6 +86,12 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
             f"domain: {grid.records:,} records x {plan.outputs} outputs need {total / 2**30:,.1f} GiB of "
             f"memory here, {most / 2**30:,.1f} GiB of it for {what}, but there are "
             f"{available / 2**30:,.1f} GiB; use {way_out}"
+        )
+    epsilon = spec.privacy.epsilon_per_km
+    if noise and (excess := cells_of(grid, epsilon).excess) is not None:
+        raise SpecError(
+            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
+            "city and its records are made for, a smaller box, or other cells"
         )
 
 
@@ -202,19 +208,8 @@ def noise_tile(spec: JobSpec, grid: Grid, nodes: int, outputs: int) -> tuple[flo
 
 
 def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
-    """Return about what a worker takes to choose the outputs of a tile of noise cells, or to solve a window.
-
-    Raises
-    ------
-    SpecError
-        If there is more noise than can be gone through.
-    """
-    grid, epsilon = geometry.grid, spec.privacy.epsilon_per_km
-    if (excess := cells_of(grid, epsilon).excess) is not None:
-        raise SpecError(
-            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
-            "city and its records are made for, a smaller box, or other cells"
-        )
+    """Return about what a worker takes to choose the outputs of a tile of noise, or to solve a window."""
+    grid = geometry.grid
     nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
     places, outputs = noise_tile(spec, grid, nodes, output_count(spec, geometry))
     # The losses, twice while there come to be more; what is computed at a time; a block's weights and losses.

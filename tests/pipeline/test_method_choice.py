@@ -138,15 +138,17 @@ def test_noise_with_too_many_cells_leaves_programs(small_job: Job, monkeypatch: 
     assert "cells of noise, more than" in planned["notes"][-1]
 
 
-def test_noise_and_programs_that_cannot_be_are_refused_before_anything_is_made(small_job: Job) -> None:
+def test_noise_that_cannot_be_is_refused_before_anything_is_made(small_job: Job) -> None:
     # Many records to a cell of noise: its tables would be larger than a reader takes.
-    dense = small_job(domain={"cell_km": 1.0, "refine": [16]}, privacy={"epsilon_per_km": 0.05})
-    for method in ("noise", "auto"):
-        dense["extension"] = {"method": method}
-        dense["privacy"]["budget"] = "certified"
-        refused = plan_job(parse_job(dense))["refused"]
-        assert refused is not None
-        assert "of noise, more than" in refused
+    dense = small_job(
+        domain={"cell_km": 1.0, "refine": [16]},
+        privacy={"epsilon_per_km": 0.05, "budget": "certified"},
+        extension={"method": "noise"},
+    )
+    assert "masses of noise, more than" in plan_job(parse_job(dense))["refused"]
+    # Neither can programs be where there is no time for them.
+    dense["extension"] = {"method": "auto", "seconds": 1.0}
+    assert "masses of noise, more than" in plan_job(parse_job(dense))["refused"]
 
 
 @pytest.mark.parametrize("domain", [COARSE, DENSE])
