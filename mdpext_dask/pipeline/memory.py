@@ -57,6 +57,12 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
     noise = spec.extension.method in (NOISE, WINDOWS)
     records = spec.extension.method == RECORDS
+    epsilon = spec.privacy.epsilon_per_km
+    if noise and (excess := cells_of(grid, epsilon).excess) is not None:
+        raise SpecError(
+            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
+            "city and its records are made for, a smaller box, or other cells"
+        )
     certified = spec.privacy.budget == "certified" and spec.extension.method not in SEEDLESS
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:
@@ -86,12 +92,6 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
             f"domain: {grid.records:,} records x {plan.outputs} outputs need {total / 2**30:,.1f} GiB of "
             f"memory here, {most / 2**30:,.1f} GiB of it for {what}, but there are "
             f"{available / 2**30:,.1f} GiB; use {way_out}"
-        )
-    epsilon = spec.privacy.epsilon_per_km
-    if noise and (excess := cells_of(grid, epsilon).excess) is not None:
-        raise SpecError(
-            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
-            "city and its records are made for, a smaller box, or other cells"
         )
 
 

@@ -321,5 +321,5 @@ def test_auto_tries_windows_where_one_program_takes_too_long(
 def test_what_cannot_be(small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(SpecError, "is for seeds", parse_job, windows_job(small_job, privacy={"budget": "half"}))
     all_of_side(3000, monkeypatch)
-    large = windows_job(small_job, domain={"cell_km": 0.002})
+    large = windows_job(small_job, domain={"cell_km": 0.005})
     assert "GiB" in plan_job(parse_job(large))["refused"]
