@@ -1,7 +1,6 @@
 """``mdpext start``: a job file for somebody's own city, with what it will come to."""
 
 import json
-import math
 import os
 import re
 import sys
@@ -18,15 +17,15 @@ from mdpext_dask.errors import SpecError, printable
 from mdpext_dask.evaluation.words import metres
 from mdpext_dask.events import Observer
 from mdpext_dask.files import check_new, whole_file
-from mdpext_dask.job.spec import JobSpec
+from mdpext_dask.job.spec import BUILTIN_PREFIX, JobSpec
 from mdpext_dask.pipeline.plan import prospect
 from mdpext_dask.problem.geometry import RoadGeometry, build_geometry
+from mdpext_dask.reports.page.words import factor_in_words
 
 # Distances at which ε is told, in km.
 _TOLD_KM = (0.05, 0.2, 1.0)
 # Others, in 1/km, are hardly meant: the noise would go further than 100 km, or not even a metre.
 _LEAST_EPSILON, _MOST_EPSILON = 0.01, 1000.0
-_BUILTIN = "builtin:"
 # Longest name that is made of a place's.
 _NAME_LENGTH = 40
 _FILE = """\
@@ -101,7 +100,8 @@ def write_job(
 
     Returns
     -------
-    See :func:`mdpext_dask.pipeline.plan.prospect`; and `job`, `store`, `where`, `epsilon_per_km`, `odds`.
+    See :func:`mdpext_dask.pipeline.plan.prospect`; and `job`, `store`, `where`, `epsilon_per_km`; and
+    `log_odds`, by how much the logarithm of odds may change between places so many km apart.
 
     Raises
     ------
@@ -124,17 +124,17 @@ def write_job(
     if facts["refused"] is not None:
         raise SpecError(facts["refused"])
     # Both places may have been moved towards their records.
-    facts["loss_tasks"] = tasks
-    odds = {f"{km:g}": math.exp(epsilon * (km + 2 * facts["max_quantisation_km"])) for km in _TOLD_KM}
+    log_odds = {f"{km:g}": epsilon * (km + 2 * facts["max_quantisation_km"]) for km in _TOLD_KM}
     facts |= {
+        "loss_tasks": tasks,
         "job": str(output),
         "where": where,
         "epsilon_per_km": epsilon,
         "store": f"{name}.zarr",
-        "odds": odds,
+        "log_odds": log_odds,
     }
-    roads = domain.get("roads", _BUILTIN)
-    if not (roads.startswith(_BUILTIN) or Path(roads).is_absolute()):
+    roads = domain.get("roads", BUILTIN_PREFIX)
+    if not (roads.startswith(BUILTIN_PREFIX) or Path(roads).is_absolute()):
         # Where the job file looks for it, whatever links lead there.
         domain["roads"] = os.path.relpath(Path(roads).resolve(), output.parent.resolve())
     with whole_file(output) as file:
@@ -190,7 +190,7 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
     domain: dict[str, Any] = {}
     if not where:
         raise SpecError("WHERE: must name a place, or a file of roads")
-    if where.startswith(_BUILTIN) or Path(where).exists():
+    if where.startswith(BUILTIN_PREFIX) or Path(where).exists():
         domain["roads"] = where
     elif os.sep in where or re.fullmatch(r"\S*\.[A-Za-z][A-Za-z0-9]{1,7}", where):
         # A name of a file is not sent to whoever finds places.
@@ -211,26 +211,23 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
 
 def _name_of(where: str) -> str:
     """Return a name for job and store, of letters, digits and dashes."""
-    plain = (
-        Path(where.removeprefix(_BUILTIN)).name if not where.startswith(_BUILTIN) else where[len(_BUILTIN) :]
-    )
+    plain = Path(where.removeprefix(BUILTIN_PREFIX)).name
     first = re.sub(r"\.(osm|pbf|bz2|gz|graphml|gpkg|csv)\b.*", "", plain).partition(",")[0]
     return re.sub(r"[^a-z0-9]+", "-", first.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "city"
 
 
 def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:
-
-    # Of JSON's texts, those with this one character are none of TOML.
     written = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in domain.items())
     return _FILE.format(
         title=f"{printable(facts['where'])}, epsilon = {facts['epsilon_per_km']:g} per km",
         name=json.dumps(name),
+        # Of JSON's texts, those with this one character are none of TOML.
         domain="\n".join(written).replace("\x7f", "\\u007f"),
         spacing=metres(facts["spacing_km"]),
         moved=metres(facts["max_quantisation_km"]),
         cell_km=facts["cell_km"],
         refine=facts["refine"],
-        meaning=_meaning(facts),
+        meaning=", ".join(_odds(facts)),
         epsilon=facts["epsilon_per_km"],
         outputs=f"{facts['outputs']:,}",
         seconds=seconds,
@@ -238,33 +235,25 @@ def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], sec
     )
 
 
-def _meaning(facts: Mapping[str, Any]) -> str:
-
-    return ", ".join(
-        f"{factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
-    )
+def _odds(facts: Mapping[str, Any]) -> list[str]:
+    odds = facts["log_odds"].items()
+    return [f"{factor_in_words(log)} where they are {metres(float(km))} apart" for km, log in odds]
 
 
 def prospect_screen(facts: dict[str, Any]) -> Screen:
     """Return what a job will come to at a glance."""
-    from mdpext_dask.cli.screens import Screen
-    from mdpext_dask.evaluation.words import metres
-
     moved = metres(facts["max_quantisation_km"])
     ours, plain = facts["loss_km_about"], facts["plain_loss_km_about"]
     beside = "" if ours < plain else ": at this epsilon there is nothing to gain"
     one, eight = (readable_seconds(facts["seconds_by_workers"][count]["total"]) for count in "18")
     apart = f"{metres(facts['spacing_km'])} apart; a place is moved by at most {moved}"
-    odds = [
-        f"x {factor:.3g} where they are {metres(float(km))} apart" for km, factor in facts["odds"].items()
-    ]
     rows = [
         ("records", f"{facts['records']:,}, {apart}"),
         ("reports", f"{facts['outputs']:,} of {facts['road_nodes']:,} road nodes"),
         ("error", f"about {metres(ours)} in road distance; programs may lower it"),
         ("plain noise", f"about {metres(plain)}, at the nearest road node{beside}"),
         ("epsilon", f"{facts['epsilon_per_km']:g} per km: a report changes odds of two places by at most"),
-        *(("", said) for said in odds),
+        *(("", f"x {said}") for said in _odds(facts)),
         ("takes", f"about {one} in one process, {eight} in eight"),
         ("on disk", f"at most {decimal(facts['store_bytes'])}"),
     ]

@@ -25,15 +25,15 @@ class Outlook:
     loss_km
         Expected loss of planar noise, remapped, in km. Where programs are tried, what is kept loses no more.
     plain_km
-        That of planar noise reported at the nearest road node, or at the nearest output where there is no
-        road network or no road distance, in km.
+        That of planar noise reported at the nearest road node, or at the nearest output where the
+        loss is no road distance, in km.
     """
 
     loss_km: float
     plain_km: float
 
 
-def outlook(problem: Problem, geometry: RoadGeometry | None) -> Outlook:
+def outlook(problem: Problem, geometry: RoadGeometry) -> Outlook:
     """Estimate what a job will lose, from draws of a seeded generator, always the same.
 
     The loss of remapped noise is Σ_b L_b over blocks b of noise cells. With q_b, how often noise falls into
@@ -44,7 +44,7 @@ def outlook(problem: Problem, geometry: RoadGeometry | None) -> Outlook:
     problem
         The problem.
     geometry
-        Its road network, if it has one.
+        Its road network.
 
     Raises
     ------
@@ -79,9 +79,9 @@ def outlook(problem: Problem, geometry: RoadGeometry | None) -> Outlook:
     return Outlook(loss_km, plain_laplace(_with_all_nodes(problem, geometry))[0])
 
 
-def _with_all_nodes(problem: Problem, geometry: RoadGeometry | None) -> Problem:
+def _with_all_nodes(problem: Problem, geometry: RoadGeometry) -> Problem:
     """Return a problem in which every road node within the grid may be reported."""
-    if geometry is None or not isinstance(problem.loss, TravelLoss):
+    if not isinstance(problem.loss, TravelLoss):
         return problem
     nodes = geometry.nodes_inside
     loss = replace(problem.loss, output_node=nodes)

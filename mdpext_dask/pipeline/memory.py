@@ -75,7 +75,7 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     if spec.cluster.memory_gib is not None:
         _check_worker(spec.cluster.memory_gib, table_bytes(spec.loss, geometry), peak, program)
     if spec.cluster.kind in ("inline", "local"):
-        workers = spec.cluster.workers or 1 if spec.cluster.kind == "local" else 1
+        workers = (spec.cluster.workers or 1) if spec.cluster.kind == "local" else 1
         # A block is one source cell at least.
         way_out = "smaller cells with less refinement, smaller store.block_cells or fewer workers"
         needed.append((workers * (peak + table_bytes(spec.loss, geometry)), "the tasks", way_out))

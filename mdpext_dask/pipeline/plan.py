@@ -1,6 +1,5 @@
 """What a job takes, as ``plan`` prints it, and whether this machine can run it."""
 
-import math
 from typing import Any
 
 from mdpext_dask.errors import SpecError
@@ -23,15 +22,14 @@ from mdpext_dask.pipeline.memory import (
 from mdpext_dask.pipeline.method_choice import plan_method
 from mdpext_dask.problem.domain import build_domain, check_places
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry, build_geometry
+from mdpext_dask.problem.grid import coarse_radius_km
 from mdpext_dask.problem.outputs import check_counts, notes_on_outputs
 from mdpext_dask.problem.plausible import notes_on_epsilon
 from mdpext_dask.seed.budget import design_epsilon, planar_epsilon
 from mdpext_dask.store.schema import METHOD_CHOSEN
 
 
-def prospect(
-    spec: JobSpec, geometry: RoadGeometry | FileGeometry, observer: Observer = silent
-) -> dict[str, Any]:
+def prospect(spec: JobSpec, geometry: RoadGeometry, observer: Observer = silent) -> dict[str, Any]:
     """Return what a job will come to, as ``start`` prints it.
 
     Parameters
@@ -55,11 +53,11 @@ def prospect(
         "cell_km": grid.cell_km,
         "refine": list(grid.refine),
         "spacing_km": grid.spacing_km,
-        "max_quantisation_km": grid.spacing_km / math.sqrt(2),
+        "max_quantisation_km": coarse_radius_km(1, grid.spacing_km, spec.domain.metric_p),
     }
     if facts["refused"] is None:
         problem = Problem.of_domain(spec, build_domain(spec, geometry))
-        found = outlook(problem, geometry if isinstance(geometry, RoadGeometry) else None)
+        found = outlook(problem, geometry)
         facts |= {"loss_km_about": found.loss_km, "plain_loss_km_about": found.plain_km}
     return facts
 

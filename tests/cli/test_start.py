@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import tomllib
@@ -32,7 +33,7 @@ def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
     assert (code, facts["job"], facts["store"]) == (0, "manhattan.toml", "manhattan.zarr")
     # Records 40 m apart: each of two places is moved by 28 m at most.
     moved = 2 * 0.04 / math.sqrt(2)
-    assert facts["odds"] == {f"{km:g}": pytest.approx(math.exp(5 * (km + moved))) for km in (0.05, 0.2, 1.0)}
+    assert facts["log_odds"] == {f"{km:g}": pytest.approx(5 * (km + moved)) for km in (0.05, 0.2, 1.0)}
     assert 0 < facts["loss_km_about"] < facts["plain_loss_km_about"]
     spec = load_job(here / "manhattan.toml")
     assert (spec.privacy.epsilon_per_km, spec.extension.seconds) == (5.0, 300.0)
@@ -110,6 +111,15 @@ def test_what_cannot_be_is_one_line_and_no_file(
     assert said in err
     assert len([line for line in err.splitlines() if line.startswith("error:")]) == 1
     assert list(here.iterdir()) == []
+
+
+def test_an_epsilon_at_which_places_are_told_apart_is_told_as_a_power(here: Path, capsys: Capture) -> None:
+    block = "-73.99,40.745,-73.98,40.752"
+    code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--epsilon", "800", "--box", block)
+    assert code == 0
+    # ε times 1 km and twice the way to a record, rounded up: a promise is never told smaller than it is.
+    assert re.search(r"x e\^8\d\d(\.\d+)? where they are 1,000 m apart", out)
+    assert load_job(here / "manhattan.toml").privacy.epsilon_per_km == 800
 
 
 @pytest.mark.parametrize("name", ["d\x7fel", 'a "quoted" \\ town', "日本"])

@@ -28,8 +28,8 @@ def job_of(**sections: dict[str, Any]) -> JobSpec:
 
 def outlook_of(spec: JobSpec) -> Outlook:
     geometry = build_geometry(spec)
-    problem = Problem.of_domain(spec, build_domain(spec, geometry))
-    return outlook(problem, geometry if isinstance(geometry, RoadGeometry) else None)
+    assert isinstance(geometry, RoadGeometry)
+    return outlook(Problem.of_domain(spec, build_domain(spec, geometry)), geometry)
 
 
 def test_it_is_near_what_the_store_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
