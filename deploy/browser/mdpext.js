@@ -22,7 +22,7 @@ export class CityError extends Error {}
  * @typedef {{placeKm?: number, outside?: "nearest" | "drop" | "error", user?: string, sticky?: StickyKey,
  *   entropyForTests?: (bytes: number) => Uint8Array}} SampleOptions
  * @typedef {null | boolean | bigint | number | string | Json[] | {[key: string]: Json}} Json
- * @typedef {any} Header  Its fields have been checked.
+ * @typedef {any} Header  Its fields have been checked, and all of its numbers are numbers.
  * @typedef {(name: string, value: any) => void} Check
  */
 
@@ -31,12 +31,17 @@ const MOST_CELLS = 1e8, MOST_OUTPUTS = 1e7, MOST_SUBDIVISIONS = 1e6, LONGEST_AXI
 const LARGEST_TILE_BYTES = 2 ** 28, ROUNDING = 1e-6, BORDER_KM = 1e-6;
 const MOST_NOISE_CELLS = 2e7, MOST_MASSES = 2 ** 25, MOST_PER_CELL = 32;
 const LOWEST_SCORE = -700, SMALLEST = 2 ** -36, LARGEST_TOTAL = 2;
-const CACHE_BYTES = 2 ** 27, CACHED_WEIGHTS = 2 ** 20;
+const CACHE_BYTES = 2 ** 27, BLOCK = 64;
 const RADIANS = Math.PI / 180;
 
 /** @param {string} why @returns {never} */
 function refuse(why) {
   throw new CityError(why);
+}
+
+/** @param {string} why @returns {never} */
+function invalid(why) {
+  throw new RangeError(why);
 }
 
 /** @param {BufferSource} bytes @returns {Promise<Uint8Array<ArrayBuffer>>} */
@@ -56,85 +61,48 @@ const rint = (x) => x + 6755399441055744 - 6755399441055744;
 
 // --- the header: JSON (section 2) -------------------------------------------------------------------
 
+const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|["\w.+-]+/gs, NUMBER = /^-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?$/;
+
 /**
- * Parses JSON; whole numbers become BigInt, so that 2 and 2.0 stay two things.
+ * Parses JSON; whole numbers become BigInt, so that 2 and 2.0 stay two things: texts and numbers are marked, and the
+ * engine's own parser sees texts alone.
  * @param {string} text
  * @returns {Json}
  */
 function parseJson(text) {
-  let at = 0;
-  const number = /-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?/y;
-  const wrong = () => refuse(`its header is not JSON at ${at}`);
-  const next = () => {
-    while (" \t\n\r".includes(text[at] ?? "x")) at++;
-    return text[at];
+  const wrong = () => refuse("its header is not JSON, or is nested too deeply");
+  const marked = text.replace(TOKENS, (token) => {
+    if (/^"./s.test(token) && token.endsWith('"')) return `"t${token.slice(1)}`;
+    if (/^(null|true|false)$/.test(token)) return token;
+    return NUMBER.test(token) ? `"n${token}"` : wrong();
+  });
+  /** @param {any} v @param {number} depth @returns {Json} */
+  const meant = (v, depth) => {
+    if (depth > 500) wrong();
+    if (Array.isArray(v)) return v.map((entry) => meant(entry, depth + 1));
+    if (v === null || typeof v === "boolean") return v;
+    if (typeof v === "string") {
+      const content = v.slice(1);
+      if (v[0] === "t") return content;
+      if (/[.eE]/.test(content)) return Number(content);
+      return /\d{4301}/.test(content) ? wrong() : BigInt(content);
+    }
+    const found = /** @type {{[key: string]: Json}} */ (Object.create(null));
+    for (const key in v) found[key[0] === "t" ? key.slice(1) : wrong()] = meant(v[key], depth + 1);
+    return found;
   };
-  const string = () => {
-    const start = at;
-    if (text[at] !== '"') wrong();
-    for (let code; (code = text.charCodeAt(++at)) !== 34; ) {
-      if (code === 92) at++;
-      else if (!(code >= 32)) wrong();
-    }
-    try {
-      return /** @type {string} */ (JSON.parse(text.slice(start, ++at)));
-    } catch {
-      return wrong();
-    }
-  };
-  /** @param {string} end @param {() => void} entry */
-  const list = (end, entry) => {
-    at++;
-    if (next() === end) at++;
-    else {
-      for (;;) {
-        entry();
-        const mark = next();
-        at++;
-        if (mark === end) break;
-        if (mark !== ",") wrong();
-      }
-    }
-  };
-  /** @param {number} depth @returns {Json} */
-  const value = (depth) => {
-    if (depth > 500) refuse("its header is nested too deeply");
-    const first = next();
-    if (first === "{") {
-      const found = /** @type {{[key: string]: Json}} */ (Object.create(null));
-      list("}", () => {
-        next();
-        const key = string();
-        if (next() !== ":") wrong();
-        at++;
-        found[key] = value(depth + 1);
-      });
-      return found;
-    }
-    if (first === "[") {
-      /** @type {Json[]} */
-      const found = [];
-      list("]", () => found.push(value(depth + 1)));
-      return found;
-    }
-    if (first === '"') return string();
-    for (const [word, meaning] of /** @type {[string, Json][]} */ ([["null", null], ["true", true], ["false", false]])) {
-      if (text.startsWith(word, at)) {
-        at += word.length;
-        return meaning;
-      }
-    }
-    number.lastIndex = at;
-    const found = number.exec(text);
-    if (!found) return wrong();
-    at = number.lastIndex;
-    if (found[1] || found[2]) return Number(found[0]);
-    if (found[0].replace("-", "").length > 4300) wrong();
-    return BigInt(found[0]);
-  };
-  const found = value(0);
-  if (next() !== undefined) wrong();
-  return found;
+  try {
+    return meant(JSON.parse(marked), 0);
+  } catch {
+    return wrong();
+  }
+}
+
+/** The same with numbers for BigInt. @param {Json} v @returns {any} */
+function plain(v) {
+  if (typeof v === "bigint") return Number(v);
+  if (Array.isArray(v)) return v.map(plain);
+  return v && typeof v === "object" ? Object.fromEntries(Object.entries(v).map(([key, inner]) => [key, plain(inner)])) : v;
 }
 
 /** The text that a signature is of: sorted, ASCII, floats as Python writes them (section 7). @param {Json} v @returns {string} */
@@ -196,6 +164,8 @@ const object = (needed, optional = {}, more = false) => (name, v) => {
   for (const [key, check] of Object.entries({ ...needed, ...optional })) if (key in v) check(`${name}.${key}`, v[key]);
 };
 
+/** @param {Check} check */
+const column = (check) => each(check, 1, MOST_OUTPUTS);
 const KM = number(-1e9, 1e9), LENGTH = number(1e-9, 1e9), EPSILON = number(1e-12, 1e12);
 const LON = number(-360, 360), LAT = number(-90, 90), FIT = number(1e-9, 90), CELLS = whole(1, MOST_CELLS);
 const DIGEST = text(/^[0-9a-f]{64}$/), SUBDIVISIONS = whole(1, MOST_SUBDIVISIONS);
@@ -210,11 +180,8 @@ const HEADER = object(
     kept: or(null, text(/^[0-9a-f]*$/)), // its length is known
     projection: or(null, object({ centre_lon: LON, centre_lat: LAT }, { rotation_deg: LON })),
     plane_fit: or(null, object({ half_lon: FIT, middle_lat: LAT, half_lat: FIT, x: TABLE, y: TABLE })),
-    outputs: object({
-      lon: each(or(null, LON), 1, MOST_OUTPUTS), lat: each(or(null, LAT), 1, MOST_OUTPUTS),
-      x: each(KM, 1, MOST_OUTPUTS), y: each(KM, 1, MOST_OUTPUTS),
-    }),
-    remap: or(null, each(whole(0, MOST_OUTPUTS), 1, MOST_OUTPUTS)),
+    outputs: object({ lon: column(or(null, LON)), lat: column(or(null, LAT)), x: column(KM), y: column(KM) }),
+    remap: or(null, column(whole(0, MOST_OUTPUTS))),
     packing: text(/^(seed|noise|rows)$/), tile_cells: pair(CELLS, CELLS),
     sections: each(pair(whole(1, 2 ** 62), DIGEST), 1, MOST_CELLS), rows_sha256: each(DIGEST, 1, MOST_CELLS),
   },
@@ -230,151 +197,32 @@ const HEADER = object(
 
 /** @returns {never} */
 const damaged = () => refuse("a section is damaged");
-const CODE_ORDER = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
-const LENGTHS = [3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 23, 27, 31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258];
-const LENGTH_BITS = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0];
-const DISTANCES = Array.from({ length: 30 }, (_, k) => (k < 2 ? k + 1 : (2 + (k & 1)) * 2 ** ((k >> 1) - 1) + 1));
-
-/**
- * Returns a table from the next bits to a symbol and how many of them it takes; 0 for no symbol.
- * @param {Uint8Array} lengths
- * @param {boolean} complete  Whether no code may be left over.
- */
-function huffman(lengths, complete) {
-  const count = new Uint16Array(16), next = new Uint16Array(17);
-  for (const length of lengths) count[length]++;
-  count[0] = 0;
-  let most = 15, left = 1;
-  while (most && !count[most]) most--;
-  for (let length = 1; length <= 15; length++) {
-    left = 2 * left - count[length];
-    if (left < 0) damaged();
-    next[length + 1] = (next[length] + count[length]) << 1;
-  }
-  if (most && left > 0 && (complete || most > 1)) damaged();
-  const table = new Uint16Array(1 << most);
-  lengths.forEach((length, symbol) => {
-    if (!length) return;
-    let code = next[length]++, turned = 0;
-    for (let bit = 0; bit < length; bit++, code >>= 1) turned = (turned << 1) | (code & 1);
-    for (; turned < table.length; turned += 1 << length) table[turned] = (symbol << 4) | length;
-  });
-  return table;
-}
 
 /**
  * Inflates a whole zlib stream to exactly so many bytes; never more are made.
- * @param {Uint8Array} input
+ * @param {Uint8Array<ArrayBuffer>} input
  * @param {number} size
  */
-function inflate(input, size) {
-  const out = new Uint8Array(size);
-  let at = 2, hold = 0, held = 0, done = 0;
-  if (input.length < 6 || (input[0] & 15) !== 8 || input[0] >> 4 > 7 || input[1] & 32 || (input[0] * 256 + input[1]) % 31) damaged();
-  /** @param {number} n */
-  const fill = (n) => {
-    while (held < n) {
-      if (at >= input.length) damaged();
-      hold |= input[at++] << held;
-      held += 8;
+async function inflate(input, size) {
+  const out = new Uint8Array(size), stream = new Blob([input]).stream().pipeThrough(new DecompressionStream("deflate"));
+  let done = 0;
+  for (const reader = stream.getReader(); ; ) {
+    const { value } = await reader.read().catch(damaged);
+    if (!value) return done === size ? out : damaged();
+    if (done + value.length > size) {
+      await reader.cancel();
+      damaged();
     }
-  };
-  /** @param {number} n */
-  const bits = (n) => {
-    fill(n);
-    const found = hold & ((1 << n) - 1);
-    hold >>>= n;
-    held -= n;
-    return found;
-  };
-  /** @param {Uint16Array} table */
-  const symbol = (table) => {
-    // As many bits as there are: the last symbol may be shorter than the table's longest.
-    while (held < 15 && at < input.length) {
-      hold |= input[at++] << held;
-      held += 8;
-    }
-    const entry = table[hold & (table.length - 1)], length = entry & 15;
-    if (!length || length > held) damaged();
-    hold >>>= length;
-    held -= length;
-    return entry >> 4;
-  };
-  let last = 0;
-  while (!last) {
-    last = bits(1);
-    const kind = bits(2);
-    if (kind === 3) damaged();
-    if (kind === 0) {
-      bits(held & 7);
-      const length = bits(16);
-      if (length !== (bits(16) ^ 0xffff)) damaged();
-      at -= held >> 3; // whole bytes that have been taken too early
-      hold = held = 0;
-      if (done + length > size || at + length > input.length) damaged();
-      out.set(input.subarray(at, at + length), done);
-      at += length;
-      done += length;
-      continue;
-    }
-    let literals, distances;
-    if (kind === 1) {
-      literals = huffman(Uint8Array.from({ length: 288 }, (_, k) => (k < 144 ? 8 : k < 256 ? 9 : k < 280 ? 7 : 8)), true);
-      distances = huffman(new Uint8Array(32).fill(5), true);
-    } else {
-      const literal = bits(5) + 257, all = literal + bits(5) + 1, codes = bits(4) + 4;
-      if (literal > 286 || all - literal > 30) damaged();
-      const short = new Uint8Array(19), lengths = new Uint8Array(all);
-      for (let k = 0; k < codes; k++) short[CODE_ORDER[k]] = bits(3);
-      const table = huffman(short, true);
-      for (let k = 0; k < all; ) {
-        const found = symbol(table);
-        if (found < 16) {
-          lengths[k++] = found;
-          continue;
-        }
-        if (found === 16 && !k) damaged();
-        const again = found === 16 ? lengths[k - 1] : 0;
-        const times = found === 16 ? 3 + bits(2) : found === 17 ? 3 + bits(3) : 11 + bits(7);
-        if (k + times > all) damaged();
-        lengths.fill(again, k, (k += times));
-      }
-      if (!lengths[256]) damaged();
-      literals = huffman(lengths.subarray(0, literal), false);
-      distances = huffman(lengths.subarray(literal), false);
-    }
-    for (;;) {
-      const found = symbol(literals);
-      if (found === 256) break;
-      if (found < 256) {
-        if (done >= size) damaged();
-        out[done++] = found;
-        continue;
-      }
-      if (found > 285) damaged();
-      const length = LENGTHS[found - 257] + bits(LENGTH_BITS[found - 257]);
-      const step = symbol(distances);
-      if (step > 29) damaged();
-      const from = done - DISTANCES[step] - bits(step < 4 ? 0 : (step >> 1) - 1);
-      if (from < 0 || done + length > size) damaged();
-      for (let k = 0; k < length; k++) out[done++] = out[from + k];
-    }
+    out.set(value, done);
+    done += value.length;
   }
-  at -= held >> 3;
-  let a = 1, b = 0;
-  for (let k = 0; k < size; ) {
-    for (const end = Math.min(k + 3800, size); k < end; k++) b += a += out[k];
-    a %= 65521;
-    b %= 65521;
-  }
-  const sum = ((input[at] << 24) | (input[at + 1] << 16) | (input[at + 2] << 8) | input[at + 3]) >>> 0;
-  if (done !== size || at + 4 !== input.length || sum !== b * 65536 + a) damaged();
-  return out;
 }
 
-/** Returns the bytes of numbers from all first bytes, all second bytes and so on. @param {Uint8Array} packed @param {number} width @param {number} count */
-function unpacked(packed, width, count) {
-  const planes = inflate(packed, width * count), bytes = new Uint8Array(width * count);
+/** Returns the bytes of numbers from all first bytes, all second bytes and so on. @param {Uint8Array<ArrayBuffer>} packed @param {number} width @param {number} count */
+async function unpacked(packed, width, count) {
+  const planes = await inflate(packed, width * count), bytes = new Uint8Array(width * count);
+  // Engines differ in whether more may follow a stream: one that ends before its last byte is refused.
+  if (await inflate(packed.subarray(0, -1), width * count).then(() => true, () => false)) damaged();
   for (let plane = 0; plane < width; plane++) {
     for (let k = 0, from = plane * count, to = plane; k < count; k++, to += width) bytes[to] = planes[from + k];
   }
@@ -383,30 +231,22 @@ function unpacked(packed, width, count) {
 
 // --- rows (section 5) -----------------------------------------------------------------------------------
 
-/** The sum of n numbers in the certified order: pairs of halves down to 128, eight at once. @param {Float64Array | Float32Array} a @param {number} from @param {number} n @returns {number} */
+const EIGHT = new Float64Array(8);
+
+/**
+ * The sum of n numbers in the certified order: pairs of halves down to 128, eight at once.
+ * @param {Float64Array | Float32Array} a @param {number} from @param {number} n @returns {number}
+ */
 function sum(a, from, n) {
-  let total = 0;
-  if (n < 8) {
-    for (let k = 0; k < n; k++) total += a[from + k];
-    return total;
-  }
   if (n > 128) {
     const half = (n >> 1) & ~7;
     return sum(a, from, half) + sum(a, from + half, n - half);
   }
-  let [r0, r1, r2, r3, r4, r5, r6, r7] = a.subarray(from, from + 8);
   const most = n & ~7;
-  for (let k = from + 8; k < from + most; k += 8) {
-    r0 += a[k];
-    r1 += a[k + 1];
-    r2 += a[k + 2];
-    r3 += a[k + 3];
-    r4 += a[k + 4];
-    r5 += a[k + 5];
-    r6 += a[k + 6];
-    r7 += a[k + 7];
-  }
-  total = r0 + r1 + (r2 + r3) + (r4 + r5 + (r6 + r7));
+  EIGHT.fill(0);
+  for (let k = 0; k < most; k++) EIGHT[k & 7] += a[from + k];
+  const [r0, r1, r2, r3, r4, r5, r6, r7] = EIGHT;
+  let total = r0 + r1 + (r2 + r3) + (r4 + r5 + (r6 + r7));
   for (let k = most; k < n; k++) total += a[from + k];
   return total;
 }
@@ -444,13 +284,12 @@ function interpolated(scores, first, cells, factor, outputs) {
 /** @param {Header} header @param {Grid} grid @returns {Noise | null} */
 function noiseOf(header, grid) {
   if (!header.noise) return null;
-  const [perCell, perRecord, reach] = ["per_cell", "per_record", "reach"].map((key) => Number(header.noise[key]));
-  const window = 2 * reach + 1;
+  const { per_cell: perCell, per_record: perRecord, reach, floor } = header.noise, window = 2 * reach + 1;
   const [nx, ny] = grid.shape.map((side) => Math.floor(((side - 1) * perRecord) / perCell) + window);
   const tables = perCell * perCell * window * window;
   if (Math.min(perCell, perRecord) !== 1 || perCell > MOST_PER_CELL || reach > MOST_NOISE_CELLS ||
     nx * ny > MOST_NOISE_CELLS || tables > MOST_MASSES) badField("noise");
-  return { perCell, perRecord, reach, window, nx, ny, floor: Number(header.noise.floor) };
+  return { perCell, perRecord, reach, window, nx, ny, floor };
 }
 
 /**
@@ -463,15 +302,14 @@ function noiseOf(header, grid) {
 /** Refuses sizes that do not belong together, and returns what follows from them. @param {Header} header */
 function checked(header) {
   const { grid: g, outputs, sections, projection, plane_fit: fit } = header;
-  const cells = [Number(g.cells_x), Number(g.cells_y)];
-  const factor = g.refine.reduce((/** @type {number} */ all, /** @type {bigint} */ n) => all * Number(n), 1);
-  const shape = cells.map((n) => n * factor + 1), spacing = Number(g.cell_km) / factor;
-  const west = Number(g.west_km), south = Number(g.south_km);
+  const cells = [g.cells_x, g.cells_y], west = g.west_km, south = g.south_km;
+  const factor = g.refine.reduce((/** @type {number} */ all, /** @type {number} */ n) => all * n, 1);
+  const shape = cells.map((n) => n * factor + 1), spacing = g.cell_km / factor;
   const east = west + (shape[0] - 1) * spacing, north = south + (shape[1] - 1) * spacing;
   const x = Math.max(Math.abs(west), Math.abs(east)), y = Math.max(Math.abs(south), Math.abs(north));
   /** @type {Grid} */
   const grid = { west, south, east, north, cells, factor, spacing, shape, radius: Math.sqrt(x * x + y * y) };
-  const k = outputs.x.length, tile = header.tile_cells.map(Number);
+  const k = outputs.x.length, tile = header.tile_cells;
   if (cells[0] * cells[1] > MOST_CELLS || Math.max(...shape) > LONGEST_AXIS) badField("grid is too large");
   if (spacing < 1e-9) badField("grid is too fine");
   if ([outputs.y, outputs.lon, outputs.lat].some((list) => list.length !== k)) badField("outputs");
@@ -483,17 +321,17 @@ function checked(header) {
   if (sections.length !== (header.packing === "seed" ? 1 : noise ? 3 : tiles)) badField("sections");
   if (header.rows_sha256.length !== tiles) badField("rows_sha256");
   if (header.kept !== null && header.kept.length !== 2 * Math.ceil((cells[0] * cells[1]) / 8)) badField("kept");
-  const remap = header.remap?.map(Number) ?? null;
+  const { remap } = header;
   if (remap && (remap.length !== k || remap.some((/** @type {number} */ output) => output >= k))) badField("remap");
   if ([...outputs.lon, ...outputs.lat].some((v) => (v === null) !== (projection === null))) badField("outputs have degrees, or no projection");
   if (fit) {
-    if (!projection || Math.abs(Number(fit.middle_lat)) + Number(fit.half_lat) >= 90) badField("plane_fit");
+    if (!projection || Math.abs(fit.middle_lat) + fit.half_lat >= 90) badField("plane_fit");
     for (const table of [fit.x, fit.y]) if (table.some((/** @type {Json[]} */ row) => row.length !== table[0].length)) badField("plane_fit");
   }
-  const p = header.metric_p === "inf" ? Infinity : Number(header.metric_p);
-  const quantisation = Number(header.quantisation_km), radius = (spacing / 2) * 2 ** (1 / p);
+  const p = header.metric_p === "inf" ? Infinity : header.metric_p;
+  const quantisation = header.quantisation_km, radius = (spacing / 2) * 2 ** (1 / p);
   if (!(Math.abs(quantisation - radius) <= ROUNDING * Math.max(quantisation, radius))) badField("quantisation_km");
-  if (Number(header.epsilon_certified) > Number(header.epsilon_per_km) * (1 + ROUNDING)) badField("epsilon_certified");
+  if (header.epsilon_certified > header.epsilon_per_km * (1 + ROUNDING)) badField("epsilon_certified");
   return { grid, noise, remap, k, tile, across, p };
 }
 
@@ -536,8 +374,8 @@ function horner(table, square, v) {
   let total = 0;
   for (let j = table.length - 1; j >= 0; j--) {
     const row = table[j];
-    let inner = Number(row[row.length - 1]);
-    for (let i = row.length - 2; i >= 0; i--) inner = inner * square + Number(row[i]);
+    let inner = row[row.length - 1];
+    for (let i = row.length - 2; i >= 0; i--) inner = inner * square + row[i];
     total = total * v + inner;
   }
   return total;
@@ -545,18 +383,40 @@ function horner(table, square, v) {
 
 // --- draws (section 8) ------------------------------------------------------------------------------------
 
+/**
+ * The sums of each row's weights of 2^-60 before every block of outputs and of all of them: in units of 2^-28, and what
+ * is left of the last one. Both are exact, as weights are whole and no more than 2^31 units.
+ * @param {Float32Array} rows @param {number} k
+ */
+function blockSums(rows, k) {
+  const sums = new Float64Array(2 * (rows.length / k) * (Math.ceil(k / BLOCK) + 1));
+  for (let from = 0, to = 0; from < rows.length; from += k) {
+    let whole = 0, part = 0;
+    to += 2;
+    for (let at = from; at < from + k; ) {
+      for (const end = Math.min(at + BLOCK, from + k); at < end; at++) {
+        const units = rows[at] * 2 ** 28, most = units | 0;
+        whole += most;
+        part += units - most;
+      }
+      const carry = part | 0;
+      sums[to++] = whole += carry;
+      sums[to++] = part -= carry;
+    }
+  }
+  return sums;
+}
+
 /** The multiple of a total below which a 64-bit number is accepted. @param {bigint} total */
 const acceptance = (total) => total * ((2n ** 64n - 1n) / (total + (total >> 6n)));
 
-/** @param {StickyKey} key @param {string} use @param {string} mechanism */
-async function derived(key, use, mechanism) {
-  const { secret, epoch = "1" } = key;
-  if (!/^(?: |[^\p{C}\p{Z}])+$/u.test(epoch) || [...epoch].length > 100) throw new RangeError("an epoch is a text of 1 to 100 characters");
-  if (secret instanceof Uint8Array && secret.length !== 32) throw new RangeError("a sticky key has 32 bytes");
-  const message = [`mdpext sticky ${use}, version 1`, epoch, mechanism].flatMap((part) => {
-    const content = utf8(part), length = new Uint8Array(4);
-    new DataView(length.buffer).setUint32(0, content.length);
-    return [...length, ...content];
+/** The key of draws, from one of a device. @param {StickyKey} key @param {string} mechanism */
+async function drawKey({ secret, epoch = "1" }, mechanism) {
+  if (!/^(?: |[^\p{C}\p{Z}])+$/u.test(epoch) || [...epoch].length > 100) invalid("an epoch is a text of 1 to 100 characters");
+  if (secret instanceof Uint8Array && secret.length !== 32) invalid("a sticky key has 32 bytes");
+  const message = ["mdpext sticky draw, version 1", epoch, mechanism].flatMap((part) => {
+    const content = utf8(part);
+    return [0, 0, content.length >> 8, content.length & 255, ...content];
   });
   return hmacKey(new Uint8Array(await crypto.subtle.sign("HMAC", await hmacKey(secret), Uint8Array.from(message))));
 }
@@ -576,38 +436,38 @@ export async function readStickyKey(content) {
   return { secret, epoch };
 }
 
-/** As C prints a double in hexadecimal: the same text for the same bits. @param {number} v */
+/** A text in JSON, of a double as C prints it in hexadecimal: the same for the same bits. @param {number} v */
 function floatHex(v) {
-  if (v === Infinity) return "inf";
+  if (v === Infinity) return '"inf"';
   const bits = new DataView(new ArrayBuffer(8));
   bits.setFloat64(0, v);
   const high = bits.getUint32(0), exponent = (high >>> 20) & 2047, sign = high >>> 31 ? "-" : "";
-  if (v === 0) return `${sign}0x0.0p+0`;
+  if (v === 0) return `"${sign}0x0.0p+0"`;
   const digits = (high & 0xfffff).toString(16).padStart(5, "0") + bits.getUint32(4).toString(16).padStart(8, "0");
   const power = (exponent || 1) - 1023;
-  return `${sign}0x${exponent ? 1 : 0}.${digits}p${power < 0 ? "" : "+"}${power}`;
+  return `"${sign}0x${exponent ? 1 : 0}.${digits}p${power < 0 ? "" : "+"}${power}"`;
 }
 
 /** A certified mechanism from a file; made by {@link openCity}. */
 export class City {
-  #bytes; #header; #starts; #size;
+  #bytes; #statement; #header; #starts; #size;
   #kept; #allKept;
-  /** @type {Map<number, Promise<Float32Array>>} */ #tiles = new Map();
-  /** @type {Map<string, {high: Uint32Array, low: Uint32Array, total: bigint, end: bigint}>} */ #weights = new Map();
+  /** @type {Map<number, Promise<Tile>>} */ #tiles = new Map();
   /** @type {Promise<any> | null} */ #tables = null;
   #cacheBytes;
   #identity = "";
   /** Whether what is reported is what the file's remap says. */ remapped;
 
-  /** @param {Uint8Array<ArrayBuffer>} bytes @param {Header} header @param {number} start @param {{remap?: boolean, cacheBytes?: number}} options */
-  constructor(bytes, header, start, { remap, cacheBytes = CACHE_BYTES }) {
+  /** @param {Uint8Array<ArrayBuffer>} bytes @param {Json} statement @param {number} start @param {{remap?: boolean, cacheBytes?: number}} options */
+  constructor(bytes, statement, start, { remap, cacheBytes = CACHE_BYTES }) {
+    const header = (this.#header = plain(statement));
     this.#bytes = bytes;
-    this.#header = header;
+    this.#statement = statement;
     this.#size = checked(header);
     this.#cacheBytes = cacheBytes;
     this.#starts = [start];
     let end = start;
-    for (const [size] of header.sections) this.#starts.push((end += Number(size)));
+    for (const [size] of header.sections) this.#starts.push((end += size));
     if (end !== bytes.length) refuse(end > bytes.length ? "is cut short" : "has bytes too many");
     if (remap && !this.#size.remap) refuse("was exported without a remap");
     this.remapped = remap !== false && this.#size.remap !== null;
@@ -619,17 +479,17 @@ export class City {
   }
 
   /** Promised ε, in 1/km. */
-  get epsilonPerKm() { return Number(this.#header.epsilon_per_km); }
+  get epsilonPerKm() { return this.#header.epsilon_per_km; }
   /** Certified ε, in 1/km, for distance in the plane. */
-  get epsilonCertified() { return Number(this.#header.epsilon_certified); }
+  get epsilonCertified() { return this.#header.epsilon_certified; }
   /** Largest distance ρ, in km, from a place in the grid to its record: places at distance d are told apart by at most ε (d + 2 ρ). */
-  get quantisationKm() { return Number(this.#header.quantisation_km) + (this.planar ? 0 : 2e-6); }
+  get quantisationKm() { return this.#header.quantisation_km + (this.planar ? 0 : 2e-6); }
   /** Whether places are x and y alone. */
   get planar() { return this.#header.projection === null; }
   /** Identity of the mechanism, which sticky answers go by. */
   get mechanismSha256() { return this.#identity; }
   /** How far the axes of the plane are turned, counter-clockwise, in degrees. */
-  get rotationDeg() { return Number(this.#header.projection?.rotation_deg ?? 0); }
+  get rotationDeg() { return this.#header.projection?.rotation_deg ?? 0; }
   /** The rectangle of the grid in the plane, in km, and records to the east and to the north. */
   get grid() {
     const { west, south, east, north, shape, spacing } = this.#size.grid;
@@ -645,35 +505,33 @@ export class City {
   /** @param {number} output @returns {Report} */
   #report(output) {
     const { lon, lat, x, y } = this.#header.outputs;
-    const degrees = (/** @type {any} */ v) => (v === null ? null : Number(v));
-    return { output, lon: degrees(lon[output]), lat: degrees(lat[output]), x: Number(x[output]), y: Number(y[output]) };
+    return { output, lon: lon[output], lat: lat[output], x: x[output], y: y[output] };
   }
 
   /** Computes the identity, and refuses a file whose own is another (section 7). */
   async identify() {
-    const h = this.#header, { k, p } = this.#size, all = new DataView(new ArrayBuffer(32 * k));
-    for (let output = 0; output < k; output++) {
-      const { x, y, lon, lat } = this.#report(output);
-      [x, y, lon, lat].forEach((v, column) => {
-        if (v === null) all.setBigUint64(32 * output + 8 * column, 0x7ff8000000000000n, true);
-        else all.setFloat64(32 * output + 8 * column, v, true);
-      });
-    }
-    const list = (/** @type {any[]} */ values) => `[${values.map((v) => (typeof v === "number" ? `"${floatHex(v)}"` : v)).join(", ")}]`;
+    const h = this.#header, { k, p } = this.#size, all = new BigUint64Array(4 * k), doubles = new Float64Array(all.buffer);
+    [h.outputs.x, h.outputs.y, h.outputs.lon, h.outputs.lat].forEach((list, column) => {
+      for (let output = 0, at = column; output < k; output++, at += 4) {
+        if (list[output] === null) all[at] = 0x7ff8000000000000n;
+        else doubles[at] = list[output];
+      }
+    });
+    const list = (/** @type {(number | string)[]} */ values) => `[${values.join(", ")}]`, floats = (/** @type {number[]} */ values) => list(values.map(floatHex));
     const turned = this.planar ? [] : [h.projection.centre_lon, h.projection.centre_lat, h.projection.rotation_deg ?? 0];
     const document = `{"cells": ${list([h.grid.cells_x, h.grid.cells_y, ...h.grid.refine])}, ` +
       `"content_sha256": "${h.content_sha256}", "format": "mdpext mechanism, version 1", "kept": "${toHex(this.#kept)}", ` +
-      `"origin_and_side": ${list([h.grid.west_km, h.grid.south_km, h.grid.cell_km].map(Number))}, ` +
-      `"outputs_sha256": "${toHex(await sha256(all))}", "projection": ${list(turned.map(Number))}, ` +
-      `"promise": ${list([Number(h.epsilon_per_km), Number(h.epsilon_certified), p])}}`;
+      `"origin_and_side": ${floats([h.grid.west_km, h.grid.south_km, h.grid.cell_km])}, ` +
+      `"outputs_sha256": "${toHex(await sha256(all))}", "projection": ${floats(turned)}, ` +
+      `"promise": ${floats([h.epsilon_per_km, h.epsilon_certified, p])}}`;
     this.#identity = toHex(await sha256(utf8(document)));
     if ((h.mechanism_sha256 ?? this.#identity) !== this.#identity) refuse("its grid, plane, outputs or promise are not those that it was finished with");
   }
 
   /** Refuses a file that this key has not signed (section 7). @param {string} key  64 hexadecimal digits. */
   async requireSigned(key) {
-    const { signature, ...statement } = this.#header;
-    if (!/^[0-9a-f]{64}$/.test(key)) throw new RangeError("a public key is 64 hexadecimal digits");
+    const { signature, ...statement } = /** @type {any} */ (this.#statement);
+    if (!/^[0-9a-f]{64}$/.test(key)) invalid("a public key is 64 hexadecimal digits");
     if (signature?.public_key !== key) refuse(signature ? "is signed by another key than the trusted one" : "is not signed");
     const digest = toHex(await sha256(utf8(canonical(statement))));
     let good = false;
@@ -707,13 +565,20 @@ export class City {
    * @param {number} tile
    * @returns {Promise<Float32Array>}
    */
-  rows(tile) {
+  async rows(tile) {
+    return (await this.#tile(tile)).rows;
+  }
+
+  /** @typedef {{rows: Float32Array, sums: Float64Array}} Tile  Rows, and {@link blockSums} of each. */
+
+  /** @param {number} tile @returns {Promise<Tile>} */
+  #tile(tile) {
     let found = this.#tiles.get(tile);
     if (found) return found;
-    found = this.#checkedRows(tile);
+    found = this.#checked(tile);
     this.#tiles.set(tile, found);
     found.then(
-      (rows) => {
+      ({ rows }) => {
         // The oldest go first; two are kept in any case, for places along a border.
         const keep = Math.max(2, Math.floor(this.#cacheBytes / rows.byteLength));
         for (const old of [...this.#tiles.keys()].slice(0, -keep)) this.#tiles.delete(old);
@@ -723,8 +588,8 @@ export class City {
     return found;
   }
 
-  /** @param {number} tile */
-  async #checkedRows(tile) {
+  /** @param {number} tile @returns {Promise<Tile>} */
+  async #checked(tile) {
     const { packing, rows_sha256: digests } = this.#header, { k } = this.#size;
     const [x, y] = this.#ranges(tile);
     const rows = await (packing === "seed" ? this.#extended(x, y) : packing === "noise" ? this.#noise(x, y) : this.#stored(tile, x, y));
@@ -732,7 +597,7 @@ export class City {
     // Written so that NaN fails.
     for (let at = 0; at < rows.length; at++) if (!(rows[at] >= SMALLEST)) refuse("a stored row is damaged");
     for (let from = 0; from < rows.length; from += k) if (!(sum(rows, from, k) <= LARGEST_TOTAL)) refuse("a stored row is damaged");
-    return rows;
+    return { rows, sums: blockSums(rows, k) };
   }
 
   /** @typedef {{first: number, last: number, from: number, to: number}} Range */
@@ -740,7 +605,7 @@ export class City {
   /** Rows of a section of their own. @param {number} tile @param {Range} x @param {Range} y */
   async #stored(tile, x, y) {
     const { k } = this.#size, east = x.to - x.from, north = y.to - y.from;
-    const bits = new Int32Array(unpacked(await this.#section(tile), 4, east * north * k)), rows = new Int32Array(bits.length);
+    const bits = new Int32Array(await unpacked(await this.#section(tile), 4, east * north * k)), rows = new Int32Array(bits.length);
     for (let at = 0; at < bits.length; at++) bits[at] = (bits[at] >>> 1) ^ -(bits[at] & 1);
     for (const step of [1, 1, north, north]) {
       for (let plane = 0; plane < bits.length; plane += east * north) {
@@ -758,8 +623,8 @@ export class City {
   /** Rows that follow from the seed's log scores. @param {Range} x @param {Range} y */
   async #extended(x, y) {
     const { grid: { cells, factor }, k } = this.#size;
-    const scores = /** @type {Float64Array} */ (await (this.#tables ??= this.#section(0).then((section) => {
-      const found = new Float64Array(unpacked(section, 8, (cells[0] + 1) * (cells[1] + 1) * k));
+    const scores = /** @type {Float64Array} */ (await (this.#tables ??= this.#section(0).then(async (section) => {
+      const found = new Float64Array(await unpacked(section, 8, (cells[0] + 1) * (cells[1] + 1) * k));
       return found.every((v) => LOWEST_SCORE <= v && v <= 0) ? found : damaged();
     })));
     const north = y.to - y.from, rows = new Float32Array((x.to - x.from) * north * k);
@@ -793,9 +658,9 @@ export class City {
     if (!noise) return damaged();
     const { perCell, perRecord, reach, window, nx, ny, floor } = noise;
     const { reported, masses, totals } = await (this.#tables ??= (async () => {
-      const reported = new Int32Array(unpacked(await this.#section(0), 4, nx * ny));
-      const masses = new Float64Array(unpacked(await this.#section(1), 8, perCell * perCell * window * window));
-      const totals = new Float64Array(unpacked(await this.#section(2), 8, perCell * perCell));
+      const reported = new Int32Array(await unpacked(await this.#section(0), 4, nx * ny));
+      const masses = new Float64Array(await unpacked(await this.#section(1), 8, perCell * perCell * window * window));
+      const totals = new Float64Array(await unpacked(await this.#section(2), 8, perCell * perCell));
       const sound = masses.every((v) => v >= 0 && v < Infinity) && totals.every((v) => v > 0 && v < Infinity) &&
         reported.every((v) => v >= 0 && v < k) && 0 < floor * k && floor * k < 1;
       return sound ? { reported, masses, totals } : damaged();
@@ -828,19 +693,19 @@ export class City {
    */
   toPlane(place) {
     if ("x" in place) {
-      if (!(Number.isFinite(place.x) && Number.isFinite(place.y))) throw new RangeError("x, y: must be finite numbers");
+      if (!(Number.isFinite(place.x) && Number.isFinite(place.y))) invalid("x, y: must be finite numbers");
       return [place.x, place.y];
     }
     const { projection, plane_fit: fit } = this.#header, { lon, lat } = place;
-    if (!(typeof lon === "number" && typeof lat === "number" && Math.abs(lon) <= 180 && Math.abs(lat) <= 90)) throw new RangeError("lon, lat: must be degrees");
-    if (!projection) throw new RangeError("lon, lat: the city is planar; give x, y");
-    let east = lon - Number(projection.centre_lon), x, y;
+    if (!(typeof lon === "number" && typeof lat === "number" && Math.abs(lon) <= 180 && Math.abs(lat) <= 90)) invalid("lon, lat: must be degrees");
+    if (!projection) invalid("lon, lat: the city is planar; give x, y");
+    let east = lon - projection.centre_lon, x, y;
     east -= 360 * rint(east / 360);
-    const half = Number(fit?.half_lon), past = lat - Number(fit?.middle_lat);
-    if (fit && Math.abs(east) <= half && Math.abs(past) <= Number(fit.half_lat)) {
-      const u = east / half, v = past / Number(fit.half_lat), square = u * u;
+    const half = fit?.half_lon, past = lat - fit?.middle_lat;
+    if (fit && Math.abs(east) <= half && Math.abs(past) <= fit.half_lat) {
+      const u = east / half, v = past / fit.half_lat, square = u * u;
       [x, y] = [u * horner(fit.x, square, v), horner(fit.y, square, v)];
-    } else [x, y] = geodesic(Number(projection.centre_lat), east, lat);
+    } else [x, y] = geodesic(projection.centre_lat, east, lat);
     if (this.rotationDeg === 0) return [x, y];
     const c = Math.cos(-this.rotationDeg * RADIANS), s = Math.sin(-this.rotationDeg * RADIANS);
     return [c * x - s * y, s * x + c * y];
@@ -853,7 +718,7 @@ export class City {
    */
   record(place, placeKm) {
     const { grid, p } = this.#size, [x0, y0] = this.toPlane(place);
-    if (placeKm !== undefined && !(0 < placeKm && placeKm <= 1e5)) throw new RangeError("placeKm: must be a positive number of km");
+    if (placeKm !== undefined && !(0 < placeKm && placeKm <= 1e5)) invalid("placeKm: must be a positive number of km");
     const steps = placeKm === undefined ? 1 : Math.max(Math.ceil(placeKm / grid.spacing - 1e-9), 1);
     let [x, y] = [x0, y0];
     const r = Math.sqrt(x * x + y * y);
@@ -891,43 +756,16 @@ export class City {
    * @param {number} i @param {number} j
    */
   async row(i, j) {
-    const { grid: { factor }, tile, across, k } = this.#size;
-    const [a, b] = [i, j].map((at, axis) => Math.min(Math.floor(at / (tile[axis] * factor)), across[axis] - 1));
-    const number = a * across[1] + b, [x, y] = this.#ranges(number);
-    const from = ((i - x.from) * (y.to - y.from) + j - y.from) * k;
-    return (await this.rows(number)).subarray(from, from + k);
+    const { tile, at } = this.#within(i, j), { k } = this.#size;
+    return (await this.rows(tile)).subarray(at * k, (at + 1) * k);
   }
 
-  /** Sums of the weights of the first 1, 2, ... outputs, in halves of 32 bits. @param {number} i @param {number} j */
-  async #cumulative(i, j) {
-    const key = `${i} ${j}`;
-    let found = this.#weights.get(key);
-    if (found) return found;
-    const row = await this.row(i, j), high = new Uint32Array(row.length), low = new Uint32Array(row.length);
-    let h = 0, l = 0;
-    for (let output = 0; output < row.length; output++) {
-      const units = row[output] * 2 ** 28, part = Math.floor(units);
-      h += part;
-      l += (units - part) * 2 ** 32;
-      if (l >= 2 ** 32) {
-        l -= 2 ** 32;
-        h++;
-      }
-      high[output] = h;
-      low[output] = l;
-    }
-    const total = (BigInt(h) << 32n) | BigInt(l);
-    found = { high, low, total, end: acceptance(total) };
-    this.#weights.set(key, found);
-    if (this.#weights.size * row.length > CACHED_WEIGHTS) {
-      for (const old of this.#weights.keys()) {
-        if (old !== key) {
-          this.#weights.delete(old);
-          break;
-        }
-      }
-    }
-    return found;
+  /** The tile of a record, and which of the tile's records it is. @param {number} i @param {number} j */
+  #within(i, j) {
+    const { grid: { factor }, tile, across } = this.#size;
+    const [a, b] = [i, j].map((at, axis) => Math.min(Math.floor(at / (tile[axis] * factor)), across[axis] - 1));
+    const number = a * across[1] + b, [x, y] = this.#ranges(number);
+    return { tile: number, at: (i - x.from) * (y.to - y.from) + j - y.from };
   }
 
   /**
@@ -937,34 +775,43 @@ export class City {
    * @returns {Promise<{report: Report | null, notes: string[]}>}  Only `report` may leave the device; it is null where a place outside is dropped.
    */
   async sample(place, { placeKm, outside = "nearest", user, sticky, entropyForTests } = {}) {
-    if (!["nearest", "drop", "error"].includes(outside)) throw new RangeError("outside: must be nearest, drop or error");
-    if ((user === undefined) !== (sticky === undefined)) throw new RangeError("user: goes with a sticky key");
+    if (!["nearest", "drop", "error"].includes(outside)) invalid("outside: must be nearest, drop or error");
+    if ((user === undefined) !== (sticky === undefined)) invalid("user: goes with a sticky key");
     const notes = [], accuracy = place.accuracy ?? 0, hidden = 1000 / this.epsilonPerKm;
     if (accuracy > hidden) notes.push(`The position is known to ${Math.round(accuracy)} m only, which is more than 1/ε = ${Math.round(hidden)} m: the report is of little use.`);
     const { i, j, outside: isOutside } = this.record(place, placeKm);
     if (isOutside) {
-      if (outside === "error") throw new RangeError("the place lies outside");
+      if (outside === "error") invalid("the place lies outside");
       if (outside === "drop") return { report: null, notes: [...notes, "The place lies outside: dropped, which says so."] };
       notes.push("The place lies outside; reported from the nearest record.");
     }
-    const weights = await this.#cumulative(i, j);
-    const below = sticky ? await this.#stickyBelow(sticky, user ?? "", i, j, weights) : uniformBelow(weights, entropyForTests);
-    const bh = Number(below >> 32n), bl = Number(below & 0xffffffffn), { high, low } = weights, k = high.length;
-    // How many sums do not exceed the number: the same steps for every output.
+    const { tile, at } = this.#within(i, j), { rows, sums } = await this.#tile(tile), { k } = this.#size;
+    const first = 2 * at * (Math.ceil(k / BLOCK) + 1), end = first + 2 * Math.ceil(k / BLOCK);
+    const total = (BigInt(sums[end]) << 32n) | BigInt(sums[end + 1] * 2 ** 32);
+    const below = sticky ? await this.#stickyBelow(sticky, user ?? "", i, j, total) : uniformBelow(total, entropyForTests);
+    const whole = Number(below >> 32n), part = Number(below & 0xffffffffn) / 2 ** 32;
+    // How many sums do not exceed the number: at the ends of blocks, then in one block. Every output takes the same steps:
+    // past the last one there are only larger sums.
     let passed = 0;
-    for (let step = 2 ** Math.floor(Math.log2(k)); step >= 1; step /= 2) {
-      const at = Math.min(passed + step, k) - 1;
-      if (high[at] < bh || (high[at] === bh && low[at] <= bl)) passed += step;
+    for (let b = first + 2; b < end; b += 2) passed += +(sums[b] - whole + (sums[b + 1] - part) <= 0);
+    let left = sums[first + 2 * passed] - whole, over = sums[first + 2 * passed + 1] - part;
+    passed *= BLOCK;
+    for (let from = at * k + passed, weight = from; weight < from + BLOCK; weight++) {
+      const units = rows[weight] * 2 ** 28, most = units | 0;
+      left += most;
+      over += units - most;
+      passed += +(left + over <= 0);
     }
     return { report: this.#report(this.remapped && this.#size.remap ? this.#size.remap[passed] : passed), notes };
   }
 
-  /** @param {StickyKey} sticky @param {string} user @param {number} i @param {number} j @param {{total: bigint, end: bigint}} weights */
-  async #stickyBelow(sticky, user, i, j, { total, end }) {
+  /** @param {StickyKey} sticky @param {string} user @param {number} i @param {number} j @param {bigint} total */
+  async #stickyBelow(sticky, user, i, j, total) {
     const name = utf8(user);
-    if (!user || typeof user !== "string" || /\p{Cs}/u.test(user) || name.length > 1000) throw new RangeError("user: must be a text of 1 to 1000 bytes");
-    const key = await derived(sticky, "draw", this.#identity), message = new Uint8Array(12 + name.length), view = new DataView(message.buffer);
+    if (!user || typeof user !== "string" || /\p{Cs}/u.test(user) || name.length > 1000) invalid("user: must be a text of 1 to 1000 bytes");
+    const key = await drawKey(sticky, this.#identity), message = new Uint8Array(12 + name.length), view = new DataView(message.buffer);
     view.setBigInt64(0, BigInt(i) * BigInt(this.#size.grid.shape[1]) + BigInt(j));
+    const end = acceptance(total);
     message.set(name, 12);
     for (let counter = 0; ; counter++) {
       view.setUint32(8, counter);
@@ -977,9 +824,9 @@ export class City {
   }
 }
 
-/** @param {{total: bigint, end: bigint}} weights @param {(bytes: number) => Uint8Array} [entropy] */
-function uniformBelow({ total, end }, entropy = (n) => crypto.getRandomValues(new Uint8Array(n))) {
-  for (;;) {
+/** @param {bigint} total @param {(bytes: number) => Uint8Array} [entropy] */
+function uniformBelow(total, entropy = (n) => crypto.getRandomValues(new Uint8Array(n))) {
+  for (const end = acceptance(total); ; ) {
     const bytes = entropy(8), word = new DataView(bytes.buffer, bytes.byteOffset, 8).getBigUint64(0, true);
     if (word < end) return word % total;
   }

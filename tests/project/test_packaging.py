@@ -99,7 +99,7 @@ def test_the_wheel_holds_the_package_and_no_more(files: dict[str, dict[str, byte
 def test_the_sdist_has_what_a_checkout_has(files: dict[str, dict[str, bytes]]) -> None:
     sdist = set(files["sdist"])
     assert package_files() <= sdist
-    needed = {"README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "deploy/browser/mdpext.js"}
+    needed = {"README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "deploy/browser/mdpext.min.js"}
     needed |= {"docs/city-file.md", "workflows/manhattan.toml", "tests/runtime/vectors/vectors.json"}
     assert needed <= sdist
     unwanted = re.compile(r"__pycache__|\.coverage|\.zarr/|\.venv|_build|\.egg-info|^\.ci/|^dist/")

@@ -1,11 +1,11 @@
 """The reader in JavaScript makes of every file what this package makes of it: rows, draws, refusals."""
 
+import hashlib
 import json
 import random
-import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from mdpext_dask.runtime import City, city_layout, open_city
 from tests.support.cities import put, rewritten, spoil, taken_apart, with_header, write_city
 from tests.support.city_vectors import (
     CITIES,
-    STICKY_KEY,
     VECTORS,
     file_of,
     header_of,
@@ -29,48 +28,20 @@ from tests.support.city_vectors import (
     scores_at,
     words_from,
 )  # fmt: skip
+from tests.support.engines import BROWSERS, MINIFIED, READER, node, read
 
-# Cryptography is global from this version on.
-LEAST_NODE = 20
+# Places outside are meant.
+pytestmark = pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
 
-
-def node() -> str | None:
-    """Return Node's path, if it is there and new enough."""
-    path = shutil.which("node")
-    if path is None:
-        return None
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    number = version.strip().removeprefix("v").split(".")[0]
-    return path if number.isdigit() and int(number) >= LEAST_NODE else None
-
-
-NODE = node()
-pytestmark = [
-    pytest.mark.skipif(NODE is None, reason=f"Node {LEAST_NODE} or newer is not installed"),
-    # Places outside are meant.
-    pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning"),
-]
-
-PROJECT = Path(__file__).resolve().parents[2]
-READER = PROJECT / "deploy" / "browser" / "mdpext.js"
-PROGRAM = PROJECT / "tests" / "support" / "read_cities.mjs"
 VECTOR_FOLDER = Path(__file__).parent / "vectors"
 HEADERS, SECTIONS, BYTES = 160, 120, 60
 
-Asked = Mapping[str, Any]
 
-
-def read(cities: Mapping[str, Asked], module: Path = READER) -> dict[str, Any]:
-    """Return what the reader in JavaScript answers, all in one process."""
-    key = {"secret": STICKY_KEY.secret.hex(), "epoch": STICKY_KEY.epoch}
-    request = {"module": str(module), "sticky_key": key, "cities": cities}
-    done = subprocess.run(
-        [str(NODE), PROGRAM], input=json.dumps(request), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answers: dict[str, Any] = json.loads(done.stdout)
-    assert not {name: answer["crashed"] for name, answer in answers.items() if "crashed" in answer}
-    return answers
+@pytest.fixture(params=["node", *(pytest.param(name, marks=pytest.mark.slow) for name in BROWSERS)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Return the name of each engine; tests are skipped where it is not installed."""
+    name: str = request.param
+    return name
 
 
 @cache
@@ -82,7 +53,10 @@ def known() -> dict[str, Any]:
 # --- vectors ----------------------------------------------------------------------------------------
 
 
-def test_the_vectors() -> None:
+@pytest.mark.parametrize(
+    ("module", "engine_name"), [(READER, "node"), *((MINIFIED, name) for name in ("node", *BROWSERS))]
+)
+def test_the_vectors(module: Path, engine_name: str) -> None:
     asked: dict[str, Any] = {
         name: {
             "path": str(VECTOR_FOLDER / f"{name}.mdp"),
@@ -93,7 +67,7 @@ def test_the_vectors() -> None:
         for name, city in known()["cities"].items()
     }
     asked["signed"]["options"] = {"trustedKey": known()["public_key"]}
-    found = read(asked)
+    found = read(asked, module, engine_name)
     for name, city in known()["cities"].items():
         # That all rows are used says that they have the digests of the vectors.
         assert found[name]["used"], found[name]
@@ -103,14 +77,20 @@ def test_the_vectors() -> None:
             assert found[name][kind] == [answer[-1] for answer in city.get(kind, ())], (name, kind)
 
 
-def test_who_has_signed() -> None:
+def test_the_minified_file_is_that_of_the_source_and_small() -> None:
+    digest = hashlib.sha256(READER.read_bytes()).hexdigest()
+    assert MINIFIED.read_text().startswith(f"// mdpext.js {digest[:16]}\n"), "run workflows/minify_reader.py"
+    assert MINIFIED.stat().st_size < 20_000
+
+
+def test_who_has_signed(engine: str) -> None:
     key, other = known()["public_key"], "0" * 64
     asked = {
         "not signed": {"path": str(VECTOR_FOLDER / "seed.mdp"), "options": {"trustedKey": key}},
         "another key": {"path": str(VECTOR_FOLDER / "signed.mdp"), "options": {"trustedKey": other}},
         "no remap": {"path": str(VECTOR_FOLDER / "rows.mdp"), "options": {"remap": True}},
     }
-    found = read(asked)
+    found = read(asked, engine=engine)
     assert [found[name].get("opened") for name in asked] == [None] * 3
     assert "not signed" in found["not signed"]["why"]
     assert "another key" in found["another key"]["why"]
@@ -182,10 +162,10 @@ def large_city(path: Path, grid: Grid, outputs: int, packing: str, tile: tuple[i
     return open_city(path)
 
 
-def compare_rows(city: City, folder: Path) -> int:
+def compare_rows(city: City, folder: Path, engine: str = "node") -> int:
     """Compare all rows bit for bit, and return how many there are."""
     path = city._content.path
-    (found,) = read({"it": {"path": str(path), "rows": str(folder / "rows")}}).values()
+    (found,) = read({"it": {"path": str(path), "rows": str(folder / "rows")}}, engine=engine).values()
     assert found.get("used"), found
     bits = np.fromfile(folder / "rows", dtype="<u4")
     start = 0
@@ -198,9 +178,11 @@ def compare_rows(city: City, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("packing", ["seed", "rows"])
-def test_rows_are_the_same_bits(packing: str, tmp_path: Path) -> None:
+def test_rows_are_the_same_bits(packing: str, tmp_path: Path, engine: str) -> None:
     grid = Grid(-4.0, 2.0, 9, 7, 1.0, (2, 3))
-    assert compare_rows(large_city(tmp_path / "c.mdp", grid, 139, packing, (4, 3)), tmp_path) == 55 * 43
+    assert (
+        compare_rows(large_city(tmp_path / "c.mdp", grid, 139, packing, (4, 3)), tmp_path, engine) == 55 * 43
+    )
 
 
 @pytest.mark.slow
@@ -210,9 +192,10 @@ def test_a_million_rows_are_the_same_bits(packing: str, tmp_path: Path) -> None:
     assert compare_rows(large_city(tmp_path / "c.mdp", grid, 20, packing, (9, 11)), tmp_path) == 1001 * 1001
 
 
-def test_draws_at_every_border_of_a_row_and_from_random_bytes(tmp_path: Path) -> None:
-    """Every output's first and last number, and what is next to the end of acceptance."""
-    city = large_city(tmp_path / "c.mdp", Grid(-4.0, 2.0, 3, 2, 1.0, (3,)), 41, "seed", (2, 2))
+@pytest.mark.parametrize("size", [41, 64, 65, 200])
+def test_draws_at_every_border_of_a_row_and_from_random_bytes(size: int, tmp_path: Path) -> None:
+    """Every output's first and last number, and what is next to the end of acceptance, in any blocks."""
+    city = large_city(tmp_path / "c.mdp", Grid(-4.0, 2.0, 3, 2, 1.0, (3,)), size, "seed", (2, 2))
     grid, draws, expected = city.places.grid, [], []
     rng = random.Random(7)
     for i, j in ((0, 0), (4, 5), (9, 6)):
@@ -236,7 +219,7 @@ def test_draws_at_every_border_of_a_row_and_from_random_bytes(tmp_path: Path) ->
             expected.append(int(outputs[0]))
     (found,) = read({"it": {"path": str(tmp_path / "c.mdp"), "draws": draws}}).values()
     assert found["draws"] == expected
-    assert len(set(expected)) == 41
+    assert len(set(expected)) == size
 
 
 def test_records_of_places_anywhere() -> None:
@@ -281,10 +264,10 @@ def verdict(path: Path) -> tuple[bool, bool]:
     return True, True
 
 
-def compare_verdicts(paths: list[Path]) -> list[tuple[bool, bool]]:
+def compare_verdicts(paths: list[Path], engine: str) -> list[tuple[bool, bool]]:
     """Return this package's verdicts, which are those of the reader in JavaScript."""
     verdicts = [verdict(path) for path in paths]
-    found = read({str(path): {"path": str(path)} for path in paths})
+    found = read({str(path): {"path": str(path)} for path in paths}, engine=engine)
     for path, expected in zip(paths, verdicts, strict=True):
         answer = found[str(path)]
         assert (answer.get("opened", False), answer.get("used", False)) == expected, (path.name, answer)
@@ -296,18 +279,18 @@ def sources(folder: Path) -> list[Path]:
     return [*(VECTOR_FOLDER / f"{name}.mdp" for name in CITIES), *small]
 
 
-def test_changed_headers_have_the_same_verdict(tmp_path: Path) -> None:
+def test_changed_headers_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     """Digests are right, so that every field is judged by itself."""
     rng, given, paths = random.Random(1), sources(tmp_path), []
     for number in range(HEADERS):
         path = tmp_path / f"{number}.mdp"
         rewritten(given[number % len(given)], path, lambda header, parts: spoil(header, parts, rng))
         paths.append(path)
-    verdicts = compare_verdicts(paths)
+    verdicts = compare_verdicts(paths, engine)
     assert 10 < sum(opened for opened, _ in verdicts) < HEADERS / 2
 
 
-def test_changed_sections_have_the_same_verdict(tmp_path: Path) -> None:
+def test_changed_sections_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     """Digests of sections are right; bits of compressed streams, and of tables, are not."""
     rng, given, paths = random.Random(2), sources(tmp_path), []
 
@@ -332,10 +315,10 @@ def test_changed_sections_have_the_same_verdict(tmp_path: Path) -> None:
     for number in range(SECTIONS):
         path = tmp_path / f"{number}.mdp"
         paths.append(rewritten(given[number % len(given)], path, change))
-    compare_verdicts(paths)
+    compare_verdicts(paths, engine)
 
 
-def test_unsound_rows_have_the_same_verdict(tmp_path: Path) -> None:
+def test_unsound_rows_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     """Rows whose digests are right, and that no certificate could pass, or just could."""
     source, paths = VECTOR_FOLDER / "rows.mdp", []
     least, two = np.float32(2.0**-36), np.float32(2)
@@ -398,11 +381,11 @@ def test_unsound_rows_have_the_same_verdict(tmp_path: Path) -> None:
 
         paths.append(rewritten(noise, tmp_path / f"{name} {table} {value}.mdp", mass))
     with np.errstate(all="ignore"):  # of masses by tiny totals
-        verdicts = dict(zip([path.stem for path in paths], compare_verdicts(paths), strict=True))
+        verdicts = dict(zip([path.stem for path in paths], compare_verdicts(paths, engine), strict=True))
     assert {name for name, (_, used) in verdicts.items() if used} == {"least", "nearly two", "output 0 39"}
 
 
-def test_damaged_bytes_have_the_same_verdict(tmp_path: Path) -> None:
+def test_damaged_bytes_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     rng, given, paths = random.Random(3), sources(tmp_path), []
     for number in range(BYTES):
         content = bytearray(given[number % len(given)].read_bytes())
@@ -419,7 +402,7 @@ def test_damaged_bytes_have_the_same_verdict(tmp_path: Path) -> None:
         for number, change in enumerate(changes):
             paths.append(tmp_path / f"{name}-{number}.mdp")
             paths[-1].write_bytes(refused_form(bytes(content), change))
-    assert not any(used for _, used in compare_verdicts(paths))
+    assert not any(used for _, used in compare_verdicts(paths, engine))
 
 
 def raw(change: Callable[[str], str], encoding: str = "utf-8") -> Callable[[Path, Path], Path]:
@@ -434,7 +417,7 @@ def raw(change: Callable[[str], str], encoding: str = "utf-8") -> Callable[[Path
     return write
 
 
-def test_texts_that_are_nearly_json_have_the_same_verdict(tmp_path: Path) -> None:
+def test_texts_that_are_nearly_json_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     def more(value: str) -> Callable[[str], str]:
         return lambda text: text[:-1] + f', "more": {value}}}'
 
@@ -483,6 +466,29 @@ def test_texts_that_are_nearly_json_have_the_same_verdict(tmp_path: Path) -> Non
         "null",
         "[[[]]]",
         "\f1",
+        '"n5"',
+        '"t"',
+        '""',
+        '"a"1',
+        '1"a"',
+        '"a""b"',
+        '"\\1',
+        '"t\\1',
+        '[1, "t\\2]',
+        '"t\\\\" 1 "',
+        '"a\\',
+        "truefalse",
+        "null1",
+        "1.5.2",
+        "{null: 1}",
+        '{"n1": 1}',
+        "é",
+        '{"": 1}',
+        "1" * 100 + ".0",
+        "[" * 450 + "]" * 450,
+        "[" * 100_000 + "]" * 100_000,
+        '"' + "ab" * 5_000_000 + '"',
+        '"' + "\\n" * 1_000_000 + '"',
     )
     changes = {f"more {number}": raw(more(value)) for number, value in enumerate(values)}
     whole = {
@@ -509,12 +515,12 @@ def test_texts_that_are_nearly_json_have_the_same_verdict(tmp_path: Path) -> Non
     }
     source = VECTOR_FOLDER / "rows.mdp"
     paths = [write(source, tmp_path / f"{name}.mdp") for name, write in changes.items()]
-    verdicts = dict(zip(changes, compare_verdicts(paths), strict=True))
+    verdicts = dict(zip(changes, compare_verdicts(paths, engine), strict=True))
     assert verdicts["blanks"] == verdicts["twice"] == (True, True)
     assert verdicts["whole as float"] == verdicts["utf-16"] == (False, False)
 
 
-def test_sizes_at_their_limits_have_the_same_verdict(tmp_path: Path) -> None:
+def test_sizes_at_their_limits_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     """What is refused for its size must not be made first, and what just fits is taken."""
     changes = [
         put("grid", "cells_x", value=10**8),
@@ -556,7 +562,7 @@ def test_sizes_at_their_limits_have_the_same_verdict(tmp_path: Path) -> None:
     ]
     source = VECTOR_FOLDER / "rows.mdp"
     paths = [rewritten(source, tmp_path / f"{number}.mdp", change) for number, change in enumerate(changes)]
-    verdicts = compare_verdicts(paths)
+    verdicts = compare_verdicts(paths, engine)
     assert 8 < sum(used for _, used in verdicts) < len(verdicts)
 
 
@@ -577,12 +583,12 @@ const { openCity } = await import(process.argv[1]);
 Object.defineProperty(globalThis, "crypto", { value: { getRandomValues: crypto.getRandomValues } });
 await openCity(new ArrayBuffer(9)).catch((error) => console.log(error.message));
 """
-    command = [str(NODE), "--input-type=module", "-e", code, READER.as_uri()]
+    command = [str(node()), "--input-type=module", "-e", code, READER.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "no WebCrypto here: open the page over https://" in done.stdout
 
 
-def test_the_exponential_is_the_same_bits(tmp_path: Path) -> None:
+def test_the_exponential_is_the_same_bits(tmp_path: Path, engine: str) -> None:
     """All of its range, through rows of which one output takes nearly all."""
     x = np.linspace(-24.5, 0.0, 400)
     assert (np.diff(exponential(x)) > 0).all()
@@ -595,4 +601,4 @@ def test_the_exponential_is_the_same_bits(tmp_path: Path) -> None:
     path.write_bytes(
         file_of(header_of(grid, outputs), "seed", (19, 19), rows, [city_layout.pack_table(scores)])
     )
-    assert compare_rows(open_city(path), tmp_path) == 39 * 39
+    assert compare_rows(open_city(path), tmp_path, engine) == 39 * 39

@@ -1,25 +1,20 @@
-// Does with cities what a request on standard input asks for, and answers in JSON.
+// Does with cities what a request asks for, in any engine: what it returns can be written in JSON.
 //
-// {"module": path of mdpext.js, "cities": {name: {"path", "key", "rows": file for all rows, "records", "draws",
-// "sticky"}}}: places are objects, random bytes hexadecimal; see tests/support/city_vectors.py.
-import { readFile, writeFile } from "node:fs/promises";
-import { text } from "node:stream/consumers";
-import { pathToFileURL } from "node:url";
+// {"cities": {name: {"path", "options", "rows": where all rows are saved, "records", "draws", "sticky"}}, "sticky_key"}:
+// places are objects, random bytes hexadecimal; see tests/support/city_vectors.py. `load` and `save` move bytes.
 
-const request = JSON.parse(await text(process.stdin));
-const { openCity, CityError } = await import(pathToFileURL(request.module).href);
-const bytesOf = (hex) => Uint8Array.from(Buffer.from(hex, "hex"));
+const bytesOf = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (byte) => parseInt(byte, 16));
 
-async function answer(asked) {
+async function answer({ openCity, CityError }, asked, key, load, save) {
   const found = {};
   try {
-    const city = await openCity(await readFile(asked.path), asked.options ?? {});
+    const city = await openCity(await load(asked.path), asked.options ?? {});
     found.opened = true;
     found.mechanism_sha256 = city.mechanismSha256;
     const tiles = [];
     for (let tile = 0; tile < city.tiles; tile++) tiles.push(await city.rows(tile));
     found.used = true;
-    if (asked.rows) await writeFile(asked.rows, Buffer.concat(tiles.map((rows) => Buffer.from(rows.buffer))));
+    if (asked.rows) await save(asked.rows, new Blob(tiles));
     found.records = (asked.records ?? []).map(([place, placeKm]) => {
       const { i, j, outside } = city.record(place, placeKm ?? undefined);
       return [i, j, outside];
@@ -36,16 +31,18 @@ async function answer(asked) {
     }
     found.sticky = [];
     for (const [place, user, placeKm] of asked.sticky ?? []) {
-      const sticky = { secret: bytesOf(request.sticky_key.secret), epoch: request.sticky_key.epoch };
+      const sticky = { secret: bytesOf(key.secret), epoch: key.epoch };
       found.sticky.push((await city.sample(place, { user, sticky, placeKm: placeKm ?? undefined })).report.output);
     }
   } catch (error) {
     found.why = String(error.message);
-    if (!(error instanceof CityError)) found.crashed = error.stack;
+    if (!(error instanceof CityError)) found.crashed = `${error}\n${error.stack}`;
   }
   return found;
 }
 
-const answers = {};
-for (const [name, asked] of Object.entries(request.cities)) answers[name] = await answer(asked);
-process.stdout.write(JSON.stringify(answers));
+export async function answers(reader, { cities, sticky_key: key }, load, save) {
+  const found = {};
+  for (const [name, asked] of Object.entries(cities)) found[name] = await answer(reader, asked, key, load, save);
+  return found;
+}
