@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from mdpext_dask.errors import SolverError
 from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.problem.loss import Loss
@@ -36,7 +35,7 @@ from mdpext_dask.seed.solve import one_blas_thread
 
 # Cells to a side of a tile, and of a block in it: of one block, the same outputs are candidates.
 TILE, BLOCK = 128, 16
-# Losses that a tile holds at most, and those that are computed at a time.
+# Losses that a tile holds at most, but for a few outputs, and those that are computed at a time.
 MOST_MOMENTS, AT_A_TIME = 200_000_000, 2**21
 # A bound that is computed with rounding must not leave out what is exactly as good.
 _ROUNDING = 1 + 1e-9
@@ -115,11 +114,6 @@ class Remap:
             Its cells, as :func:`tile_cells` has them; or fewer.
         prior_of
             Reads the prior.
-
-        Raises
-        ------
-        SolverError
-            If the losses that one block takes do not fit into memory.
         """
         places = _Places(self, part, prior_of)
         reported = np.full([axis.stop - axis.start for axis in part], -1, dtype=np.int32)
@@ -159,14 +153,19 @@ class Remap:
             return 0.0, 0.0
         weights, mass = weights[reached], mass[reached]
         candidates, anywhere_km = self._candidates(weights, mass, near, own, places)
-        moments = places.moments(candidates, near)
-        if anywhere_km is None:
-            anywhere_km = float(moments[:, own].sum()) / len(candidates)
-        costs = weights @ moments.T
-        best = costs.argmin(axis=1)
+        best, least, everywhere = np.zeros(len(reached), dtype=np.intp), np.full(len(reached), np.inf), 0.0
+        for start in range(0, len(candidates), places.held):
+            some = candidates[start : start + places.held]
+            moments = places.moments(some, near)
+            everywhere += float(moments[:, own].sum())
+            costs = weights @ moments.T
+            one = costs.argmin(axis=1)
+            cost = costs[np.arange(len(one)), one]
+            lower = cost < least
+            best[lower], least[lower] = some[one[lower]], cost[lower]
         i, j = np.divmod(reached, block.shape[1])
-        block[i, j] = candidates[best]
-        return float(costs[np.arange(len(best)), best].sum()), anywhere_km
+        block[i, j] = best
+        return float(least.sum()), everywhere / len(candidates) if anywhere_km is None else anywhere_km
 
     def _candidates(
         self, weights: Array, mass: Array, near: NDArray[np.intp], own: NDArray[np.bool_], places: "_Places"
@@ -208,6 +207,8 @@ class _Places:
         Their prior, float64 of shape (places,).
     xy_km
         Where they are, float64 of shape (places, 2), in km.
+    held
+        Of how many outputs the losses are held at most.
     """
 
     def __init__(self, remap: Remap, part: tuple[slice, slice], prior_of: PriorOf) -> None:
@@ -228,6 +229,8 @@ class _Places:
         self._first = np.flatnonzero(np.concatenate([[True], changes])[: len(x)])
         self.cells = x[self._first], y[self._first]
         self.mass = self._sums(self._prior[None])[0]
+        # No fewer than those that are tried for a block.
+        self.held = max(MOST_MOMENTS // max(len(self.mass), 1), -(-(BLOCK**2) // _TRIED))
         x_km, y_km = lattice.middles_km()
         self.xy_km = np.stack([x_km[self.cells[0]], y_km[self.cells[1]]], axis=-1)
         self._records_km = np.stack([lattice.grid.x_km()[i], lattice.grid.y_km()[j]], axis=-1)
@@ -250,24 +253,14 @@ class _Places:
     def moments(self, outputs: NDArray[np.intp], near: NDArray[np.intp]) -> Array:
         """Return Σ π(x) c(x, y) over the records of some places, float64 of shape (outputs, places), in km.
 
-        Raises
-        ------
-        SolverError
-            If these alone do not fit into memory.
+        Of :attr:`held` outputs at most; those of outputs before are found again where they are needed.
         """
         missing = outputs[self._row[outputs] < 0]
-        most = MOST_MOMENTS // max(len(self.mass), 1)
-        if self._known + len(missing) > most:  # those of blocks before are found again where they are needed
+        if self._known + len(missing) > self.held:
             self._row[:], self._known, missing = -1, 0, outputs
         known = self._known + len(missing)
-        if known > most:
-            raise SolverError(
-                f"noise: {BLOCK} x {BLOCK} cells take losses between {len(self.mass):,} places and "
-                f"{known:,} outputs, {known * len(self.mass):.1e} numbers, more than {MOST_MOMENTS:.0e}; use "
-                "fewer outputs or less refinement"
-            )
         if known > len(self._moments):
-            grown = np.empty((min(2 * known, most), len(self.mass)))
+            grown = np.empty((min(2 * known, self.held), len(self.mass)))
             grown[: self._known] = self._moments[: self._known]
             self._moments = grown
         step = max(AT_A_TIME // len(self._prior), 1)
