@@ -113,6 +113,29 @@ def test_what_cannot_be_is_one_line_and_no_file(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("epsilon", [90, 1000])
+def test_what_too_large_an_epsilon_is_told_to_use_works(capsys: Capture, epsilon: int) -> None:
+    def started(epsilon: str, *more: str) -> tuple[int, str]:
+        code, _, err = run_inside(
+            capsys, "start", "builtin:manhattan", "--epsilon", epsilon, *more, "--overwrite"
+        )
+        return code, err
+
+    code, err = started(str(epsilon))
+    assert code == 2
+    advice = re.search(r"cells of noise, .* use (\S+)/km .* box of at most (\S+) km x \2 km", err)
+    assert advice is not None
+    other, side = advice.groups()
+    assert started(other)[0] == 0
+    assert started(f"{float(other) * 1.1}")[0] == 2  # it is the largest, to two digits
+    # A degree is 111.2 km to the north, and less to the east.
+    lon, lat, half = -73.98, 40.76, float(side) / 2 / 111.2
+    wide = half / math.cos(math.radians(lat))
+    box = f"{lon - 0.99 * wide},{lat - 0.99 * half},{lon + 0.99 * wide},{lat + 0.99 * half}"
+    assert started(str(epsilon), "--box", box)[0] == 0
+
+
 def test_an_epsilon_at_which_places_are_told_apart_is_told_as_a_power(here: Path, capsys: Capture) -> None:
     block = "-73.99,40.745,-73.98,40.752"
     code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--epsilon", "800", "--box", block)
