@@ -162,10 +162,18 @@ class Service:
             asked["user"] = names[0].decode(errors="surrogateescape")
         if asked.keys() != {first, second, "user"}:
             raise SpecError(f"the body must have {first}, {second} and user, and nothing else")
-        encoded_user(asked["user"])
+        # Errors of the package show what they got; answers get kept, and must not hold a true place.
+        try:
+            encoded_user(asked["user"])
+        except SpecError:
+            raise SpecError("user: must be a valid text, not empty, and of at most 1000 bytes") from None
         found = {name: asked[name] for name in self._coordinates}
         nothing: dict[str, Any] = dict.fromkeys(("lon", "lat", "x_km", "y_km"))
-        return self._city.places.one(**nothing | found), asked["user"]
+        try:
+            return self._city.places.one(**nothing | found), asked["user"]
+        except SpecError:
+            unit = "km" if self._city.planar else "degrees, from -180 to 180 and from -90 to 90"
+            raise SpecError(f"{first}, {second}: must be finite numbers of {unit}") from None
 
     def _health(self) -> Answer:
         return (200 if self._writes else 503), {
@@ -266,18 +274,23 @@ def _document(body: bytes) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        If it is none; NaN and infinities are no JSON.
+        If it is none; NaN and infinities are no JSON, and a key that is given twice has two meanings.
     """
 
     def no_number(name: str) -> float:
         raise ValueError(name)
 
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key is given twice")
+        return found
+
     try:
-        found = json.loads(body.decode(), parse_constant=no_number)
+        found = json.loads(body.decode(), parse_constant=no_number, object_pairs_hook=each_once)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise SpecError("the body must be one JSON object in UTF-8, with finite numbers")
+        raise SpecError("the body must be one JSON object in UTF-8, with finite numbers and each key once")
     return found
 
 

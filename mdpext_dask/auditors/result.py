@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ VERDICTS: dict[str, tuple[str, bool | None]] = {
 }
 # What ε is called in JSON: certified, or audited over pairs themselves.
 _CERTIFIED, _AUDITED = "epsilon_certified", "epsilon_audited"
+# In names of shards and tiles, and of no attribute.
+_SHARD = re.compile("/c/|^tile ")
 # Shards and findings that are named; the rest is counted.
 _NAMED = 3
 _METHODS = {
@@ -279,8 +282,10 @@ def _figures(report: AuditReport) -> list[tuple[str, str]]:
 
 
 def _reasons(report: AuditReport) -> list[str]:
+    shards = tuple(key for key in report.changed if _SHARD.search(key))
     damage = {
-        "bytes changed since they were written": report.changed,
+        "bytes changed since they were written": shards,
+        "not what was certified": tuple(key for key in report.changed if key not in shards),
         "bytes missing": report.missing,
         "shards of no block": report.extra,
     }
@@ -303,24 +308,32 @@ def _reasons(report: AuditReport) -> list[str]:
             f"{report.violations:,} triples exceed the plane's {report.limit_per_km:.9g}/km by less than it "
             "is charged for distortion; none is known to break the promise on the ground"
         )
-    if report.worst:
+    elif report.verdict == CHANGED and report.method in (CERTIFICATE, EXHAUSTIVE):
+        reasons.append("what is there now breaks no bound, but is not what was certified")
+    if report.worst and _speaks(report):
         worst = report.worst
         ratio = worst["log_ratio"] if isinstance(worst["log_ratio"], str) else f"{worst['log_ratio']:.9g}"
         reasons.append(
             f"worst triple: output {worst['output']} between records {worst['record']} and "
             f"{worst['record_prime']}, log ratio {ratio} against bound {worst['bound']:.9g}"
-            + _whether_kept(report)
+            + (" (kept by this pair, but not proved for all of its cell)" if _kept(report) else "")
         )
     if undecided := report.details.get("undecided", 0):
         reasons.append(f"{undecided:,} triples could not be decided")
     return reasons
 
 
-def _whether_kept(report: AuditReport) -> str:
-    if report.verdict == NOT_PROVED and report.method == CERTIFICATE:
-        return " (kept by this pair, but not proved for all of its cell)"
+def _kept(report: AuditReport) -> bool:
+    """Whether even the worst triple keeps its bound."""
     ratio = report.worst["log_ratio"]
-    return " (kept)" if isinstance(ratio, float) and ratio <= report.worst["bound"] else ""
+    return isinstance(ratio, float) and ratio <= report.worst["bound"]
+
+
+def _speaks(report: AuditReport) -> bool:
+    """Whether the worst triple is a reason; rows that cannot be used are one of their own."""
+    if _kept(report):
+        return report.method == CERTIFICATE and report.verdict == NOT_PROVED
+    return report.verdict != NO_MECHANISM or isinstance(report.worst["log_ratio"], float)
 
 
 def _in_rows(finding: Finding) -> str:

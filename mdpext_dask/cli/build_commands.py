@@ -58,7 +58,13 @@ def start(
         float, Option(metavar="SECONDS", help="How long programs may be planned to take, to lower the error.")
     ] = 300.0,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE.toml", help="The job file; default: ./NAME.toml.")
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE.toml",
+            help="The job file, after which job and store are called; default: ./NAME.toml.",
+        ),
     ] = None,
     overwrite: Replace = False,
     as_json: Json = False,

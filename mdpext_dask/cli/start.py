@@ -1,10 +1,11 @@
 """``mdpext start``: a job file for somebody's own city, with what it will come to."""
 
+import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _TOLD_KM = (0.05, 0.2, 1.0)
 _LEAST_EPSILON, _MOST_EPSILON = 0.01, 1000.0
 # Longest name that is made of a place's.
 _NAME_LENGTH = 40
+# Hexadecimal digits that tell boxes of one place apart.
+_BOX_DIGITS = 6
 _FILE = """\
 # {title}
 # `mdpext plan` predicts time and memory, `mdpext run` builds the store; docs/job-file.md has all keys.
@@ -92,7 +95,8 @@ def write_job(
     seconds
         How long programs may be planned to take, in s.
     output
-        The job file; default: of the place's name, in the working folder.
+        The job file, which names job and store; default: of the place's name, and of the box if there is one,
+        in the working folder.
     overwrite
         Whether a file that is there is replaced.
     observer
@@ -112,10 +116,10 @@ def write_job(
     if epsilon_per_km is None and hide_metres is None:
         hide_metres = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
     epsilon = _epsilon(epsilon_per_km, hide_metres)
-    name = _name_of(where)
+    domain = _domain_of(where, box)
+    name = _name_of(where, domain.get("bbox")) if output is None else _plain(output.stem)
     output = output or Path(f"{name}.toml")
     check_new(output, overwrite=overwrite)
-    domain = _domain_of(where, box)
     spec = JobSpec.of(domain=domain, privacy={"epsilon_per_km": epsilon}, extension={"seconds": seconds})
     geometry = build_geometry(spec)
     assert isinstance(geometry, RoadGeometry)  # it has roads
@@ -209,11 +213,18 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
     return domain
 
 
-def _name_of(where: str) -> str:
-    """Return a name for job and store, of letters, digits and dashes."""
-    plain = Path(where.removeprefix(BUILTIN_PREFIX)).name
-    first = re.sub(r"\.(osm|pbf|bz2|gz|graphml|gpkg|csv)\b.*", "", plain).partition(",")[0]
-    return re.sub(r"[^a-z0-9]+", "-", first.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "city"
+def _name_of(where: str, box: Sequence[float] | None) -> str:
+    """Return a name for job and store; boxes of one place have names of their own, always the same ones."""
+    last = Path(where.removeprefix(BUILTIN_PREFIX)).name
+    name = _plain(re.sub(r"\.(osm|pbf|bz2|gz|graphml|gpkg|csv)\b.*", "", last).partition(",")[0])
+    if box is None:
+        return name
+    return f"{name}-{hashlib.sha256(json.dumps(list(box)).encode()).hexdigest()[:_BOX_DIGITS]}"
+
+
+def _plain(text: str) -> str:
+    """Return a text in letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "city"
 
 
 def _text_of(name: str, domain: Mapping[str, Any], facts: Mapping[str, Any], seconds: float) -> str:

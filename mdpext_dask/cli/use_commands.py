@@ -331,6 +331,10 @@ def sample(
     ] = False,
     lon_column: LonColumn = None,
     lat_column: LatColumn = None,
+    accuracy_column: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Column or property that says how well a point is known, in metres."),
+    ] = None,
     user_column: Annotated[
         str | None,
         Option(
@@ -392,6 +396,7 @@ def sample(
             users=users,
             columns=columns,
             place_km=place_km,
+            accuracy_column=accuracy_column,
             verify=verify,
             overwrite=overwrite,
             trusted_key=trusted_key,

@@ -47,7 +47,7 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
     Raises
     ------
     SpecError
-        With what is needed and what there is; or if there is more noise than can be gone through.
+        With what is needed and what there is.
     """
     grid = geometry.grid
     plan = plan_of(spec, grid, output_count(spec, geometry), geometry.kept)
@@ -57,12 +57,6 @@ def check_memory(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
         needed.append((geometry.problem.loss_bytes, "the loss file", smaller))
     noise = spec.extension.method in (NOISE, WINDOWS)
     records = spec.extension.method == RECORDS
-    epsilon = spec.privacy.epsilon_per_km
-    if noise and (excess := cells_of(grid, epsilon).excess) is not None:
-        raise SpecError(
-            f"privacy.epsilon_per_km: {epsilon:g}/km on this grid has {excess}; use an ε nearer to what the "
-            "city and its records are made for, a smaller box, or other cells"
-        )
     certified = spec.privacy.budget == "certified" and spec.extension.method not in SEEDLESS
     peak = plan.peak_bytes(spec.extension.method) * (_TRIAL_PEAK if certified else 1)
     if spec.extension.method == CELL_PROGRAMS:

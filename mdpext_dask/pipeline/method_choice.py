@@ -16,6 +16,7 @@ from mdpext_dask.job.sections import FITTING, NOISE, RECORDS, WINDOWS, ClusterSe
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.cost_model import JobCosts
 from mdpext_dask.pipeline.memory import check_memory
+from mdpext_dask.pipeline.noise_limits import check_noise
 from mdpext_dask.problem.geometry import FileGeometry, RoadGeometry
 from mdpext_dask.problem.outputs import MOST_WITH_NOISE
 from mdpext_dask.store.schema import METHOD_CHOSEN, METHOD_IN_WORDS, METHOD_TRIED
@@ -50,9 +51,11 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     Raises
     ------
     SpecError
-        If this machine has no memory for it.
+        If this machine has no memory for it, or there is more noise than can be gone through.
     """
     if spec.extension.method != FITTING:
+        if spec.extension.method in (NOISE, WINDOWS):
+            check_noise(spec, geometry)
         check_memory(spec, geometry)
         costs = JobCosts.of(spec, geometry)
         return PlannedMethod(costs, costs.seconds, {})
@@ -68,8 +71,8 @@ def plan_method(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> Planned
     tried = next((method for method in methods if planned[method] <= allowed), seeds)
     programs = _with_method(spec, tried)
     if (excess := cells_of(geometry.grid, spec.privacy.epsilon_per_km).excess) is not None:
-        if planned[tried] > allowed:
-            check_memory(noise, geometry)  # which says so: neither can be
+        if planned[tried] > allowed or tried == WINDOWS:
+            check_noise(spec, geometry)  # which says so: neither can be
         return _chosen(programs, geometry, f"{NOISE} would have {excess}")
     words = f"about {planned[tried]:,.0f} s with {tried}"
     if planned[tried] > allowed:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mdpext_dask.errors import SpecError, as_number, shown
 from mdpext_dask.problem.grid import Array, Grid
@@ -215,6 +215,57 @@ def doubt_on_accuracy(accuracy_m: float, epsilon_per_km: float) -> str:
         f"the position is known to {accuracy_m:,.0f} m only, which is more than 1/ε = {hidden_m:,.0f} m: the "
         "report is of little use"
     )
+
+
+@dataclass
+class AccuraciesSeen:
+    """How well positions are known, of many at a time.
+
+    Parameters
+    ----------
+    epsilon_per_km
+        As promised, in 1/km.
+    """
+
+    epsilon_per_km: float
+    _count: int = 0
+    _poor: int = 0
+    _worst_m: float = 0.0
+
+    def add(self, accuracy_m: ArrayLike, count: int) -> None:
+        """Look at the next positions.
+
+        Parameters
+        ----------
+        accuracy_m
+            How well each of them is known, in m, numbers of shape (count,); NaN where that is not known.
+        count
+            How many there are.
+
+        Raises
+        ------
+        SpecError
+            If these are not so many distances.
+        """
+        found = np.asarray(accuracy_m)
+        if found.dtype.kind not in "fiu" or found.shape != (count,):
+            raise SpecError(f"accuracy_m: must be {count:,} numbers of metres, one for each place")
+        if (found < 0).any() or np.isinf(found).any():
+            raise SpecError("accuracy_m: must be numbers of metres from 0, or NaN where it is not known")
+        poor = found[found > 1000 / self.epsilon_per_km]  # NaN is not
+        self._count += count
+        self._poor += len(poor)
+        self._worst_m = max(self._worst_m, float(poor.max(initial=0.0)))
+
+    def said(self) -> str:
+        """Return what to say of those that are known less well than 1/ε; "" without any."""
+        if not self._poor:
+            return ""
+        return (
+            f"{self._poor:,} of {self._count:,} positions are known less well than 1/ε = "
+            f"{1000 / self.epsilon_per_km:,.0f} m, the worst to {self._worst_m:,.0f} m: their reports are of "
+            "little use"
+        )
 
 
 def _look_swapped(lonlat: Array, grid: Grid, projection: Projection | None) -> NDArray[np.bool_]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mdpext_dask.errors import GuaranteeViolation, ImplausibleWarning, StoreError, first_line
 from mdpext_dask.extend.noise import NoiseTables
 from mdpext_dask.problem.grid import Array
+from mdpext_dask.problem.plausible import AccuraciesSeen
 from mdpext_dask.runtime import city_header, city_layout
 from mdpext_dask.runtime.geodesic import PROJECTION_ERROR_KM, PlainProjection, PlaneFit
 from mdpext_dask.runtime.integer_sampling import cumulative_weights, pick_rows
@@ -288,11 +289,19 @@ class City(Reporter):
         probability = weights.astype(np.float64)
         return np.asarray(probability / probability.sum())
 
-    def sample_many(self, coordinates: Array, *, planar: bool = False) -> Array:
+    def sample_many(
+        self, coordinates: Array, *, planar: bool = False, accuracy_m: ArrayLike | None = None
+    ) -> Array:
         """Return one reported place for each of many, float64 of shape (n, 2); see :meth:`sample_points`.
 
-        How many of them lie outside is said by a warning, an :class:`mdpext_dask.errors.ImplausibleWarning`.
+        How many of them lie outside is said by a warning, an :class:`mdpext_dask.errors.ImplausibleWarning`;
+        so is how many are known less well than 1/ε, by `accuracy_m`, in m, of shape (n,), NaN where unknown.
         """
+        if accuracy_m is not None:
+            seen = AccuraciesSeen(self.epsilon_per_km)
+            seen.add(accuracy_m, len(coordinates))
+            if said := seen.said():
+                warnings.warn(said, ImplausibleWarning, stacklevel=2)
         drawn, outside = self.sample_points(coordinates, planar=planar)
         if outside.any():
             said = f"{outside.sum()} of {len(outside)} places lie outside; reported from the nearest records"

@@ -2,19 +2,23 @@
 
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mdpext_dask.errors import DataError
+from mdpext_dask.errors import DataError, newer_format
 
 _PRIVATE, _PUBLIC = 0o600, 0o644
 _ANYBODY_ELSE = 0o077
 _MOST_BYTES = 1 << 16
+_FORM = re.compile(r"(.*), version (\d{1,9})")
 
 
-def read_key_file(path: str | Path, what: str, fields: Sequence[str], *, secret: bool) -> list[str]:
+def read_key_file(
+    path: str | Path, what: str, newest: str, fields: Sequence[str], *, secret: bool
+) -> list[str]:
     """Return texts of a key file; none of them if it is damaged, or no such file.
 
     Parameters
@@ -23,6 +27,8 @@ def read_key_file(path: str | Path, what: str, fields: Sequence[str], *, secret:
         The file.
     what
         What to call the key in messages.
+    newest
+        Newest format that is known, ``"mdpext ..., version N"``.
     fields
         The fields that it must have.
     secret
@@ -31,7 +37,7 @@ def read_key_file(path: str | Path, what: str, fields: Sequence[str], *, secret:
     Raises
     ------
     DataError
-        If it cannot be read, or may be read by others than its owner.
+        If it cannot be read, may be read by others than its owner, or has a newer format.
     """
     try:
         with Path(path).open("rb") as file:
@@ -49,9 +55,15 @@ def read_key_file(path: str | Path, what: str, fields: Sequence[str], *, secret:
         document: Any = json.loads(content)
     except (ValueError, RecursionError):
         return []
-    values = map(document.get, fields) if isinstance(document, dict) else ()
-    found = [value for value in values if isinstance(value, str)]
-    return found if len(found) == len(fields) else []
+    if not isinstance(document, dict):
+        return []
+    # First: fields of a newer format need not be those of this one.
+    found, known = (_FORM.fullmatch(str(form)) for form in (document.get("format"), newest))
+    if found and known and found[1] == known[1] and int(found[2]) > int(known[2]):
+        raise DataError(str(newer_format(path, what, int(found[2]), int(known[2]))))
+    values = map(document.get, fields)
+    texts = [value for value in values if isinstance(value, str)]
+    return texts if len(texts) == len(fields) else []
 
 
 def write_key_file(path: str | Path, what: str, document: Mapping[str, str], *, secret: bool) -> None:

@@ -54,9 +54,11 @@ class SigningKey:
         Raises
         ------
         DataError
-            If it cannot be read, is damaged, or may be read by others than its owner.
+            If it cannot be read, is damaged or of a newer version, or may be read by others than its owner.
         """
-        found = read_key_file(path, "signing key", ("format", "key", "public_key"), secret=True)
+        found = read_key_file(
+            path, "signing key", _SECRET_FORMAT, ("format", "key", "public_key"), secret=True
+        )
         if found and found[0] == _SECRET_FORMAT and _DIGITS.fullmatch(found[1]):
             key = cls(bytes.fromhex(found[1]))
             if key.public_key == found[2]:
@@ -114,11 +116,11 @@ def public_key_of(trusted: Trusted) -> str:
     Raises
     ------
     DataError
-        If they are neither given nor in a file of that name.
+        If they are neither given nor in a file of that name, or it is of a newer version.
     """
     if isinstance(trusted, str) and _DIGITS.fullmatch(trusted):
         return trusted
-    found = read_key_file(trusted, "public key", ("format", "public_key"), secret=False)
+    found = read_key_file(trusted, "public key", _PUBLIC_FORMAT, ("format", "public_key"), secret=False)
     if found and found[0] == _PUBLIC_FORMAT and _DIGITS.fullmatch(found[1]):
         return found[1]
     raise DataError(f"{trusted}: is no public key; mdpext signing-key FILE writes one as FILE{PUBLIC_SUFFIX}")

@@ -106,10 +106,10 @@ class StickyKey:
         Raises
         ------
         DataError
-            If it cannot be read, is damaged, may be read by others than its owner, or is of a version that
-            gave other answers.
+            If it cannot be read, is damaged, may be read by others than its owner, or is of a newer version,
+            or of one that gave other answers.
         """
-        found = read_key_file(path, "sticky key", _FIELDS, secret=True)
+        found = read_key_file(path, "sticky key", _FORMAT, _FIELDS, secret=True)
         form, sound = "", False
         if found:
             form, epoch, digits, check = found

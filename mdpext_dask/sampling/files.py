@@ -1,6 +1,7 @@
 """Obfuscating a file of locations, a chunk at a time."""
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from mdpext_dask.errors import DataError, SpecError
 from mdpext_dask.events import Note, Observer, silent
 from mdpext_dask.files import check_new, whole_file
-from mdpext_dask.problem.plausible import PointsSeen
+from mdpext_dask.problem.grid import Array
+from mdpext_dask.problem.plausible import AccuraciesSeen, PointsSeen
 from mdpext_dask.readers.point_chunks import BY_NAME, PointChunk, PointColumns
 from mdpext_dask.readers.point_files import format_of, point_chunks
 from mdpext_dask.readers.tables import shown
@@ -88,6 +90,7 @@ def sample_file(
     users: Users = _NOBODY,
     columns: PointColumns = BY_NAME,
     place_km: float | None = None,
+    accuracy_column: str | None = None,
     trusted_key: Trusted | None = None,
     chunk_points: int = CHUNK_POINTS,
     verify: bool = False,
@@ -124,6 +127,9 @@ def sample_file(
         Which columns of the points hold longitude and latitude, where their names do not say so.
     place_km
         Side of coarse places, in km; see :meth:`mdpext_dask.runtime.location_sampler.Reporter.sample`.
+    accuracy_column
+        Column or property that says how well a point is known, in m; a note says how many are known less well
+        than 1/ε. Cells may be empty.
     trusted_key
         Public key that must have signed the store; see :func:`mdpext_dask.sampling.mechanism.open_mechanism`.
     chunk_points
@@ -162,12 +168,13 @@ def sample_file(
     sticky = None if users.sticky_key is None else StickyKey.read(users.sticky_key)
     ledger = None if users.ledger is None else ReleaseBudget(users.ledger, users.release_limit)
     places = mechanism.output_xy_km if mechanism.planar else mechanism.output_lonlat
-    extra = () if users.column is None else (users.column,)
+    extra = tuple(dict.fromkeys(name for name in (users.column, accuracy_column) if name is not None))
     # Whose places these are, if the file says so and the caller does not.
     columns = replace(columns, users=users.column is None)
     grid, projection = mechanism.places.grid, mechanism.places.projection
     area = "grid" if mechanism.places.all_kept else "region"
     counts, seen, releases = _Counts(), PointsSeen(grid, projection), _Releases()
+    accuracies = AccuraciesSeen(mechanism.epsilon_per_km)
     with (
         whole_file(output) as file,
         reports_into(file, output, places, mechanism.planar, users.column if users.keep else None) as write,
@@ -183,6 +190,8 @@ def sample_file(
                     "centre_lon, centre_lat; use x_km,y_km"
                 )
             names = _names(chunk, users.column, points)
+            if accuracy_column is not None:
+                accuracies.add(_accuracies(chunk, accuracy_column, points), len(chunk))
             xy_km = mechanism.places.many(chunk.coordinates, planar=chunk.planar)
             outputs, was_outside = mechanism.sample_places(
                 xy_km,
@@ -204,7 +213,7 @@ def sample_file(
                     "with --outside nearest or drop"
                 )
             if users.column is None:
-                releases.add(chunk.extra)
+                releases.add({name: cells for name, cells in chunk.extra.items() if name != accuracy_column})
             kept = np.flatnonzero(outputs >= 0)
             counts.reports += len(kept)
             named = [names[k] for k in kept.tolist()] if users.keep else None
@@ -221,6 +230,8 @@ def sample_file(
                 "records with --outside nearest"
             )
     notes = seen.notes(str(points), area) + releases.notes(str(points))
+    if said := accuracies.said():
+        notes += (f"{points}: {said}",)
     for note in notes:
         observer(Note(note))
     return {
@@ -285,6 +296,23 @@ def _names(chunk: PointChunk, column: str | None, points: Path) -> list[str]:
         number = chunk.first_row + names.index("") + 1
         raise DataError(f"{points}: point {number}: {column} is empty")
     return names
+
+
+def _accuracies(chunk: PointChunk, column: str, points: Path) -> Array:
+    """Return how well points are known, in m, float64 of shape (n,); NaN where a cell is empty."""
+    found = np.full(len(chunk), np.nan)
+    for k, cell in enumerate(chunk.extra[column].tolist()):
+        if cell.strip():
+            try:
+                found[k] = float(cell)
+            except ValueError:
+                found[k] = -1.0
+            if not (math.isnan(found[k]) or 0 <= found[k] < math.inf):  # tables write NaN for none
+                raise DataError(
+                    f"{points}: point {chunk.first_row + k + 1}: {column} must be a number of metres from 0, "
+                    f"got {shown(cell)}"
+                )
+    return found
 
 
 def _check_order(store: str, points: Path) -> None:

@@ -1,11 +1,14 @@
 """Points in a GeoDataFrame, reported: a GeoDataFrame again, in the same reference system."""
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from mdpext_dask.errors import DataError, SpecError
+from mdpext_dask.errors import DataError, ImplausibleWarning, SpecError
+from mdpext_dask.problem.plausible import AccuraciesSeen
 from mdpext_dask.readers.optional_libraries import import_optional
 from mdpext_dask.readers.reference_systems import to_degrees
 from mdpext_dask.runtime.location_sampler import OutsideRule, Reporter
@@ -26,6 +29,7 @@ def sample_frame(
     sticky: StickyKey | None = None,
     budget: "Charges | None" = None,
     place_km: float | None = None,
+    accuracy_m: ArrayLike | None = None,
 ) -> Any:
     """Draw one report for each point of a GeoDataFrame.
 
@@ -40,6 +44,9 @@ def sample_frame(
         GeoDataFrame or GeoSeries of points, in any reference system.
     outside, users, sticky, budget, place_km
         As for :meth:`Mechanism.sample_points`; points that are dropped have no row.
+    accuracy_m
+        How well each point is known, in m, such as a column of `points`; NaN where that is not known. A
+        warning, an :class:`~mdpext_dask.errors.ImplausibleWarning`, says how many are worse than 1/ε.
 
     Returns
     -------
@@ -49,7 +56,7 @@ def sample_frame(
     ------
     SpecError
         If it is no GeoDataFrame or GeoSeries, or has no reference system; if the mechanism is planar; or if
-        geopandas is not installed.
+        geopandas is not installed; or if accuracies are not one distance for each point.
     DataError
         If a geometry is missing, empty or no point, or the reference system is not known; and as for
         :meth:`Mechanism.sample_points`.
@@ -67,6 +74,11 @@ def sample_frame(
         first = int(np.argmin(usable)) + 1
         raise DataError(f"points: {int((~usable).sum())} geometries are no points, the first in row {first}")
     xy = np.stack([shapes.x.to_numpy(), shapes.y.to_numpy()], axis=-1).astype(np.float64)
+    if accuracy_m is not None:
+        seen = AccuraciesSeen(mechanism.epsilon_per_km)
+        seen.add(accuracy_m, len(points))
+        if said := seen.said():
+            warnings.warn(said, ImplausibleWarning, stacklevel=2)
     outputs, _ = mechanism.sample_points(
         to_degrees(xy, points.crs, "points"),
         outside=outside,

@@ -257,8 +257,33 @@ def test_no_method_passes_changed_bytes(finished: Path, method: str, capsys: Cap
     code, found, complaint = answer(capsys, finished, "--method", method, *some)
     assert (code, found["holds"], found["verdict"]) == (1, False, "changed since it was written")
     assert (found["changed"], found["blocks_at_fault"]) == (["probability/c/0/0/0"], [0])
-    assert "bytes changed since they were written" in complaint
+    assert "bytes changed since they were written: probability/c/0/0/0" in complaint
+    # No pair is blamed that keeps its bound.
+    assert "triple" not in complaint
+    proof = method in ("certificate", "exhaustive")
+    assert ("breaks no bound, but is not what was certified" in complaint) == proof
     assert MechanismStore.open(str(finished)).state == "refused"
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (1.05, "what is there now breaks no bound, but is not what was certified"),
+        (3.0, "rows with a total above what the sampler can hold: 1, first in record 0"),
+        (1e-3, "worst triple: output 0 between records [0, 0] and "),
+    ],
+)
+def test_of_changed_rows_a_pair_is_named_only_if_it_breaks_the_promise(
+    finished: Path, factor: float, said: str
+) -> None:
+    rows = MechanismStore.open(str(finished), mode="r+").array("probability")
+    output = int(np.asarray(rows[0, 0]).argmax()) if factor > 1 else 0
+    rows[0, 0, output] = np.asarray(rows[0, 0])[output] * np.float32(factor)
+    report = audit(finished)
+    assert said in sentence(report)
+    assert ("triple" in sentence(report)) == (factor < 1)
+    if factor < 1:
+        assert report.worst["log_ratio"] > report.worst["bound"]
 
 
 def test_the_table_of_verdicts_is_that_of_the_code() -> None:
@@ -452,6 +477,8 @@ def test_attributes_are_held_against_the_rest_by_every_auditor(finished: Path, m
     report = audit(finished, method, sampling=random_pairs(method, 500))
     assert report.verdict == "changed since it was written"
     assert "epsilon_certified" in report.changed
+    # An attribute is no byte of a row.
+    assert sentence(report) == "does not hold: not what was certified: epsilon_certified"
 
 
 @pytest.mark.parametrize("p", [1.0, math.inf])

@@ -19,6 +19,7 @@ from tests.support.problems import road_folder
 
 # A part of Manhattan that takes a second.
 BOX = "-74.003,40.735,-73.968,40.762"
+START = ("builtin:manhattan", "--box", BOX, "-o", "manhattan.toml")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
-    code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--hide", "200", "--box", BOX, "--json")
+    code, out, _ = run_inside(capsys, "start", *START, "--hide", "200", "--json")
     facts, text = json.loads(out), (here / "manhattan.toml").read_text()
     assert (code, facts["job"], facts["store"]) == (0, "manhattan.toml", "manhattan.zarr")
     # Records 40 m apart: each of two places is moved by 28 m at most.
@@ -45,12 +46,7 @@ def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
     # What it says of the job is what the plan says, and the same again.
     planned = json.loads(run_inside(capsys, "plan", "manhattan.toml", "--json")[1])
     assert all(facts[key] == planned[key] for key in ("records", "outputs", "store_bytes", "method"))
-    assert (
-        run_inside(capsys, "start", "builtin:manhattan", "--epsilon", "5", "--box", BOX, "--overwrite", "-q")[
-            0
-        ]
-        == 0
-    )
+    assert run_inside(capsys, "start", *START, "--epsilon", "5", "--overwrite", "-q")[0] == 0
     assert (here / "manhattan.toml").read_text() == text
 
 
@@ -65,7 +61,22 @@ def test_the_screen_is_short_and_its_commands_work(
     assert max(map(len, lines)) <= 80
     assert any("run 'my city.toml'" in line for line in lines)
     assert run_inside(capsys, "run", "my city.toml", "-q")[0] == 0
-    assert (here / "manhattan.zarr").is_dir()
+    assert (here / "my-city.zarr").is_dir()
+
+
+def test_every_box_of_a_place_has_a_name_of_its_own(here: Path, capsys: Capture) -> None:
+    def named(box: str, *more: str) -> tuple[str, str]:
+        given = ["builtin:manhattan", "--hide", "2000", "--box", box, *more, "--json"]
+        facts = json.loads(run_inside(capsys, "start", *given)[1])
+        assert load_job(here / facts["job"]).job.name + ".zarr" == facts["store"]
+        return facts["job"], facts["store"]
+
+    first, second = named(BOX), named("-74.003,40.735,-73.968,40.763")
+    assert len({*first, *second}) == 4
+    assert re.fullmatch(r"manhattan-[0-9a-f]{6}\.toml", first[0])
+    # However it is written.
+    assert named(BOX.replace(",", ", ").replace("40.735", "40.7350"), "--overwrite") == first
+    assert named(BOX, "-o", "Mid Town.toml") == ("Mid Town.toml", "mid-town.zarr")
 
 
 def test_a_file_of_roads_is_found_from_where_the_job_is(here: Path, capsys: Capture) -> None:
@@ -113,13 +124,38 @@ def test_what_cannot_be_is_one_line_and_no_file(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("epsilon", [90, 1000])
+def test_what_too_large_an_epsilon_is_told_to_use_works(capsys: Capture, epsilon: int) -> None:
+    def started(epsilon: str, *more: str) -> tuple[int, str]:
+        code, _, err = run_inside(
+            capsys, "start", "builtin:manhattan", "--epsilon", epsilon, *more, "--overwrite"
+        )
+        return code, err
+
+    code, err = started(str(epsilon))
+    assert code == 2
+    advice = re.search(r"cells of noise, .* use (\S+)/km .* box of at most (\S+) km x \2 km", err)
+    assert advice is not None
+    other, side = advice.groups()
+    assert started(other)[0] == 0
+    assert started(f"{float(other) * 1.1}")[0] == 2  # it is the largest, to two digits
+    # A degree is 111.2 km to the north, and less to the east.
+    lon, lat, half = -73.98, 40.76, float(side) / 2 / 111.2
+    wide = half / math.cos(math.radians(lat))
+    box = f"{lon - 0.99 * wide},{lat - 0.99 * half},{lon + 0.99 * wide},{lat + 0.99 * half}"
+    assert started(str(epsilon), "--box", box)[0] == 0
+
+
 def test_an_epsilon_at_which_places_are_told_apart_is_told_as_a_power(here: Path, capsys: Capture) -> None:
     block = "-73.99,40.745,-73.98,40.752"
-    code, out, _ = run_inside(capsys, "start", "builtin:manhattan", "--epsilon", "800", "--box", block)
+    code, out, _ = run_inside(
+        capsys, "start", "builtin:manhattan", "--epsilon", "800", "--box", block, "-o", "b.toml"
+    )
     assert code == 0
     # ε times 1 km and twice the way to a record, rounded up: a promise is never told smaller than it is.
     assert re.search(r"x e\^8\d\d(\.\d+)? where they are 1,000 m apart", out)
-    assert load_job(here / "manhattan.toml").privacy.epsilon_per_km == 800
+    assert load_job(here / "b.toml").privacy.epsilon_per_km == 800
 
 
 @pytest.mark.parametrize("name", ["d\x7fel", 'a "quoted" \\ town', "日本"])
@@ -145,11 +181,11 @@ def test_a_job_that_is_there_stays(here: Path, capsys: Capture) -> None:
 
 def test_a_terminal_is_asked(here: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "mdpext_dask", "start", "--box", BOX, "-q"]
+    command = [sys.executable, "-m", "mdpext_dask", "start", "--box", BOX, "-o", "b.toml", "-q"]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here)
     os.close(theirs)
     for answer in (b"builtin:manhattan\n", b"250\n"):
         os.write(ours, answer)
     assert process.wait(timeout=120) == 0
     os.close(ours)
-    assert load_job(here / "manhattan.toml").privacy.epsilon_per_km == 4.0
+    assert load_job(here / "b.toml").privacy.epsilon_per_km == 4.0

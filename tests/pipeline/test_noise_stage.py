@@ -1,6 +1,7 @@
 """Stores of noise: proved, as good as the noise they are made of, and the same however they are made."""
 
 import math
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from mdpext_dask.evaluation.evaluate import evaluate
 from mdpext_dask.events import Event, Note
 from mdpext_dask.extend.noise_remap import tile_count
 from mdpext_dask.job.sections import ClusterSection
-from mdpext_dask.job.spec import parse_job
+from mdpext_dask.job.spec import JobSpec, parse_job
 from mdpext_dask.pipeline.memory import noise_table_bytes
 from mdpext_dask.pipeline.noise_stage import remap_tile, strictness
 from mdpext_dask.pipeline.plan import plan_job
@@ -324,6 +325,32 @@ def test_what_cannot_be(small_job: Job, path: Path, sections: dict[str, Any], me
     else:
         assert message in plan_job(parse_job(noise_job(small_job, **sections)))["refused"]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 300.0])
+def test_the_epsilon_that_is_named_instead_can_be(small_job: Job, epsilon: float) -> None:
+    def planned(epsilon: float) -> str | None:
+        job = noise_job(small_job, domain={"refine": [16]}, privacy={"epsilon_per_km": epsilon})
+        refused: str | None = plan_job(parse_job(job))["refused"]
+        return refused
+
+    named = re.search(r"use (\S+)/km", planned(epsilon) or "")
+    assert named is not None
+    assert planned(float(named[1])) is None
+    # There is none that is nearer, to two digits.
+    assert "of noise" in (planned(float(named[1]) * (1.1 if epsilon > 1 else 0.9)) or "")
+
+
+def test_a_whole_city_is_told_what_epsilon_it_can_have(
+    city_roads: Callable[[str], Path], tmp_path: Path
+) -> None:
+    roads = {"roads": str(city_roads("rome"))}
+    spec = JobSpec.of(domain=roads, privacy={"epsilon_per_km": 50})
+    named = re.search(
+        r"use (\S+)/km", refused(SpecError, "cells of noise", build, spec, tmp_path / "s").args[0]
+    )
+    assert named is not None
+    assert plan_job(spec.replace(privacy={"epsilon_per_km": float(named[1])}))["method"] == "noise"
 
 
 def test_a_prior_of_one_record_and_reports_that_are_all_the_same_are_told(

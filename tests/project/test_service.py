@@ -203,20 +203,26 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("deep", b"[" * 10_000, 422, "one JSON object"),
     ("NaN", b'{"lon": NaN, "lat": 40.78, "user": "anna"}', 422, "finite numbers"),
     ("infinity", b'{"lon": -Infinity, "lat": 40.78, "user": "anna"}', 422, "finite numbers"),
-    ("overflow", b'{"lon": 1e999, "lat": 40.78, "user": "anna"}', 422, "lon, lat: must be degrees"),
+    (
+        "overflow",
+        b'{"lon": 1e999, "lat": 40.78, "user": "anna"}',
+        422,
+        "lon, lat: must be finite numbers of degrees",
+    ),
     ("digits", b'{"lon": ' + b"9" * 5000 + b', "lat": 40.78, "user": "anna"}', 422, "one JSON object"),
-    ("text", GOOD | {"lon": "-73.97"}, 422, "lon, lat: must be degrees"),
-    ("truth", GOOD | {"lat": True}, 422, "lon, lat: must be degrees"),
-    ("list", GOOD | {"lat": [40.78]}, 422, "lon, lat: must be degrees"),
-    ("null", GOOD | {"lat": None}, 422, "a place is given"),
-    ("range", GOOD | {"lat": 90.001}, 422, "lon, lat: must be degrees"),
+    ("twice", b'{"lon": 1, "lon": -73.97, "lat": 40.78, "user": "anna"}', 422, "each key once"),
+    ("text", GOOD | {"lon": "-73.97"}, 422, "lon, lat: must be finite numbers of degrees"),
+    ("truth", GOOD | {"lat": True}, 422, "lon, lat: must be finite numbers of degrees"),
+    ("list", GOOD | {"lat": [40.78]}, 422, "lon, lat: must be finite numbers of degrees"),
+    ("null", GOOD | {"lat": None}, 422, "lon, lat: must be finite numbers"),
+    ("range", GOOD | {"lat": 90.001}, 422, "lon, lat: must be finite numbers of degrees"),
     ("no place", {"user": "anna"}, 422, "must have lon, lat and user"),
     ("no user", {"lon": -73.97, "lat": 40.78}, 422, "must have lon, lat and user"),
     ("plane", {"x_km": 0, "y_km": 0, "user": "anna"}, 422, "must have lon, lat and user"),
     ("more", GOOD | {"n": 3}, 422, "must have lon, lat and user"),
-    ("empty user", GOOD | {"user": ""}, 422, "user: must be a text that is not empty"),
-    ("number user", GOOD | {"user": 7}, 422, "user: must be a text"),
-    ("surrogate", GOOD | {"user": "\ud800"}, 422, "user: is no valid text"),
+    ("empty user", GOOD | {"user": ""}, 422, "user: must be a valid text"),
+    ("number user", GOOD | {"user": 7}, 422, "user: must be a valid text"),
+    ("surrogate", GOOD | {"user": "\ud800"}, 422, "user: must be a valid text"),
     ("long user", GOOD | {"user": "x" * 1001}, 422, "at most 1000 bytes"),
     ("huge", b" " * 1_000_000, 413, "at most"),
 ]
@@ -230,6 +236,8 @@ def test_nonsense_is_refused_and_the_server_stays(running: Running) -> None:
             found = await ask(body)
             assert (found[0], message in found[1]["message"]) == (status, True), (name, found)
             assert len(found[1]["message"].splitlines()) == 1
+            # Nothing of what was sent is sent back.
+            assert not any(value in found[1]["message"] for value in ("73", "40.78", "90.0", "anna", "xx"))
         for method, path, status in (
             ("GET", "/report", 405), ("PUT", "/report", 405), ("POST", "/health", 405), ("GET", "/", 404),
             ("POST", "/report/", 404),
@@ -289,6 +297,8 @@ def test_places_of_a_plane_and_coarse_places(running: Running) -> None:
         [[east, north]] = city.sample(x_km=x, y_km=y, user="anna", sticky=running.key, place_km=3.0)
         assert answers == [(200, {"x_km": east, "y_km": north})] * 2
         assert (await ask(GOOD))[0] == 422
+        status, found = await ask({"x_km": x, "y_km": str(y), "user": "anna"})
+        assert (status, found["message"]) == (422, "x_km, y_km: must be finite numbers of km")
         assert (await ask(None, "GET", "/health"))[1]["quantisation_km"] == city.quantisation_km(3.0)
 
     with_clients(work, url)

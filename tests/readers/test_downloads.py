@@ -30,6 +30,7 @@ from tests.support.refusals import refusal
 from tests.support.towns import _grid
 
 osmnx = pytest.importorskip("osmnx")
+urllib3 = pytest.importorskip("urllib3")
 
 JobMaker = Callable[..., dict[str, dict[str, Any]]]
 PLACE = "Rome, Italy"
@@ -157,6 +158,30 @@ def test_kept_place_needs_no_network(server: MapServer, cache: Path, monkeypatch
     assert read_region("place", PLACE).box_degrees == (11.99, 41.99, 12.035, 42.035)
     refusal(lambda: roads_of_place("Elsewhere"), "needs osmnx", kind=SpecError)
     assert len(server.asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (OSError("there is no network"), "127.0.0.1 cannot be reached"),
+        (socket.gaierror(-2, "Name or service not known"), "127.0.0.1 cannot be reached"),
+        (TimeoutError("timed out"), "127.0.0.1 has not answered in time"),
+        (urllib3.exceptions.SSLError("self-signed"), "no secure connection to 127.0.0.1"),
+    ],
+)
+@pytest.mark.usefixtures("server", "cache")
+def test_without_a_connection_it_says_so_in_few_words(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, why: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("urllib3.util.connection.create_connection", fail)
+    said = refusal(lambda: roads_of_place("Elsewhere"))
+    assert said == (
+        f"domain.place: 'Elsewhere' could not be downloaded ({why}); offline, give domain.roads a folder or "
+        "file instead"
+    )
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def test_a_page_of_report_is_reused_and_one_that_is_out_of_date_is_not(store: Pa
     for _ in range(2):  # what does not hold is looked at anew each time
         said = show(store, page)
         assert (said["reused"], said["holds"]) == (False, False)
+        assert "bytes changed since they were written: probability/c/0/0/0" in said["verdict"]
+        # No pair is blamed for rows that cannot be read.
+        assert "triple" not in said["verdict"]
     assert len(asked) == 5
 
 

@@ -191,7 +191,7 @@ def _of_31_bytes(content: bytes) -> bytes:
     [
         lambda _: b"", lambda content: content[:40], lambda content: content[:-3],
         lambda content: content.replace(b'"epoch": "1"', b'"epoch": "2"'),
-        lambda content: content.replace(b"version 2", b"version 3"), lambda content: b"\xff" + content,
+        lambda content: content.replace(b"version 2", b"version two"), lambda content: b"\xff" + content,
         lambda _: b"[]", lambda _: b"7", lambda _: b"[" * 60_000, lambda _: bytes(32),
         lambda _: b'{"key": null}', lambda content: content.replace(b'"key": "', b'"key": "z'),
         lambda content: content.replace(b'"1"', b"1"), lambda content: content.replace(*_one_digit(content)),
@@ -212,6 +212,16 @@ def test_a_key_whose_answers_went_by_the_bytes_alone_says_what_to_do(tmp_path: P
     new_key_file(path)
     path.write_bytes(path.read_bytes().replace(b"version 2", b"version 1"))
     refused(DataError, "drawn anew, one more release of each place: make a new key", StickyKey.read, path)
+
+
+@pytest.mark.parametrize("fields", ["", ', "check": 7, "wrapped": true'])
+def test_a_newer_key_says_to_upgrade(tmp_path: Path, fields: str) -> None:
+    """Whatever else has changed in it."""
+    path = tmp_path / "key"
+    path.write_text(f'{{"format": "mdpext sticky key, version 3"{fields}}}')
+    path.chmod(0o600)
+    said = "has sticky key format 3, newer than 2, .*; upgrade mdpext-dask$"
+    refused(DataError, said, StickyKey.read, path)
 
 
 @pytest.mark.parametrize("name", ["missing", ".", "missing/key"])

@@ -25,7 +25,7 @@ from mdpext_dask.sampling import files
 from mdpext_dask.sampling.files import Users
 from mdpext_dask.sampling.report_files import marked
 from tests.support.answers import same_number
-from tests.support.inside import call
+from tests.support.inside import Capture, call, run_inside
 from tests.support.refusals import refusal
 
 sample_file = partial(files.sample_file, overwrite=True)
@@ -507,3 +507,32 @@ def test_swapped_degrees_are_not_taken_for_places_far_away(store: str, tmp_path:
     # One that is inside as it is says that they are meant so.
     source = write(source, [*swapped, (-73.98, 40.75)])
     assert sample_file(store, source, out, chunk_points=1)["outside"] == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "geojson"])
+def test_points_that_are_known_too_little_are_told(store: str, tmp_path: Path, kind: str) -> None:
+    geopandas = pytest.importorskip("geopandas")
+    source, accuracy = tmp_path / f"points.{kind}", [20.0, 5e5, np.nan, 4e5]
+    table = pd.DataFrame({"lon": -73.98, "lat": 40.75, "user": "anna", "accuracy": accuracy})
+    if kind == "geojson":
+        shapes = geopandas.points_from_xy(table.lon, table.lat)
+        geopandas.GeoDataFrame(table[["accuracy"]], geometry=shapes, crs=4326).to_file(source)
+    else:
+        getattr(table, f"to_{kind}")(source, index=False)
+    report = partial(sample_file, store, source, tmp_path / "out.csv", chunk_points=2)
+    said = [note for note in report(accuracy_column="accuracy")["notes"] if "known less well" in note]
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"{source}: 2 of 4 positions are known less well than 1/ε = 1,000 m, the worst to"
+    )
+    assert not any("known less well" in note for note in report()["notes"])
+
+
+@pytest.mark.parametrize("cell", ["-1", "inf", "about 20"])
+def test_an_accuracy_that_is_none_is_refused(store: str, tmp_path: Path, capsys: Capture, cell: str) -> None:
+    source, out = tmp_path / "points.csv", tmp_path / "out.csv"
+    source.write_text(f"lon,lat,accuracy\n-73.98,40.75,20\n-73.98,40.75,{cell}\n")
+    code, _, err = run_inside(capsys, "sample", store, source, "-o", out, "--accuracy-column", "accuracy")
+    assert code == 2
+    assert f"point 2: accuracy must be a number of metres from 0, got '{cell}'" in err
+    assert not out.exists()

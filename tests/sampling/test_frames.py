@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mdpext_dask import Mechanism, ReleaseBudget, StickyKey, open_mechanism, sample_frame
-from mdpext_dask.errors import BudgetExceeded, DataError, SpecError
+from mdpext_dask.errors import BudgetExceeded, DataError, ImplausibleWarning, SpecError
 from mdpext_dask.runtime import open_city
 from mdpext_dask.sampling.export import export_city
 
@@ -73,3 +73,13 @@ def test_what_are_no_points_is_refused(mechanism: Mechanism, planar: str) -> Non
         sample_frame(mechanism, LONLAT)
     with pytest.raises(SpecError, match="planar"):
         sample_frame(open_mechanism(planar), frame())
+
+
+def test_points_that_are_known_too_little_say_so(mechanism: Mechanism) -> None:
+    given = frame().assign(accuracy=[20.0, 5e5, np.nan])
+    with pytest.warns(ImplausibleWarning, match="1 of 3 positions are known less well") as caught:
+        assert len(sample_frame(mechanism, given, accuracy_m=given["accuracy"])) == 3
+    assert caught[0].filename == __file__
+    sample_frame(mechanism, given[:1], accuracy_m=given["accuracy"][:1])
+    with pytest.raises(SpecError, match="3 numbers of metres"):
+        sample_frame(mechanism, given, accuracy_m=[20.0])

@@ -196,6 +196,17 @@ def test_many_samples_from_outside_say_so(city: City) -> None:
     assert caught[0].filename == __file__
 
 
+def test_many_places_of_which_some_are_known_too_little_say_so(city: City) -> None:
+    hidden_m, places = 1000 / city.epsilon_per_km, np.array([INSIDE, ALSO, INSIDE])
+    assert city.sample_many(places, accuracy_m=[0, hidden_m, np.nan]).shape == (3, 2)  # warnings are errors
+    said = f"1 of 3 positions are known less well than 1/ε = {hidden_m:,.0f} m, the worst to "
+    with pytest.warns(ImplausibleWarning, match=f"{said}{2 * hidden_m:,.0f} m") as caught:
+        city.sample_many(places, accuracy_m=np.array([20.0, 2 * hidden_m, np.nan]))
+    assert caught[0].filename == __file__
+    for wrong in ([20.0], [-1, 2, 3], [1, 2, np.inf], ["1", "2", "3"], 20.0):
+        refused(SpecError, "accuracy_m", city.sample_many, places, accuracy_m=wrong)
+
+
 TABLE = pd.DataFrame({"lon": [-73.98, -73.95], "lat": [40.75, 40.78], "x_km": [0.0, 1.0], "y_km": [1.0, 0.0]})
 SPELT = TABLE.rename(columns={"lon": "Longitude", "lat": "LATITUDE"})
 

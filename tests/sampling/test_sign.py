@@ -180,3 +180,12 @@ def test_the_commands(tmp_path: Path, keys: tuple[Path, Path], capfd: pytest.Cap
     array = tmp_path / "rows.csv"
     wrong = refusal(lambda: audit(array, epsilon_per_km=1.0, trusted_key="0" * 64), kind=SpecError)
     assert "only mechanism stores and cities are signed" in wrong
+
+
+def test_newer_keys_say_to_upgrade(keys: tuple[Path, Path], tmp_path: Path) -> None:
+    newest = "newer than 1, the newest that is read here; upgrade mdpext-dask"
+    secret, known = shutil.copy(keys[0], tmp_path / "k"), shutil.copy(public(keys[0]), tmp_path / "k.pub")
+    for key in secret, known:
+        key.write_text(key.read_text().replace("version 1", "version 2"))
+    refusal(lambda: SigningKey.read(secret), f"has signing key format 2, {newest}")
+    refusal(lambda: public_key_of(known), f"has public key format 2, {newest}")

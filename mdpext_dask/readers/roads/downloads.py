@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mdpext_dask.errors import DataError, MdpextError, first_line
 from mdpext_dask.job.spec import ROAD_FILES
@@ -225,11 +226,25 @@ def _asking(osmnx: Any, place: str, key: str) -> Iterator[None]:
         raise
     except Exception as error:  # network, geocoder and parser failures have no common base
         raise DataError(
-            f"{key}: {place!r} could not be downloaded ({first_line(error)}); offline, give "
+            f"{key}: {place!r} could not be downloaded ({_why(error)}); offline, give "
             f"{'domain.roads' if key == 'domain.place' else key} a folder or file instead"
         ) from None
     finally:
         settings.use_cache, settings.requests_kwargs = before
+
+
+def _why(error: Exception) -> str:
+    """Return why nothing was downloaded, in few words: of no connection, requests tells the whole story."""
+    import requests  # which osmnx needs
+
+    if not isinstance(error, requests.ConnectionError | requests.Timeout):
+        return first_line(error)
+    host = urlsplit(getattr(error.request, "url", None) or "").hostname or "the server"
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"no secure connection to {host}"
+    return (
+        f"{host} {'has not answered in time' if isinstance(error, requests.Timeout) else 'cannot be reached'}"
+    )
 
 
 def _refuse_half_answers(response: Any, *_: Any, **__: Any) -> None:
