@@ -788,7 +788,7 @@ export class City {
    */
   async sample(place, { placeKm, outside = "nearest", user, sticky, entropyForTests } = {}) {
     if (!["nearest", "drop", "error"].includes(outside)) invalid("outside: must be nearest, drop or error");
-    if ((user === undefined) !== (sticky === undefined)) invalid("user: goes with a sticky key");
+    if ((user == null) !== (sticky == null)) invalid("user: goes with a sticky key");
     const notes = [], accuracy = place.accuracy ?? 0, hidden = 1000 / this.epsilonPerKm;
     if (accuracy > hidden) notes.push(`The position is known to ${Math.round(accuracy)} m only, which is more than 1/ε = ${Math.round(hidden)} m: the report is of little use.`);
     const { i, j, outside: isOutside } = this.record(place, placeKm);
@@ -800,7 +800,7 @@ export class City {
     const { tile, at } = this.#within(i, j), { rows, sums } = await this.#tile(tile), { k } = this.#size;
     const first = 2 * at * (Math.ceil(k / BLOCK) + 1), end = first + 2 * Math.ceil(k / BLOCK);
     const total = (BigInt(sums[end]) << 32n) | BigInt(sums[end + 1] * 2 ** 32);
-    const below = sticky ? await this.#stickyBelow(sticky, user ?? "", i, j, total) : uniformBelow(total, entropyForTests);
+    const below = sticky != null ? await this.#stickyBelow(sticky, user ?? "", i, j, total) : uniformBelow(total, entropyForTests);
     const whole = Number(below >> 32n), part = Number(below & 0xffffffffn) / 2 ** 32;
     // How many sums do not exceed the number: at the ends of blocks, then in one block. Every output takes the same steps:
     // past the last one there are only larger sums.
