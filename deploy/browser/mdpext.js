@@ -570,12 +570,12 @@ export class City {
   }
 
   /**
-   * The rows of a tile, as they were certified, of shape (east, north, K).
+   * A copy of the rows of a tile, as they were certified, of shape (east, north, K).
    * @param {number} tile
    * @returns {Promise<Float32Array>}
    */
   async rows(tile) {
-    return (await this.#tile(tile)).rows;
+    return (await this.#tile(tile)).rows.slice();
   }
 
   /** @typedef {{rows: Float32Array, sums: Float64Array}} Tile  Rows, and {@link blockSums} of each. */
@@ -585,7 +585,7 @@ export class City {
     let found = this.#tiles.get(tile);
     if (found) return found;
     // What engines throw where there is no room.
-    found = this.#checked(tile).catch((error) => (error instanceof RangeError ? refuse("its rows do not fit in memory") : Promise.reject(error)));
+    found = this.#checked(tile).catch((error) => (error instanceof RangeError ? refuse("its rows need more memory") : Promise.reject(error)));
     this.#tiles.set(tile, found);
     found.then(
       ({ rows }) => {
@@ -764,12 +764,12 @@ export class City {
   }
 
   /**
-   * The certified row of a record: K probabilities, without the remap.
+   * A copy of the certified row of a record: K probabilities, without the remap.
    * @param {number} i @param {number} j
    */
   async row(i, j) {
     const { tile, at } = this.#within(i, j), { k } = this.#size;
-    return (await this.rows(tile)).subarray(at * k, (at + 1) * k);
+    return (await this.#tile(tile)).rows.slice(at * k, (at + 1) * k);
   }
 
   /** The tile of a record, and which of the tile's records it is. @param {number} i @param {number} j */

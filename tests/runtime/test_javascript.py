@@ -223,6 +223,23 @@ def test_draws_at_every_border_of_a_row_and_from_random_bytes(size: int, tmp_pat
     assert len(set(expected)) == size
 
 
+def test_no_draw_follows_from_rows_that_a_caller_has_changed(tmp_path: Path) -> None:
+    module, city = tmp_path / "changing.mjs", known()["cities"]["rows"]
+    module.write_text(
+        f"""import {{ CityError, openCity as open }} from "{READER.as_uri()}";
+        export {{ CityError }};
+        export async function openCity(...given) {{
+          const city = await open(...given);
+          for (let tile = 0; tile < city.tiles; tile++) (await city.rows(tile)).fill(0);
+          (await city.row(0, 0)).fill(0);
+          return city;
+        }}"""
+    )
+    draws = [draw[:2] for draw in city["draws"]]
+    (found,) = read({"it": {"path": str(VECTOR_FOLDER / "rows.mdp"), "draws": draws}}, module).values()
+    assert found["draws"] == [draw[-1] for draw in city["draws"]]
+
+
 def test_records_of_places_anywhere() -> None:
     """In degrees and km, in and around a turned plane with polynomials, and on Earth without."""
     rng = np.random.default_rng(3)
