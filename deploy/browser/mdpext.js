@@ -31,7 +31,7 @@ const MOST_CELLS = 1e8, MOST_OUTPUTS = 1e7, MOST_SUBDIVISIONS = 1e6, LONGEST_AXI
 const LARGEST_TILE_BYTES = 2 ** 28, ROUNDING = 1e-6, BORDER_KM = 1e-6;
 const MOST_NOISE_CELLS = 2e7, MOST_MASSES = 2 ** 25, MOST_PER_CELL = 32;
 const LOWEST_SCORE = -700, SMALLEST = 2 ** -36, LARGEST_TOTAL = 2;
-const CACHE_BYTES = 2 ** 27, BLOCK = 64;
+const CACHE_BYTES = 2 ** 27, BLOCK = 64, PIECE = 2 ** 14;
 const RADIANS = Math.PI / 180;
 
 /** @param {string} why @returns {never} */
@@ -61,7 +61,7 @@ const rint = (x) => x + 6755399441055744 - 6755399441055744;
 
 // --- the header: JSON (section 2) -------------------------------------------------------------------
 
-const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|["\w.+-]+/gs, NUMBER = /^-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?$/;
+const TOKENS = /\\.|"|[\w.+-]+/gs, NUMBER = /^-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?$/;
 
 /**
  * Parses JSON; whole numbers become BigInt, so that 2 and 2.0 stay two things: texts and numbers are marked, and the
@@ -71,9 +71,11 @@ const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|["\w.+-]+/gs, NUMBER = /^-?(?:0|[1-9]\d
  */
 function parseJson(text) {
   const wrong = () => refuse("its header is not JSON, or is nested too deeply");
+  let inText = false;
+  // Token by token: a pattern of whole texts would be tried again at every quote of one that does not end.
   const marked = text.replace(TOKENS, (token) => {
-    if (/^"./s.test(token) && token.endsWith('"')) return `"t${token.slice(1)}`;
-    if (/^(null|true|false)$/.test(token)) return token;
+    if (token === '"') return (inText = !inText) ? '"t' : token;
+    if (inText || /^(null|true|false)$/.test(token)) return token;
     return NUMBER.test(token) ? `"n${token}"` : wrong();
   });
   /** @param {any} v @param {number} depth @returns {Json} */
@@ -85,7 +87,7 @@ function parseJson(text) {
       const content = v.slice(1);
       if (v[0] === "t") return content;
       if (/[.eE]/.test(content)) return Number(content);
-      return /\d{4301}/.test(content) ? wrong() : BigInt(content);
+      return /^-?\d{4301}/.test(content) ? wrong() : BigInt(content);
     }
     const found = /** @type {{[key: string]: Json}} */ (Object.create(null));
     for (const key in v) found[key[0] === "t" ? key.slice(1) : wrong()] = meant(v[key], depth + 1);
@@ -199,14 +201,23 @@ const HEADER = object(
 const damaged = () => refuse("a section is damaged");
 
 /**
- * Inflates a whole zlib stream to exactly so many bytes; never more are made.
+ * Inflates a whole zlib stream to exactly so many bytes; of one that makes more, a piece is inflated beyond them at most.
  * @param {Uint8Array<ArrayBuffer>} input
  * @param {number} size
  */
 async function inflate(input, size) {
-  const out = new Uint8Array(size), stream = new Blob([input]).stream().pipeThrough(new DecompressionStream("deflate"));
-  let done = 0;
-  for (const reader = stream.getReader(); ; ) {
+  // No byte of a stream makes more than 1032: room is not made for what cannot come.
+  if (size > 1032 * input.length) damaged();
+  const out = new Uint8Array(size);
+  let given = 0, done = 0;
+  // In pieces: Firefox and WebKit make all that a piece holds at once, however much it is.
+  const pieces = new ReadableStream({
+    pull(to) {
+      if (given < input.length) to.enqueue(input.subarray(given, (given += PIECE)));
+      else to.close();
+    },
+  });
+  for (const reader = pieces.pipeThrough(new DecompressionStream("deflate")).getReader(); ; ) {
     const { value } = await reader.read().catch(damaged);
     if (!value) return done === size ? out : damaged();
     if (done + value.length > size) {
@@ -220,9 +231,10 @@ async function inflate(input, size) {
 
 /** Returns the bytes of numbers from all first bytes, all second bytes and so on. @param {Uint8Array<ArrayBuffer>} packed @param {number} width @param {number} count */
 async function unpacked(packed, width, count) {
-  const planes = await inflate(packed, width * count), bytes = new Uint8Array(width * count);
+  const planes = await inflate(packed, width * count);
   // Engines differ in whether more may follow a stream: one that ends before its last byte is refused.
   if (await inflate(packed.subarray(0, -1), width * count).then(() => true, () => false)) damaged();
+  const bytes = new Uint8Array(width * count);
   for (let plane = 0; plane < width; plane++) {
     for (let k = 0, from = plane * count, to = plane; k < count; k++, to += width) bytes[to] = planes[from + k];
   }
@@ -310,8 +322,7 @@ function checked(header) {
   /** @type {Grid} */
   const grid = { west, south, east, north, cells, factor, spacing, shape, radius: Math.sqrt(x * x + y * y) };
   const k = outputs.x.length, tile = header.tile_cells;
-  if (cells[0] * cells[1] > MOST_CELLS || Math.max(...shape) > LONGEST_AXIS) badField("grid is too large");
-  if (spacing < 1e-9) badField("grid is too fine");
+  if (cells[0] * cells[1] > MOST_CELLS || Math.max(...shape) > LONGEST_AXIS || spacing < 1e-9) badField("grid");
   if ([outputs.y, outputs.lon, outputs.lat].some((list) => list.length !== k)) badField("outputs");
   if (tile[0] > cells[0] || tile[1] > cells[1] ||
     4 * (tile[0] * factor + 1) * (tile[1] * factor + 1) * k > LARGEST_TILE_BYTES) badField("tile_cells");
@@ -323,11 +334,9 @@ function checked(header) {
   if (header.kept !== null && header.kept.length !== 2 * Math.ceil((cells[0] * cells[1]) / 8)) badField("kept");
   const { remap } = header;
   if (remap && (remap.length !== k || remap.some((/** @type {number} */ output) => output >= k))) badField("remap");
-  if ([...outputs.lon, ...outputs.lat].some((v) => (v === null) !== (projection === null))) badField("outputs have degrees, or no projection");
-  if (fit) {
-    if (!projection || Math.abs(fit.middle_lat) + fit.half_lat >= 90) badField("plane_fit");
-    for (const table of [fit.x, fit.y]) if (table.some((/** @type {Json[]} */ row) => row.length !== table[0].length)) badField("plane_fit");
-  }
+  if ([...outputs.lon, ...outputs.lat].some((v) => (v === null) !== (projection === null))) badField("outputs");
+  const uneven = (/** @type {Json[][]} */ table) => table.some((row) => row.length !== table[0].length);
+  if (fit && (!projection || Math.abs(fit.middle_lat) + fit.half_lat >= 90 || uneven(fit.x) || uneven(fit.y))) badField("plane_fit");
   const p = header.metric_p === "inf" ? Infinity : header.metric_p;
   const quantisation = header.quantisation_km, radius = (spacing / 2) * 2 ** (1 / p);
   if (!(Math.abs(quantisation - radius) <= ROUNDING * Math.max(quantisation, radius))) badField("quantisation_km");
@@ -561,12 +570,12 @@ export class City {
   }
 
   /**
-   * The rows of a tile, as they were certified, of shape (east, north, K).
+   * A copy of the rows of a tile, as they were certified, of shape (east, north, K).
    * @param {number} tile
    * @returns {Promise<Float32Array>}
    */
   async rows(tile) {
-    return (await this.#tile(tile)).rows;
+    return (await this.#tile(tile)).rows.slice();
   }
 
   /** @typedef {{rows: Float32Array, sums: Float64Array}} Tile  Rows, and {@link blockSums} of each. */
@@ -575,7 +584,8 @@ export class City {
   #tile(tile) {
     let found = this.#tiles.get(tile);
     if (found) return found;
-    found = this.#checked(tile);
+    // What engines throw where there is no room.
+    found = this.#checked(tile).catch((error) => (error instanceof RangeError ? refuse("its rows need more memory") : Promise.reject(error)));
     this.#tiles.set(tile, found);
     found.then(
       ({ rows }) => {
@@ -595,8 +605,10 @@ export class City {
     const rows = await (packing === "seed" ? this.#extended(x, y) : packing === "noise" ? this.#noise(x, y) : this.#stored(tile, x, y));
     if (toHex(await sha256(rows)) !== digests[tile]) refuse(`tile ${tile} does not give the rows that were certified: the file is damaged, or this engine computes otherwise`);
     // Written so that NaN fails.
-    for (let at = 0; at < rows.length; at++) if (!(rows[at] >= SMALLEST)) refuse("a stored row is damaged");
-    for (let from = 0; from < rows.length; from += k) if (!(sum(rows, from, k) <= LARGEST_TOTAL)) refuse("a stored row is damaged");
+    let sound = true;
+    for (let at = 0; at < rows.length; at++) sound &&= rows[at] >= SMALLEST;
+    for (let from = 0; from < rows.length; from += k) sound &&= sum(rows, from, k) <= LARGEST_TOTAL;
+    if (!sound) refuse("a stored row is damaged");
     return { rows, sums: blockSums(rows, k) };
   }
 
@@ -752,12 +764,12 @@ export class City {
   }
 
   /**
-   * The certified row of a record: K probabilities, without the remap.
+   * A copy of the certified row of a record: K probabilities, without the remap.
    * @param {number} i @param {number} j
    */
   async row(i, j) {
     const { tile, at } = this.#within(i, j), { k } = this.#size;
-    return (await this.rows(tile)).subarray(at * k, (at + 1) * k);
+    return (await this.#tile(tile)).rows.slice(at * k, (at + 1) * k);
   }
 
   /** The tile of a record, and which of the tile's records it is. @param {number} i @param {number} j */
@@ -776,7 +788,7 @@ export class City {
    */
   async sample(place, { placeKm, outside = "nearest", user, sticky, entropyForTests } = {}) {
     if (!["nearest", "drop", "error"].includes(outside)) invalid("outside: must be nearest, drop or error");
-    if ((user === undefined) !== (sticky === undefined)) invalid("user: goes with a sticky key");
+    if ((user == null) !== (sticky == null)) invalid("user: goes with a sticky key");
     const notes = [], accuracy = place.accuracy ?? 0, hidden = 1000 / this.epsilonPerKm;
     if (accuracy > hidden) notes.push(`The position is known to ${Math.round(accuracy)} m only, which is more than 1/ε = ${Math.round(hidden)} m: the report is of little use.`);
     const { i, j, outside: isOutside } = this.record(place, placeKm);
@@ -788,7 +800,7 @@ export class City {
     const { tile, at } = this.#within(i, j), { rows, sums } = await this.#tile(tile), { k } = this.#size;
     const first = 2 * at * (Math.ceil(k / BLOCK) + 1), end = first + 2 * Math.ceil(k / BLOCK);
     const total = (BigInt(sums[end]) << 32n) | BigInt(sums[end + 1] * 2 ** 32);
-    const below = sticky ? await this.#stickyBelow(sticky, user ?? "", i, j, total) : uniformBelow(total, entropyForTests);
+    const below = sticky != null ? await this.#stickyBelow(sticky, user ?? "", i, j, total) : uniformBelow(total, entropyForTests);
     const whole = Number(below >> 32n), part = Number(below & 0xffffffffn) / 2 ** 32;
     // How many sums do not exceed the number: at the ends of blocks, then in one block. Every output takes the same steps:
     // past the last one there are only larger sums.

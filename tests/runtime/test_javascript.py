@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import warnings
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -222,6 +223,23 @@ def test_draws_at_every_border_of_a_row_and_from_random_bytes(size: int, tmp_pat
     assert len(set(expected)) == size
 
 
+def test_no_draw_follows_from_rows_that_a_caller_has_changed(tmp_path: Path) -> None:
+    module, city = tmp_path / "changing.mjs", known()["cities"]["rows"]
+    module.write_text(
+        f"""import {{ CityError, openCity as open }} from "{READER.as_uri()}";
+        export {{ CityError }};
+        export async function openCity(...given) {{
+          const city = await open(...given);
+          for (let tile = 0; tile < city.tiles; tile++) (await city.rows(tile)).fill(0);
+          (await city.row(0, 0)).fill(0);
+          return city;
+        }}"""
+    )
+    draws = [draw[:2] for draw in city["draws"]]
+    (found,) = read({"it": {"path": str(VECTOR_FOLDER / "rows.mdp"), "draws": draws}}, module).values()
+    assert found["draws"] == [draw[-1] for draw in city["draws"]]
+
+
 def test_records_of_places_anywhere() -> None:
     """In degrees and km, in and around a turned plane with polynomials, and on Earth without."""
     rng = np.random.default_rng(3)
@@ -385,6 +403,20 @@ def test_unsound_rows_have_the_same_verdict(tmp_path: Path, engine: str) -> None
     assert {name for name, (_, used) in verdicts.items() if used} == {"least", "nearly two", "output 0 39"}
 
 
+def test_a_table_that_no_section_can_hold_is_refused_before_it_is_made(tmp_path: Path, engine: str) -> None:
+    """Five gigabytes are promised for eight bytes; and four megabytes for one that holds half a gigabyte."""
+    grid, packer = Grid(0.0, 0.0, 800, 800, 1.0, (1,)), zlib.compressobj()
+    large, small = tmp_path / "large.mdp", tmp_path / "small.mdp"
+    rows = [np.zeros(1, dtype=np.float32)] * 16
+    header = header_of(grid, outputs_on(grid, 1000, planar=True))
+    large.write_bytes(file_of(header, "seed", (200, 200), rows, [zlib.compress(b"")]))
+    grid = Grid(0.0, 0.0, 99, 99, 1.0, (1,))
+    header = header_of(grid, outputs_on(grid, 100, planar=True))
+    bomb = b"".join(packer.compress(bytes(2**24)) for _ in range(32)) + packer.flush()
+    small.write_bytes(file_of(header, "rows", (99, 99), rows[:1], [bomb]))
+    assert compare_verdicts([large, small], engine) == [(True, False)] * 2
+
+
 def test_damaged_bytes_have_the_same_verdict(tmp_path: Path, engine: str) -> None:
     rng, given, paths = random.Random(3), sources(tmp_path), []
     for number in range(BYTES):
@@ -488,7 +520,10 @@ def test_texts_that_are_nearly_json_have_the_same_verdict(tmp_path: Path, engine
         "[" * 450 + "]" * 450,
         "[" * 100_000 + "]" * 100_000,
         '"' + "ab" * 5_000_000 + '"',
-        '"' + "\\n" * 1_000_000 + '"',
+        '"' + "\\n" * 5_000_000 + '"',
+        # Must take no longer than others of their size.
+        '"' + '\\"' * 100_000,
+        "[" + ",".join(["1" * 4300] * 300) + "]",
     )
     changes = {f"more {number}": raw(more(value)) for number, value in enumerate(values)}
     whole = {

@@ -167,9 +167,11 @@ def _served(request: str, module: Path) -> Iterator[tuple[str, threading.Event, 
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", answered, answers
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/", answered, answers
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -181,7 +183,9 @@ def _started(command: list[str], home: str) -> Iterator[Path]:
         process = subprocess.Popen(
             command, stdout=printed, stderr=printed, env=environment, start_new_session=True
         )
-    yield log
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
