@@ -17,7 +17,7 @@ MINIFIED = SOURCE.with_name("mdpext.min.js")
 
 def first_line(source: bytes) -> str:
     """Return what a minified file of this source begins with."""
-    return f"// mdpext.js {hashlib.sha256(source).hexdigest()[:16]}\n"
+    return f"// mdpext.js {hashlib.sha256(source).hexdigest()[:8]}\n"
 
 
 def main() -> None:

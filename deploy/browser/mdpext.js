@@ -26,13 +26,13 @@ export class CityError extends Error {}
  * @typedef {(name: string, value: any) => void} Check
  */
 
-const VERSION = 1, PREFIX_BYTES = 16, START = 48, LARGEST_HEADER = 2 ** 28;
+const VERSION = 1, KEY_VERSION = 2, PREFIX_BYTES = 16, START = 48, LARGEST_HEADER = 2 ** 25;
 const MOST_CELLS = 1e8, MOST_OUTPUTS = 1e7, MOST_SUBDIVISIONS = 1e6, LONGEST_AXIS = 2 ** 31;
 const LARGEST_TILE_BYTES = 2 ** 28, ROUNDING = 1e-6, BORDER_KM = 1e-6;
 const MOST_NOISE_CELLS = 2e7, MOST_MASSES = 2 ** 25, MOST_PER_CELL = 32;
 const LOWEST_SCORE = -700, SMALLEST = 2 ** -36, LARGEST_TOTAL = 2;
 const CACHE_BYTES = 2 ** 27, BLOCK = 64, PIECE = 2 ** 14;
-const RADIANS = Math.PI / 180;
+const RADIANS = Math.PI / 180, HEX = /^[0-9a-f]{64}$/;
 
 /** @param {string} why @returns {never} */
 function refuse(why) {
@@ -44,10 +44,15 @@ function invalid(why) {
   throw new RangeError(why);
 }
 
-/** @param {BufferSource} bytes @returns {Promise<Uint8Array<ArrayBuffer>>} */
-const sha256 = async (bytes) => new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+/** @param {string} what @param {number} found @param {number} known */
+function refuseNewer(what, found, known) {
+  if (found > known) refuse(`has ${what} format ${found}, newer than ${known}, the newest that is read here; upgrade mdpext.js`);
+}
+
 /** @param {Uint8Array} bytes */
 const toHex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+/** @param {BufferSource} bytes */
+const sha256 = async (bytes) => toHex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));
 /** @param {string} text */
 function fromHex(text) {
   const bytes = new Uint8Array(text.length / 2);
@@ -70,7 +75,7 @@ const TOKENS = /\\.|"|[\w.+-]+/gs, NUMBER = /^-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?
  * @returns {Json}
  */
 function parseJson(text) {
-  const wrong = () => refuse("its header is not JSON, or is nested too deeply");
+  const wrong = () => refuse("its JSON is damaged, or nested too deeply");
   let inText = false;
   // Token by token: a pattern of whole texts would be tried again at every quote of one that does not end.
   const marked = text.replace(TOKENS, (token) => {
@@ -137,7 +142,8 @@ const number = (low, high) => (name, v) => {
 };
 /** @param {number} low @param {number} high @returns {Check} */
 const whole = (low, high) => (name, v) => {
-  if (!(typeof v === "bigint" && low <= v && v <= high)) badField(name);
+  if (typeof v !== "bigint") badField(name);
+  number(low, high)(name, v);
 };
 /** @param {RegExp} pattern @returns {Check} */
 const text = (pattern) => (name, v) => {
@@ -160,17 +166,18 @@ const pair = (one, other) => (name, v) => {
 };
 /** @param {{[key: string]: Check}} needed @param {{[key: string]: Check}} optional @param {boolean} more @returns {Check} */
 const object = (needed, optional = {}, more = false) => (name, v) => {
+  const fields = { ...needed, ...optional };
   if (v === null || typeof v !== "object" || Array.isArray(v)) badField(name);
-  for (const key in v) if (!more && !Object.hasOwn(needed, key) && !Object.hasOwn(optional, key)) badField(`${name}.${key}`);
+  for (const key in v) if (!more && !Object.hasOwn(fields, key)) badField(`${name}.${key}`);
   for (const key in needed) if (!(key in v)) badField(`${name}.${key} is missing`);
-  for (const [key, check] of Object.entries({ ...needed, ...optional })) if (key in v) check(`${name}.${key}`, v[key]);
+  for (const key in fields) if (key in v) fields[key](`${name}.${key}`, v[key]);
 };
 
 /** @param {Check} check */
 const column = (check) => each(check, 1, MOST_OUTPUTS);
 const KM = number(-1e9, 1e9), LENGTH = number(1e-9, 1e9), EPSILON = number(1e-12, 1e12);
 const LON = number(-360, 360), LAT = number(-90, 90), FIT = number(1e-9, 90), CELLS = whole(1, MOST_CELLS);
-const DIGEST = text(/^[0-9a-f]{64}$/), SUBDIVISIONS = whole(1, MOST_SUBDIVISIONS);
+const DIGEST = text(HEX), SUBDIVISIONS = whole(1, MOST_SUBDIVISIONS);
 const TABLE = each(each(number(-1e6, 1e6), 1, 16), 1, 16);
 const HEADER = object(
   {
@@ -341,7 +348,7 @@ function checked(header) {
   const quantisation = header.quantisation_km, radius = (spacing / 2) * 2 ** (1 / p);
   if (!(Math.abs(quantisation - radius) <= ROUNDING * Math.max(quantisation, radius))) badField("quantisation_km");
   if (header.epsilon_certified > header.epsilon_per_km * (1 + ROUNDING)) badField("epsilon_certified");
-  return { grid, noise, remap, k, tile, across, p };
+  return { grid, noise, k, tile, across, p };
 }
 
 // --- the plane (section 6) ------------------------------------------------------------------------------
@@ -438,10 +445,12 @@ async function hmacKey(secret) {
 
 /** Reads the text of a file that `mdpext sticky-key` has written. @param {string} content @returns {Promise<StickyKey>} */
 export async function readStickyKey(content) {
-  const { format, epoch, key, check } = JSON.parse(content) ?? {};
-  if (format !== "mdpext sticky key, version 2" || typeof epoch !== "string" || !/^[0-9a-f]{64}$/.test(key)) refuse("is no sticky key");
+  const { format, epoch, key, check } = /** @type {any} */ (parseJson(content)) ?? {};
+  const version = Number(/^mdpext sticky key, version (\d{1,9})$/.exec(format)?.[1]);
+  refuseNewer("sticky key", version, KEY_VERSION);
+  if (version !== KEY_VERSION || typeof epoch !== "string" || !HEX.test(key)) refuse("is no sticky key");
   const secret = fromHex(key);
-  if (toHex(await sha256(Uint8Array.from([...secret, ...utf8(epoch)]))).slice(0, 8) !== check) refuse("the sticky key is damaged");
+  if ((await sha256(Uint8Array.from([...secret, ...utf8(epoch)]))).slice(0, 8) !== check) refuse("the sticky key is damaged");
   return { secret, epoch };
 }
 
@@ -478,8 +487,8 @@ export class City {
     let end = start;
     for (const [size] of header.sections) this.#starts.push((end += size));
     if (end !== bytes.length) refuse(end > bytes.length ? "is cut short" : "has bytes too many");
-    if (remap && !this.#size.remap) refuse("was exported without a remap");
-    this.remapped = remap !== false && this.#size.remap !== null;
+    if (remap && !header.remap) refuse("was exported without a remap");
+    this.remapped = remap !== false && header.remap !== null;
     // One bit a cell; those past the last are 0.
     const cells = this.#size.grid.cells[0] * this.#size.grid.cells[1], all = new Uint8Array(Math.ceil(cells / 8)).fill(255);
     if (cells % 8) all[all.length - 1] = 256 - 2 ** (8 - (cells % 8));
@@ -531,18 +540,18 @@ export class City {
     const document = `{"cells": ${list([h.grid.cells_x, h.grid.cells_y, ...h.grid.refine])}, ` +
       `"content_sha256": "${h.content_sha256}", "format": "mdpext mechanism, version 1", "kept": "${toHex(this.#kept)}", ` +
       `"origin_and_side": ${floats([h.grid.west_km, h.grid.south_km, h.grid.cell_km])}, ` +
-      `"outputs_sha256": "${toHex(await sha256(all))}", "projection": ${floats(turned)}, ` +
+      `"outputs_sha256": "${await sha256(all)}", "projection": ${floats(turned)}, ` +
       `"promise": ${floats([h.epsilon_per_km, h.epsilon_certified, p])}}`;
-    this.#identity = toHex(await sha256(utf8(document)));
+    this.#identity = await sha256(utf8(document));
     if ((h.mechanism_sha256 ?? this.#identity) !== this.#identity) refuse("its grid, plane, outputs or promise are not those that it was finished with");
   }
 
   /** Refuses a file that this key has not signed (section 7). @param {string} key  64 hexadecimal digits. */
   async requireSigned(key) {
     const { signature, ...statement } = /** @type {any} */ (this.#statement);
-    if (!/^[0-9a-f]{64}$/.test(key)) invalid("a public key is 64 hexadecimal digits");
+    if (!HEX.test(key)) invalid("a public key is 64 hexadecimal digits");
     if (signature?.public_key !== key) refuse(signature ? "is signed by another key than the trusted one" : "is not signed");
-    const digest = toHex(await sha256(utf8(canonical(statement))));
+    const digest = await sha256(utf8(canonical(statement)));
     let good = false;
     try {
       const verifier = await crypto.subtle.importKey("raw", fromHex(key), "Ed25519", false, ["verify"]);
@@ -556,7 +565,7 @@ export class City {
   /** The bytes of a section, once they are those of its digest. @param {number} number */
   async #section(number) {
     const content = this.#bytes.slice(this.#starts[number], this.#starts[number + 1]);
-    if (toHex(await sha256(content)) !== this.#header.sections[number][1]) refuse(`section ${number} is damaged`);
+    if (await sha256(content) !== this.#header.sections[number][1]) refuse(`section ${number} is damaged`);
     return content;
   }
 
@@ -588,9 +597,9 @@ export class City {
     found = this.#checked(tile).catch((error) => (error instanceof RangeError ? refuse("its rows need more memory") : Promise.reject(error)));
     this.#tiles.set(tile, found);
     found.then(
-      ({ rows }) => {
+      ({ rows, sums }) => {
         // The oldest go first; two are kept in any case, for places along a border.
-        const keep = Math.max(2, Math.floor(this.#cacheBytes / rows.byteLength));
+        const keep = Math.max(2, Math.floor(this.#cacheBytes / (rows.byteLength + sums.byteLength)));
         for (const old of [...this.#tiles.keys()].slice(0, -keep)) this.#tiles.delete(old);
       },
       () => this.#tiles.delete(tile),
@@ -603,7 +612,7 @@ export class City {
     const { packing, rows_sha256: digests } = this.#header, { k } = this.#size;
     const [x, y] = this.#ranges(tile);
     const rows = await (packing === "seed" ? this.#extended(x, y) : packing === "noise" ? this.#noise(x, y) : this.#stored(tile, x, y));
-    if (toHex(await sha256(rows)) !== digests[tile]) refuse(`tile ${tile} does not give the rows that were certified: the file is damaged, or this engine computes otherwise`);
+    if (await sha256(rows) !== digests[tile]) refuse(`tile ${tile} does not give its certified rows: the file is damaged, or this engine computes otherwise`);
     // Written so that NaN fails.
     let sound = true;
     for (let at = 0; at < rows.length; at++) sound &&= rows[at] >= SMALLEST;
@@ -814,7 +823,7 @@ export class City {
       over += units - most;
       passed += +(left + over <= 0);
     }
-    return { report: this.#report(this.remapped && this.#size.remap ? this.#size.remap[passed] : passed), notes };
+    return { report: this.#report(this.remapped ? this.#header.remap[passed] : passed), notes };
   }
 
   /** @param {StickyKey} sticky @param {string} user @param {number} i @param {number} j @param {bigint} total */
@@ -860,13 +869,13 @@ export async function openCity(content, options = {}) {
   if (String.fromCharCode(...bytes.subarray(0, 8)) !== "mdpcity\n") refuse("is not an exported city");
   if (bytes.length < START) refuse("is cut short");
   const view = new DataView(bytes.buffer, bytes.byteOffset), version = view.getUint32(8, true), length = view.getUint32(12, true);
-  if (version > VERSION) refuse(`has city format ${version}, newer than ${VERSION}, the newest that is read here; upgrade mdpext.js`);
+  refuseNewer("city", version, VERSION);
   if (version < VERSION) refuse(`is damaged: there is no city format ${version}`);
   if (length > LARGEST_HEADER || START + length > bytes.length) refuse("its header is damaged");
   const covered = new Uint8Array(PREFIX_BYTES + length);
   covered.set(bytes.subarray(0, PREFIX_BYTES));
   covered.set(bytes.subarray(START, START + length), PREFIX_BYTES);
-  if (toHex(await sha256(covered)) !== toHex(bytes.subarray(PREFIX_BYTES, START))) refuse("its header is damaged");
+  if (await sha256(covered) !== toHex(bytes.subarray(PREFIX_BYTES, START))) refuse("its header is damaged");
   let header;
   try {
     header = parseJson(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(covered.subarray(PREFIX_BYTES)));

@@ -35,8 +35,8 @@ from mdpext_dask.runtime import city_header
 MAGIC, VERSION = b"mdpcity\n", 1
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-# A header has a digest for every tile: the largest city of a million tiles stays below.
-_LARGEST_HEADER = 2**28
+# 400,000 outputs, or rows of a terabyte, stay below; a browser may end where a larger one is parsed.
+_LARGEST_HEADER = 2**25
 # The least bytes, at twice the time of the usual 6.
 _LEVEL = 9
 # What `exponential` is made for; beyond, the same bytes would be other rows on other machines.
@@ -84,7 +84,9 @@ def read_header(read: Callable[[int, int], bytes], file_bytes: int, path: Path) 
         raise newer_format(path, "city", version, VERSION)
     if version < VERSION:  # there has been none
         raise StoreError(f"{path}: is damaged: there is no city format {version}; export it again")
-    content = read(length, start) if length <= min(_LARGEST_HEADER, file_bytes) else b""
+    if length > _LARGEST_HEADER:
+        raise StoreError(f"{path}: its header is damaged, or too large: {length:,} bytes")
+    content = read(length, start) if length <= file_bytes else b""
     if hashlib.sha256(prefix[: _PREFIX.size] + content).digest() != prefix[_PREFIX.size :]:
         raise StoreError(f"{path}: its header is damaged; export it again")
     return city_header.parsed(content), start + length

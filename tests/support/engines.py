@@ -85,6 +85,11 @@ BROWSERS: dict[str, Callable[[str], list[str] | None]] = {
     "webkit": _webkit,
 }
 
+# Of a test that takes an engine's name; browsers take seconds to start.
+every_engine = pytest.mark.parametrize(
+    "engine", ["node", *(pytest.param(name, marks=pytest.mark.slow) for name in BROWSERS)]
+)
+
 
 def read(cities: Mapping[str, Asked], module: Path = READER, engine: str = "node") -> dict[str, Any]:
     """Return what the reader answers in an engine, all in one process; without the engine, skip the test."""
