@@ -116,6 +116,7 @@ def test_the_exhaustive_audit_of_a_store_is_the_truth(built: Path) -> None:
     assert worst["log_ratio"] / worst["distance_km"] == pytest.approx(truth, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_every_executor_gives_the_same_answers(built: Path, any_cluster: ClusterSection) -> None:
     store = MechanismStore.open(str(built))
     subject, sampling = store_subject(store), Sampling(pairs=20_000, random_seed=3)
@@ -132,6 +133,7 @@ def test_every_executor_gives_the_same_answers(built: Path, any_cluster: Cluster
     assert answers(any_cluster) == answers(ClusterSection(kind="inline"))
 
 
+@pytest.mark.slow
 def test_rows_of_a_region_s_skipped_blocks_are_compared_as_well(tmp_path: Path, small_job: Job) -> None:
     """What is not stored is promised all the same: the whole rectangle counts."""
     ring = [[-74.02, 40.70], [-73.97, 40.70], [-73.97, 40.80], [-74.02, 40.70]]
@@ -232,6 +234,7 @@ def test_unfinished_stores_are_incomplete(tmp_path: Path, small_job: Job) -> Non
         refused(IncompleteStoreError, "missing", audit, path, method)
 
 
+@pytest.mark.slow
 def test_a_store_behind_a_url_is_audited_like_any_other(built: Path) -> None:
     url = "memory://auditing/s.zarr"
     target = objects.open_objects(url)
@@ -324,7 +327,9 @@ def test_formats_agree(kind: str, exponential: tuple[Array, Array], tmp_path: Pa
     assert found["records"] == len(rows)
 
 
-@pytest.mark.parametrize("method", ["certificate", "exhaustive", "sampled"])
+@pytest.mark.parametrize(
+    "method", ["certificate", "exhaustive", pytest.param("sampled", marks=pytest.mark.slow)]
+)
 def test_json_contract(method: str, built: Path, tmp_path: Path, capsys: Capture) -> None:
     store = shutil.copytree(built, tmp_path / "s.zarr")
     code, found, _ = answer(capsys, store, "--method", method)
@@ -360,7 +365,7 @@ def test_a_lattice_in_any_order_is_certified(monkeypatch: pytest.MonkeyPatch) ->
         ((3,), 0, "rows of zeros"), ((3,), 0.9, "add up to 1"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("method", ["exhaustive", "sampled"])
+@pytest.mark.parametrize("method", ["exhaustive", pytest.param("sampled", marks=pytest.mark.slow)])
 def test_what_is_no_distribution(
     where: tuple[int, ...], factor: float, kind: str, method: str, exponential: Any
 ) -> None:
@@ -458,7 +463,7 @@ def test_a_store_does_not_choose_who_audits_it(finished: Path, monkeypatch: pyte
     refused(ClusterError, r"127\.0\.0\.1:1", audit, finished, scheduler="tcp://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("method", ["certificate", "exhaustive"])
+@pytest.mark.parametrize("method", ["certificate", pytest.param("exhaustive", marks=pytest.mark.slow)])
 def test_a_store_that_was_refused_does_not_hold_the_second_time(finished: Path, method: str) -> None:
     (finished / "seed/cost/zarr.json").unlink()
     assert not audit(finished).holds
@@ -532,6 +537,7 @@ def test_distances_that_have_no_square_are_decided_exactly() -> None:
     assert audit(rows, points=points, epsilon_per_km=1e169).verdict == "violated"
 
 
+@pytest.mark.slow
 def test_large_exponents_of_the_metric_end() -> None:
     rng = np.random.default_rng(0)
     points, rows = rng.uniform(0, 0.1, size=(2000, 2)), rng.dirichlet(np.ones(3), size=2000)
@@ -639,7 +645,7 @@ def test_progress_is_told_by_stage(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs", [200, *(pytest.param(outputs, marks=pytest.mark.slow) for outputs in (50, 20, 3))]
+    "outputs", [pytest.param(outputs, marks=pytest.mark.slow) for outputs in (200, 50, 20, 3)]
 )
 def test_tasks_need_the_memory_that_is_predicted(outputs: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -41,7 +41,7 @@ def test_a_city_is_proved_from_its_rows(packing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", ["seed", "rows"])
-@pytest.mark.parametrize("steep", [1.5, 3.0])
+@pytest.mark.parametrize("steep", [1.5, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_rows_that_break_the_promise_are_found(packing: str, steep: float, tmp_path: Path) -> None:
     path = write_city(tmp_path / "c.mdp", packing, steep=steep)
     assert steepest(path) > 1

@@ -271,7 +271,7 @@ def test_offsets_are_exact_where_square_roots_are_not() -> None:
     assert j.tolist() == [0, n - 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("kind", ["even", "clustered"])
+@pytest.mark.parametrize("kind", [pytest.param("even", marks=pytest.mark.slow), "clustered"])
 def test_a_hundred_thousand_points_take_little_time_and_memory(kind: str) -> None:
     rng = np.random.default_rng(14)
     places = rng.random((100_000, 2)) * 30

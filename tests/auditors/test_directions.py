@@ -213,7 +213,9 @@ def test_what_is_impossible_from_one_record_only_is_not_certified() -> None:
 # --- stores ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [64, 64]])
+@pytest.mark.parametrize(
+    "block_cells", [[2, 3], *(pytest.param(case, marks=pytest.mark.slow) for case in [[1, 1], [64, 64]])]
+)
 def test_a_store_is_certified_from_its_blocks(tmp_path: Any, small_job: Job, block_cells: list[int]) -> None:
     url = str(tmp_path / "m.zarr")
     build(parse_job(small_job(store={"block_cells": block_cells})), url)

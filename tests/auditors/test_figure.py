@@ -230,6 +230,7 @@ def test_pairs_of_a_store(store: str, draw: Draw, design: str, p: float) -> None
     assert f"{FEW:,} pairs" in picture.ratios.get_title()
 
 
+@pytest.mark.slow
 def test_shared_rows_that_agree_and_that_differ(store: str, draw: Draw) -> None:
     check(draw(store, "boundary"), axes=3)
     picture = draw(damaged(store), "boundary")
@@ -243,7 +244,9 @@ def test_shared_rows_that_agree_and_that_differ(store: str, draw: Draw) -> None:
 # --- plain arrays ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "holds"), (0.1, "violated")])
+@pytest.mark.parametrize(
+    ("epsilon", "verdict"), [pytest.param(1.0, "holds", marks=pytest.mark.slow), (0.1, "violated")]
+)
 def test_points(draw: Draw, epsilon: float, verdict: str) -> None:
     picture = of_cloud(draw, 100, epsilon_per_km=epsilon)
     assert picture.report.verdict == verdict
@@ -267,7 +270,7 @@ def test_many_points_are_thinned_out(draw: Draw, monkeypatch: pytest.MonkeyPatch
     assert "50 of 200 records" in picture.map.get_legend_handles_labels()[1]
 
 
-@pytest.mark.parametrize("method", ["certificate", "exhaustive"])
+@pytest.mark.parametrize("method", [pytest.param("certificate", marks=pytest.mark.slow), "exhaustive"])
 def test_a_lattice(draw: Draw, method: str) -> None:
     x, y = (side.ravel() for side in np.meshgrid(np.arange(6) * 0.5, np.arange(5) * 0.5, indexing="ij"))
     weights = np.stack([np.exp(-0.3 * x), np.exp(-0.3 * y)], axis=-1)
@@ -326,7 +329,16 @@ def test_names_of_files_may_be_anything(draw: Draw, tmp_path: Path, name: str) -
 # --- files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "start"), [("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("a.svg", b"<?xml"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")]
+        ),
+    ],
+)
 def test_formats(draw: Draw, tmp_path: Path, name: str, start: bytes) -> None:
     """Where a link is, what it points to is replaced."""
     (tmp_path / "b").mkdir()
@@ -398,6 +410,7 @@ def test_the_old_picture_stays(draw: Draw, monkeypatch: Any, tmp_path: Path, err
     assert (tmp_path / "a.png").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_styles_of_the_user_are_left_alone(draw: Draw) -> None:
     import matplotlib as mpl
 
@@ -406,6 +419,7 @@ def test_styles_of_the_user_are_left_alone(draw: Draw) -> None:
         assert mpl.rcParams["font.size"] == 33
 
 
+@pytest.mark.slow
 def test_the_command_line(store: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "mdpext_dask.cli", "audit", store, "--picture", "a.png"],

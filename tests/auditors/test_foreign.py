@@ -697,7 +697,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 # --- memory ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("save", FORMATS)
+@pytest.mark.parametrize(
+    "save",
+    [save_npz, *(pytest.param(save, marks=pytest.mark.slow) for save in FORMATS if save is not save_npz)],
+)
 def test_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., Path]) -> None:
     monkeypatch.setattr(row_files, "PIECE_BYTES", 1 << 16)
     rows = np.random.default_rng(0).integers(0, 1000, (6000, 100)).astype(np.int32)

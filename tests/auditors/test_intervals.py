@@ -135,7 +135,7 @@ def test_the_extremes_are_those_of_a_search_among_means(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mean", [0, 0.001, 0.03, 0.4])
-@pytest.mark.parametrize("n", [30, 3000])
+@pytest.mark.parametrize("n", [30, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_means_are_covered(sampler: Sampler, n: int, mean: float) -> None:
     rng = np.random.default_rng(n)
@@ -149,7 +149,12 @@ def test_means_are_covered(sampler: Sampler, n: int, mean: float) -> None:
 
 @pytest.mark.parametrize(
     "means",
-    [(0, 0, 0, 0, 0), (0.3, 0, 0, 0, 0), (0.4, 0.1, 0.01, 0.001, 0.0002), (0.45, 0.4, 0.3, 0.2, 0.1)],
+    [
+        pytest.param((0, 0, 0, 0, 0), marks=pytest.mark.slow),
+        pytest.param((0.3, 0, 0, 0, 0), marks=pytest.mark.slow),
+        (0.4, 0.1, 0.01, 0.001, 0.0002),
+        pytest.param((0.45, 0.4, 0.3, 0.2, 0.1), marks=pytest.mark.slow),
+    ],
     ids=["zero", "near", "rare", "often"],
 )
 @pytest.mark.parametrize(

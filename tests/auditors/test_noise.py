@@ -52,7 +52,7 @@ def tables_of_noise(draw: st.DrawFn) -> NoiseTables:
     return NoiseTables(kernel, reported, outputs, draw(st.sampled_from([1e-9, 1e-5, 1e-3, 0.1])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(tables_of_noise(), EXPONENTS)
 def test_no_pair_is_steeper_than_its_tables_say(tables: NoiseTables, p: float) -> None:
     if not tables.kernel.masses.any() or not tables.kernel.totals.all():
@@ -155,7 +155,9 @@ def test_a_store_is_proved_by_its_tables_and_by_every_triple(built: Path) -> Non
     assert "epsilon_certified" not in stricter.changed
 
 
-@pytest.mark.parametrize(("times", "close"), [(1 + 1e-6, True), (1.2, False), (40.0, False)])
+@pytest.mark.parametrize(
+    ("times", "close"), [(1 + 1e-6, True), (1.2, False), pytest.param(40.0, False, marks=pytest.mark.slow)]
+)
 def test_rows_that_are_not_those_of_the_tables(
     built: Path, tmp_path: Path, times: float, close: bool
 ) -> None:

@@ -67,7 +67,8 @@ def rows(record: tuple[int, int], owner: int) -> tuple[RowMismatch, ...]:
 @pytest.fixture(
     scope="module",
     params=[
-        "cell-lp", _OWN, pytest.param("log-convex", marks=pytest.mark.slow),
+        _OWN, pytest.param("cell-lp", marks=pytest.mark.slow),
+        pytest.param("log-convex", marks=pytest.mark.slow),
         pytest.param("mcshane-whitney", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -87,9 +88,10 @@ def test_good_stores_of_every_method_agree_also_with_skipped_blocks(of_every_met
 
 @pytest.mark.parametrize(
     ("domain", "block_cells"),
-    [({}, [2, 3]), ({"rotation_deg": 30.0}, [2, 2]), ({"metric_p": 1.5}, [3, 2]),
+    [({}, [2, 3]),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-         ({}, [99, 99]), ({"metric_p": 1}, [1, 4]), ({"metric_p": "inf"}, [2, 2]), ({"refine": [1]}, [1, 1])
+         ({"rotation_deg": 30.0}, [2, 2]), ({"metric_p": 1.5}, [3, 2]), ({}, [99, 99]),
+         ({"metric_p": 1}, [1, 4]), ({"metric_p": "inf"}, [2, 2]), ({"refine": [1]}, [1, 1])
      ])],
 )  # fmt: skip
 def test_good_stores(tmp_path: Path, small_job: Job, domain: dict[str, Any], block_cells: list[int]) -> None:
@@ -114,7 +116,14 @@ def test_a_row_of_one_side_is_found_by_both_neighbours(finished: Path) -> None:
     assert {index: found[index] for index in (1, 2)} == dict.fromkeys((1, 2), rows((1, 4), 2))
 
 
-@pytest.mark.parametrize(("record", "owner"), [((0, 0), 0), ((8, 10), 19), ((8, 0), 15), ((0, 5), 2)])
+@pytest.mark.parametrize(
+    ("record", "owner"),
+    [
+        ((0, 0), 0),
+        ((8, 0), 15),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [((8, 10), 19), ((0, 5), 2)]),
+    ],
+)
 def test_an_outer_row_is_found_by_its_block(finished: Path, record: tuple[int, int], owner: int) -> None:
     rewrite(finished, *record)
     assert checked(finished) == {owner: rows(record, owner)}
@@ -155,7 +164,14 @@ def test_an_edited_digest_is_found_by_both_blocks_of_the_side(finished: Path) ->
     open_mechanism(finished, verify=True)  # no shard has changed
 
 
-@pytest.mark.parametrize("harm", ["gone", "damaged", "of another seed", "no sides", "no text"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "gone",
+        "of another seed",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ["damaged", "no sides", "no text"]),
+    ],
+)
 def test_an_empty_receipt_is_a_mismatch_of_all_its_records(finished: Path, harm: str) -> None:
     # At the west of the grid, north of 1, south of 3, west of a skipped 7.
     file = finished / receipts.key_of(2)

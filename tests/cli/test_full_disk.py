@@ -134,7 +134,14 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# What is written in other ways; by default, one command for each.
+_EVERY_TIME = ("sample", "ledger", "export", "records", "run", "remap")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=() if name in _EVERY_TIME else pytest.mark.slow) for name in COMMANDS],
+)
 def test_a_full_disk_is_exit_3_and_one_line(
     command: str, finished: Path, disk: Disk, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_file_that_exists_is_replaced_only_if_asked(
     assert (folder / name).read_bytes() != MINE
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_in_its_own_folder_and_into_others_if_asked(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

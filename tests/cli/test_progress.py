@@ -282,6 +282,7 @@ def test_diaries_and_short_stages_are_for_those_who_ask(clock: Clock) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_log_of_a_day_is_not_long(clock: Clock) -> None:
     file = io.StringIO()
     lines = PlainLines(file, clock)

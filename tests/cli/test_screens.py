@@ -95,7 +95,7 @@ def rows(screen: str) -> dict[str, str]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_run_ends_with_one_screen(columns: int, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     outcome = inside("run job.toml --store new.zarr", *NOISE)
@@ -116,6 +116,7 @@ def test_a_run_ends_with_one_screen(columns: int, inside: Inside, monkeypatch: p
     assert "loses" not in said
 
 
+@pytest.mark.slow
 def test_the_diary_of_solvers_is_for_those_who_ask(inside: Inside) -> None:
     briefly = inside("run job.toml --store a.zarr", *CERTIFIED)
     fully = inside("run job.toml --store b.zarr -v", *CERTIFIED)
@@ -167,7 +168,7 @@ def test_a_bound_is_shown_once_it_is_known(folder: Path, inside: Inside) -> None
         assert inside("status tiny.zarr --json").document()["lower_bound_certified_km"] is None
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "command",
     ["status tiny.zarr", "plan job.toml", "audit tiny.zarr", "evaluate tiny.zarr --bound-seconds 1",
@@ -293,7 +294,14 @@ def test_every_command_that_shows_progress_can_be_quiet() -> None:
     assert {name for name, names in options.items() if "--quiet" in names} == set(QUIET)
 
 
-@pytest.mark.parametrize("command", QUIET)
+# Those that take long, or do what others do.
+_NOT_EVERY_TIME = ("compare", "sweep", "show", "start", "report", "evaluate", "remap", "export")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=pytest.mark.slow if name in _NOT_EVERY_TIME else ()) for name in QUIET],
+)
 def test_quiet_commands_print_nothing_if_all_is_well(command: str, inside: Inside) -> None:
     assert inside(f"{command} {QUIET[command]} --quiet") == (0, "", "")
 

@@ -50,6 +50,7 @@ def test_its_job_is_what_it_says(here: Path, capsys: Capture) -> None:
     assert (here / "manhattan.toml").read_text() == text
 
 
+@pytest.mark.slow
 def test_the_screen_is_short_and_its_commands_work(
     here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +159,10 @@ def test_an_epsilon_at_which_places_are_told_apart_is_told_as_a_power(here: Path
     assert load_job(here / "b.toml").privacy.epsilon_per_km == 800
 
 
-@pytest.mark.parametrize("name", ["d\x7fel", 'a "quoted" \\ town', "日本"])
+@pytest.mark.parametrize(
+    "name",
+    ['a "quoted" \\ town', *(pytest.param(case, marks=pytest.mark.slow) for case in ["d\x7fel", "日本"])],
+)
 def test_odd_names_of_roads_are_written_as_toml(here: Path, capsys: Capture, name: str) -> None:
     # Fewer road nodes than places to which roads are measured, as in a hamlet; and a link in the way.
     nodes = [(number, 10 + 0.01 * (number % 3), 50 + 0.01 * (number // 3)) for number in range(9)]
@@ -179,6 +183,7 @@ def test_a_job_that_is_there_stays(here: Path, capsys: Capture) -> None:
     assert "--overwrite" in err
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked(here: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mdpext_dask", "start", "--box", BOX, "-o", "b.toml", "-q"]

@@ -131,6 +131,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, spec: JobSpec, cluster: Cl
     assert all(call[:2] == ["--namespace", "default"] for call in cluster.calls("get"))
 
 
+@pytest.mark.slow
 def test_what_keeps_pods_from_starting_is_said_once(tmp_path: Path, spec: JobSpec, cluster: Cluster) -> None:
     states = ["ClusterCreated", "ClusterCreated", "Running", "Successful"]
     cluster.set(status=states, waiting="ImagePullBackOff", exit_code=0)
@@ -142,7 +143,14 @@ def test_what_keeps_pods_from_starting_is_said_once(tmp_path: Path, spec: JobSpe
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(1, GuaranteeViolation), (2, SpecError), (3, IncompleteStoreError), (137, IncompleteStoreError)],
+    [
+        (1, GuaranteeViolation),
+        (137, IncompleteStoreError),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(2, SpecError), (3, IncompleteStoreError)]
+        ),
+    ],
 )
 def test_it_fails(tmp_path: Path, spec: JobSpec, cluster: Cluster, code: int, error: type[Exception]) -> None:
     log = ["seed: 1.00 s", "error: what was wrong"]
@@ -150,6 +158,7 @@ def test_it_fails(tmp_path: Path, spec: JobSpec, cluster: Cluster, code: int, er
     refusal(lambda: to_kubernetes(spec, tmp_path / "job", STORE), "what was wrong", kind=error)
 
 
+@pytest.mark.slow
 def test_a_pod_gone(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running", "Failed"])
     with pytest.raises(IncompleteStoreError, match="submit again"):
@@ -205,7 +214,7 @@ def test_another_job_of_the_name_is_not_touched(tmp_path: Path, spec: JobSpec, c
     assert not cluster.calls("delete")
 
 
-@pytest.mark.parametrize("ended", ["Failed", "Successful"])
+@pytest.mark.parametrize("ended", ["Failed", pytest.param("Successful", marks=pytest.mark.slow)])
 def test_after_end_job_is_submitted_anew(tmp_path: Path, spec: JobSpec, cluster: Cluster, ended: str) -> None:
     """Applied again as it is, a job that has ended would not start; and its pods must be gone before."""
     cluster.set(status=["Running"])
@@ -218,6 +227,7 @@ def test_after_end_job_is_submitted_anew(tmp_path: Path, spec: JobSpec, cluster:
     assert {"--cascade=foreground", "--wait"} <= set(deleted)
 
 
+@pytest.mark.slow
 def test_no_answer(tmp_path: Path, spec: JobSpec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.set(status=["Running", "Running", "Successful"], exit_code=0)
     looks = iter(["connection refused", "connection refused", None])

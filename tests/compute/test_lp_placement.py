@@ -43,7 +43,9 @@ def alone(problem: SeedProblem) -> SeedMechanism:
         return solve_interior_point(problem, gap=1e-4)
 
 
-@pytest.mark.parametrize("shares", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    "shares", [1, 3, *(pytest.param(case, marks=pytest.mark.slow) for case in [2, 4, 7])]
+)
 def test_shares_decide_no_bit(problem: SeedProblem, alone: SeedMechanism, shares: int) -> None:
     parts = []
 
@@ -59,6 +61,7 @@ def test_shares_decide_no_bit(problem: SeedProblem, alone: SeedMechanism, shares
     assert shared.dual == alone.dual
 
 
+@pytest.mark.slow
 def test_workers_decide_nothing(problem: SeedProblem, alone: SeedMechanism, any_cluster: Any) -> None:
     with open_executor(any_cluster) as executor, one_blas_thread():
         shared = solve_interior_point(problem, gap=1e-4, inverse_sums=SharedSums(executor, 2))
@@ -84,6 +87,7 @@ def test_shares_are_consecutive_parts_in_order() -> None:
     assert list(results) == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_job_shares_where_it_pays(
     tmp_path: Path,
     small_job: Callable[..., dict[str, dict[str, Any]]],

@@ -141,6 +141,7 @@ def executor_at(address: str) -> None:
 # --- one machine ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_workers_come_and_go(tmp_path: Path, job: SlowJob, undisturbed: Path, here: Processes) -> None:
     here.scheduler()
     file = here.folder / "scheduler.json"
@@ -244,7 +245,15 @@ def other_versions(folder: Path, **packages: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-@pytest.mark.parametrize("package", ["zarr", pytest.param("mdpext_dask", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "package",
+    [
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ["zarr", pytest.param("mdpext_dask", marks=pytest.mark.slow)]
+        )
+    ],
+)
 def test_a_worker_with_other_software(tmp_path: Path, small_job: Job, here: Processes, package: str) -> None:
     _, address = here.scheduler()
     here.worker(address, env=other_versions(tmp_path / "other", **{package: "9.9.9"}))
@@ -385,6 +394,7 @@ def several(here: Processes, hosts: Network, job: SlowJob, tmp_path: Path) -> Se
     return Several(here, hosts, job, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_host_is_lost(here: Processes, hosts: Any, job: SlowJob, tmp_path: Path, undisturbed: Path) -> None:
     """A cable that is out for a second or two is no matter: nothing is lost, nobody is given up."""
     several = Several(here, hosts, job, tmp_path)

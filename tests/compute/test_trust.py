@@ -74,7 +74,9 @@ def _intrude(addresses: list[str], user: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("user", [os.geteuid(), NOBODY], ids=["oneself", "nobody"])
+@pytest.mark.parametrize(
+    "user", [pytest.param(os.geteuid(), marks=pytest.mark.slow), NOBODY], ids=["oneself", "nobody"]
+)
 def test_nobody_else_reaches_local_workers(user: int, scheduler_address: str) -> None:
     # Without certificates, anybody is let in.
     assert "tcp" in _intrude([scheduler_address], user)

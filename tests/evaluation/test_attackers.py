@@ -154,7 +154,14 @@ def test_without_any_budget_a_report_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "side"), [("travel", 1), ("planar", 1), ("region", 1), ("travel", 2), ("planar", 2)]
+    ("kind", "side"),
+    [
+        ("travel", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("planar", 1), ("region", 1), ("travel", 2), ("planar", 2)]
+        ),
+    ],
 )
 def test_numbers_by_definition(stores: Stores, kind: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stores(kind)

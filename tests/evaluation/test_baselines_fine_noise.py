@@ -17,7 +17,7 @@ from tests.support.baseline_checks import LONG, expected_loss, holds, problem_of
 from tests.support.refusals import refused
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     outputs=st.integers(1, 12),
     epsilon=st.sampled_from([0.3, 1.0, 3.0, 9.0]),

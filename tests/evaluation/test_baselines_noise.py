@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import IntegrationWarning, quad
 from scipy.spatial import KDTree
@@ -91,6 +91,7 @@ _PLACES = st.one_of(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=15)
 @given(
     places=st.lists(_PLACES, min_size=1, max_size=7), epsilon=st.sampled_from([0.05, 1.0, 3.0, 40.0]),
     p=st.sampled_from([1.0, 1.5, 2.0, 3.0, math.inf]), seed=st.integers(0, 99),

@@ -132,6 +132,7 @@ def evaluated_inline(store: str) -> dict[str, Any]:
     return evaluation.evaluate(store, bound=PART, attacks=AttackRequest(releases=3, victims=20))
 
 
+@pytest.mark.slow
 def test_all_executors(stores: Stores, tmp_path: Path, any_cluster: ClusterSection, monkeypatch: Any) -> None:
     """Of the loss, of a part of the lattices and of what attackers learn."""
     # Five blocks a task, so that there are several.
@@ -292,6 +293,7 @@ def test_the_command_line(stores: Stores, tmp_path: Path, capfd: pytest.CaptureF
     assert "no mechanism" not in text.partition("\n\n")[2]
 
 
+@pytest.mark.slow
 def test_a_bound_is_told_in_words(stores: Stores) -> None:
     found = evaluation.evaluate(str(stores("planar")), bound=BoundRequest(stride=2), attacks=None)
     text = dict(table(found))["no mechanism"]

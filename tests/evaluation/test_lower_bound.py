@@ -129,7 +129,7 @@ def test_it_is_below_the_optimum(seed: int, shape: tuple[int, int], p: float, ep
         assert found == pytest.approx(best, rel=MISSED, abs=1e-9 * lattice.cost.max())
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1), p=st.sampled_from([1.0, 2.0, math.inf]))
 def test_lattices_add_up_to_less_and_coarser_ones_to_less_still(seed: int, p: float) -> None:
     rng = np.random.default_rng(seed)
@@ -369,7 +369,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> MechanismS
 TRIANGLE = [[-74.02, 40.70], [-73.96, 40.70], [-73.96, 40.80], [-74.02, 40.70]]
 
 
-@pytest.mark.parametrize(("p", "region"), [(1, False), (1.5, True), (2, False), (2, True), ("inf", True)])
+@pytest.mark.parametrize(
+    ("p", "region"),
+    [
+        (2, False),
+        ("inf", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, False), (1.5, True), (2, True)]),
+    ],
+)
 def test_no_audited_mechanism_is_below_it(tmp_path: Path, small_job: Job, p: Any, region: bool) -> None:
     domain: dict[str, Any] = {"metric_p": p, "refine": [2]}
     if region:
@@ -390,6 +397,7 @@ def test_no_audited_mechanism_is_below_it(tmp_path: Path, small_job: Job, p: Any
     assert (promise.epsilon_per_km, promise.allowance_km) == (1.0, 1e-6)
 
 
+@pytest.mark.slow
 def test_noise_loses_more_than_windows_with_merged_outputs(tmp_path: Path, small_job: Job) -> None:
     path = str(tmp_path / "s.zarr")
     job = small_job(domain={"refine": [2]}, extension={"method": "noise"}, privacy={"budget": "certified"})
@@ -416,6 +424,7 @@ def test_a_damaged_prior_is_no_problem_to_bound(tmp_path: Path, small_job: Job) 
     refused(StoreError, "the prior is damaged", bound_of, store, stride=1)
 
 
+@pytest.mark.slow
 def test_a_part_is_an_estimate_and_certifies_less(tiny: MechanismStore) -> None:
     whole = bound_of(tiny, stride=3)
     level = Levels(tiny).whole(3)
@@ -450,7 +459,14 @@ class Ticks:
 
 # Steps of a clock that stand for machines of any speed, from one that is done in a moment to one that hardly
 # begins: all moments at which the time may be up.
-@pytest.mark.parametrize("tick", [1e-9, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.4])
+@pytest.mark.parametrize(
+    "tick",
+    [
+        1e-9,
+        1e-3,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in [1e-4, 3e-4, 3e-3, 0.01, 0.03, 0.1, 0.4]),
+    ],
+)
 @pytest.mark.parametrize("asked", [{}, {"offsets": 4}])
 def test_a_limit_is_kept_and_what_there_is_then_is_certified(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch, tick: float, asked: dict[str, int]
@@ -474,7 +490,7 @@ def test_a_limit_is_kept_and_what_there_is_then_is_certified(
         assert found.certified_km == pytest.approx(best, rel=MISSED)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), looks=st.integers(1, 400))
 def test_a_program_that_is_stopped_proves_less(seed: int, looks: int) -> None:
     lattice = random_lattice(np.random.default_rng(seed), (4, 5), 3)
@@ -485,6 +501,7 @@ def test_a_program_that_is_stopped_proves_less(seed: int, looks: int) -> None:
     assert lattice.free_km <= stopped <= whole * (1 + MISSED)
 
 
+@pytest.mark.slow
 def test_what_is_solved_of_a_finer_level_replaces_what_stood_for_it(
     tiny: MechanismStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,6 +561,7 @@ def test_windows_without_prior_are_skipped(tmp_path: Path, small_job: Job) -> No
     assert every.heaviest(5) == tuple(n % 5 for n in np.argwhere(prior == prior.max())[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [3, 7])
 def test_windows_that_are_asked_for_are_the_same_whoever_solves_them(
     tiny: MechanismStore, window: int
@@ -602,6 +620,7 @@ def test_too_large_programs_are_refused(tiny: MechanismStore, monkeypatch: pytes
     assert found.stride > 1 or found.window is not None
 
 
+@pytest.mark.slow
 def test_the_gap(stores: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = str(shutil.copytree(stores("travel"), tmp_path / "s.zarr"))
     found = evaluate(path, attacks=None)

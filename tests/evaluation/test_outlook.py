@@ -32,6 +32,7 @@ def outlook_of(spec: JobSpec) -> Outlook:
     return outlook(Problem.of_domain(spec, build_domain(spec, geometry)), geometry)
 
 
+@pytest.mark.slow
 def test_it_is_near_what_the_store_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job_of()
     built = build(spec, tmp_path / "s.zarr")

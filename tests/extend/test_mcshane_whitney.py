@@ -280,7 +280,7 @@ def test_budgets_of_finer_edges_share_out_those_of_the_edge() -> None:
     assert along_x[:, ::3, 1] * 3 == pytest.approx(between)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cells=shapes, refine=levels, one_stage=st.booleans(), alpha=st.floats(0.01, 3), seed=SEEDS)
 def test_tempering(cells: Size, refine: tuple[int, ...], one_stage: bool, alpha: float, seed: int) -> None:
     operator = McShaneWhitney(one_stage=one_stage)
@@ -303,8 +303,12 @@ def job_of(small_job: Job, stages: str = "levels", **sections: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("budget", "stages", "p"),
     [
-        ("half", "levels", 1), ("half", "levels", 2), ("half", "one", "inf"), ("bound", "one", 1),
-        ("bound", "one", 2), ("bound", "levels", "inf"), ("certified", "levels", 1), ("certified", "one", 2),
+        ("half", "levels", 2), ("certified", "one", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            ("half", "levels", 1), ("half", "one", "inf"), ("bound", "levels", "inf"), ("bound", "one", 1),
+            ("bound", "one", 2),
+            ("certified", "levels", 1),
+        )),
     ],
 )  # fmt: skip
 def test_every_budget_certified(path: Path, small_job: Job, budget: str, stages: str, p: float | str) -> None:
@@ -320,6 +324,7 @@ def test_every_budget_certified(path: Path, small_job: Job, budget: str, stages:
     assert not [name for name in store.seed_arrays() if name.startswith("trial_")]
 
 
+@pytest.mark.slow
 def test_certified_budgets_use_epsilon_and_cost_less(tmp_path: Path, small_job: Job) -> None:
     def made(budget: str) -> dict[str, Any]:
         job = job_of(small_job, privacy={"budget": budget})
@@ -336,7 +341,7 @@ def test_certified_budgets_use_epsilon_and_cost_less(tmp_path: Path, small_job: 
     assert (seeds * cost).sum() == pytest.approx(store.seed_attributes["tempered_primal_km"], rel=1e-6)
 
 
-@pytest.mark.parametrize("stages", ["levels", "one"])
+@pytest.mark.parametrize("stages", ["levels", pytest.param("one", marks=pytest.mark.slow)])
 def test_blocks_do_not_decide_the_bytes(tmp_path: Path, small_job: Job, stages: str) -> None:
     layouts: list[dict[str, Any]] = [{}, *({"store": {"block_cells": cells}} for cells in ([1, 1], [2, 3]))]
     found = []
@@ -347,7 +352,13 @@ def test_blocks_do_not_decide_the_bytes(tmp_path: Path, small_job: Job, stages: 
     assert all(np.array_equal(other, found[0]) for other in found[1:])
 
 
-@pytest.mark.parametrize("name", ["extension_x", "extension_y", "extension_exponent"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "extension_exponent",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ["extension_x", "extension_y"]),
+    ],
+)
 def test_receipts_refer_to_budgets_and_exponent(tmp_path: Path, small_job: Job, name: str) -> None:
     job, path = parse_job(job_of(small_job)), tmp_path / "s.zarr"
     init(job, str(path))

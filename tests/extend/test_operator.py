@@ -265,10 +265,11 @@ def test_memory(small_job: Job, method: str, block_cells: list[int], refine: lis
 
 
 @pytest.mark.parametrize("method", ["mean:Mean", "own_operators:Smooth"])
-@pytest.mark.parametrize("budget", ["bound", "certified"])
+@pytest.mark.parametrize("budget", [pytest.param("bound", marks=pytest.mark.slow), "certified"])
 def test_an_operator_of_ones_own_is_certified(path: Path, small_job: Job, method: str, budget: str) -> None:
     url = str(path)
     job = small_job(extension={"method": method}, privacy={"budget": budget}, store={"block_cells": [2, 3]})
+    job["seed"] = {"refine_rounds": 2}
     summary = build(parse_job(job), url)
     assert (summary["state"], summary["method"], summary["boundary_mismatches"]) == ("complete", method, 0)
     store = MechanismStore.open(url)
@@ -315,6 +316,7 @@ def test_stages_are_what_the_operator_sees(tmp_path: Path, small_job: Job) -> No
     assert (rows[0], rows[1]) == (pytest.approx(0.98, abs=1e-5), pytest.approx(0.99, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folder: Path) -> None:
     """By the command line, as in the README; the bytes are those of this process."""
     job = small_job(extension={"method": "mean:Mean"}, store={"block_cells": [2, 3]})
@@ -341,7 +343,8 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
         ("own_operators:Smooth", '"half" needs .*promises 3; use "bound" or "certified"', "half"),
         # Enough for the even split, but not for all that are tried.
         ("mean:Mean", '"half" needs .*promises 2.2.*; use "bound" or "certified"', "half"),
-        *((*fault, "certified") for fault in (
+        *(pytest.param(*fault, "certified", marks=pytest.mark.slow if number % 3 else ())
+          for number, fault in enumerate((
             ("no_such_module:Mean", "no_such_module:Mean: cannot be made .*No module named"),
             ("os:getcwd", "os:getcwd: is not a subclass of .*Operator"),
             ("sys:exit", "sys:exit: is not a subclass of .*Operator"),
@@ -364,7 +367,7 @@ def test_processes_import_the_operator_too(tmp_path: Path, small_job: Job, folde
             ("own_operators:Undecided", "steepening must be at least 1, but is nan"),
             ("own_operators:Overflowing", "steepening fails: OverflowError"),
             ("own_operators:Backwards", "steepening allows no budgets"),
-        )),
+        ))),
     ],
 )  # fmt: skip
 def test_what_cannot_work(path: Path, small_job: Job, method: str, says: str, budget: str) -> None:
@@ -396,7 +399,9 @@ def test_half_is_allowed_where_the_promise_is_two_or_less(path: Path, small_job:
     assert summary["epsilon_certified"] <= summary["epsilon_planar_per_km"]
 
 
-@pytest.mark.parametrize("cluster", [{"kind": "inline"}, {"kind": "local", "workers": 1}])
+@pytest.mark.parametrize(
+    "cluster", [{"kind": "inline"}, pytest.param({"kind": "local", "workers": 1}, marks=pytest.mark.slow)]
+)
 def test_what_fails_only_on_a_block_is_one_error(path: Path, small_job: Job, cluster: dict[str, Any]) -> None:
     extension, privacy = {"method": "own_operators:LateFailure"}, {"budget": "certified"}
     job = small_job(extension=extension, privacy=privacy, cluster=cluster)
@@ -404,7 +409,9 @@ def test_what_fails_only_on_a_block_is_one_error(path: Path, small_job: Job, clu
         build(parse_job(job), str(path))
 
 
-@pytest.mark.parametrize("block_cells", [[1, 9], [9, 1], [2, 2]])
+@pytest.mark.parametrize(
+    "block_cells", [[2, 2], *(pytest.param(case, marks=pytest.mark.slow) for case in [[1, 9], [9, 1]])]
+)
 def test_an_operator_that_is_not_local_is_caught(path: Path, small_job: Job, block_cells: list[int]) -> None:
     job = small_job(extension={"method": "own_operators:FarSighted"}, store={"block_cells": block_cells})
     refused(GuaranteeViolation, r"disagree on record .*not local", lambda: build(parse_job(job), str(path)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -288,6 +288,7 @@ def test_bad_override_is_refused_like_a_bad_file(job_file: Path, override: str, 
     refusal(lambda: load_job(job_file, [override]), named, kind=SpecError)
 
 
+@settings(max_examples=10)
 @given(
     epsilon=st.floats(1e-3, 1e3),
     cell=st.floats(0.01, 100),

@@ -31,7 +31,7 @@ EXPONENTS = (1.0, 1.5, 2.0, 4.0, math.inf)
 
 
 @pytest.mark.parametrize(
-    "p", [1.0, 2.0, math.inf, *(pytest.param(p, marks=pytest.mark.slow) for p in (1.5, 4.0))]
+    "p", [2.0, *(pytest.param(p, marks=pytest.mark.slow) for p in (1.0, 1.5, 4.0, math.inf))]
 )
 def test_certified_stores_hold_and_waste_nothing(tmp_path: Path, small_job: Job, p: float) -> None:
     domain = {"refine": [3], "metric_p": "inf" if math.isinf(p) else p}
@@ -55,7 +55,8 @@ def test_certified_stores_hold_and_waste_nothing(tmp_path: Path, small_job: Job,
 
 
 def test_the_seed_keeps_what_the_search_did(path: Path, small_job: Job) -> None:
-    summary = build(parse_job(small_job(privacy={"budget": "certified"})), str(path))
+    job = small_job(privacy={"budget": "certified"}, seed={"refine_rounds": 4})
+    summary = build(parse_job(job), str(path))
     store = MechanismStore.open(str(path))
     seed = store.seed_attributes
     # The closed form, the search, refining.
@@ -88,6 +89,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, searched_job: dict[str, d
     return path
 
 
+@pytest.mark.slow
 def test_every_executor_finds_the_same(
     tmp_path: Path, searched_job: Any, searched: Path, any_cluster: ClusterSection
 ) -> None:
@@ -113,7 +115,7 @@ def test_solver_failure_falls_back(tmp_path: Path, small_job: Job, monkeypatch: 
     assert certified["loss_km"] == build(parse_job(small_job()), str(tmp_path / "b.zarr"))["loss_km"]
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_few_outputs_are_no_obstacle(path: Path, small_job: Job, outputs: int) -> None:
     job = small_job(privacy={"budget": "certified"}, outputs={"count": outputs})
     assert build(parse_job(job), str(path))["state"] == "complete"
@@ -136,6 +138,7 @@ def test_search_restarts(tmp_path: Path, searched_job: dict[str, dict[str, Any]]
     assert np.array_equal(*rows)
 
 
+@pytest.mark.slow
 def test_refining_gains_and_can_be_left_out(tmp_path: Path, small_job: Job) -> None:
     def made(name: str, **seed: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         path = str(tmp_path / name)
@@ -156,6 +159,7 @@ def test_refining_gains_and_can_be_left_out(tmp_path: Path, small_job: Job) -> N
     assert reaches == sorted(reaches, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, *(pytest.param(p, marks=pytest.mark.slow) for p in (2.0, "inf"))])
 def test_more_refining_is_never_below_other_budgets(tmp_path: Path, small_job: Job, p: float | str) -> None:
     """On dense seeds, where every record is one; with few rounds, many, and none."""
@@ -178,6 +182,7 @@ def test_more_refining_is_never_below_other_budgets(tmp_path: Path, small_job: J
     assert many <= few * 1.002
 
 
+@pytest.mark.slow
 def test_refining_stops_in_time(tmp_path: Path, small_job: Job) -> None:
     path = str(tmp_path / "s.zarr")
     job = small_job(privacy={"budget": "certified"}, seed={"refine_rounds": 1000, "refine_seconds": 0.5})

@@ -69,7 +69,7 @@ def test_solutions_are_feasible_and_match_highs(shape: tuple[int, int], outputs:
     assert (gain >= best - 1e-4 * (patches.cost * patches.reference).sum(axis=(0, 1))).all()
 
 
-@pytest.mark.parametrize("outputs", [1, 3, 9, 17])
+@pytest.mark.parametrize("outputs", [3, 9, *(pytest.param(case, marks=pytest.mark.slow) for case in [1, 17])])
 def test_a_sweep_has_the_same_bits_in_every_batch(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program at a time, as many as there are, and something between."""
     window = window_of(np.random.default_rng(outputs), (13, 14), outputs, allowed=0.5)

@@ -217,6 +217,7 @@ def test_a_client_holds_no_more_arrays_than_planned(region: bool, tmp_path: Path
     assert peak <= _CLIENT_ARRAYS * 8 * geometry.grid.records + 12 * 2**20
 
 
+@pytest.mark.slow
 def test_too_small_workers_are_refused(tmp_path: Path, small_job: Job, any_cluster: ClusterSection) -> None:
     """Also those that somebody else has started, whose limits only their scheduler knows."""
     store = tmp_path / "small.zarr"

@@ -53,7 +53,10 @@ def losses(folder: Path, spec: JobSpec, *methods: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(("domain", "best"), [(COARSE, "records"), (DENSE, "windows"), (DENSE, "noise")])
+@pytest.mark.parametrize(
+    ("domain", "best"),
+    [(COARSE, "records"), pytest.param(DENSE, "windows", marks=pytest.mark.slow), (DENSE, "noise")],
+)
 def test_what_loses_less_is_kept(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domain: dict[str, Any], best: str
 ) -> None:
@@ -151,7 +154,8 @@ def test_noise_that_cannot_be_is_refused_before_anything_is_made(small_job: Job)
     assert "masses of noise, more than" in plan_job(parse_job(dense))["refused"]
 
 
-@pytest.mark.parametrize("domain", [COARSE, DENSE])
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", [COARSE, pytest.param(DENSE, marks=pytest.mark.slow)])
 def test_a_run_that_ends_around_the_choice_comes_to_the_same(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domain: dict[str, Any]
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_run_that_ends_around_the_choice_comes_to_the_same(
         assert MechanismStore.open(str(url)).seed_arrays() == expected.seed_arrays()
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_on_processes(small_job: Job, tmp_path: Path) -> None:
     spec = open_job(small_job, DENSE)
     inline = build(spec, tmp_path / "inline.zarr")
@@ -199,6 +204,7 @@ def test_the_choice_is_the_same_on_processes(small_job: Job, tmp_path: Path) -> 
     assert build(processes, tmp_path / "p.zarr")["mechanism_sha256"] == inline["mechanism_sha256"]
 
 
+@pytest.mark.slow
 def test_noise_that_fails_leaves_programs(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

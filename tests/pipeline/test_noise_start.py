@@ -56,7 +56,9 @@ def test_the_steepest_corner_is_found(q: float) -> None:
     assert steepest(rows, h, q) == pytest.approx(worst, rel=1e-12)
 
 
-@pytest.mark.parametrize("p", [1.0, 1.0000003, 2.0, math.inf])
+@pytest.mark.parametrize(
+    "p", [2.0, *(pytest.param(case, marks=pytest.mark.slow) for case in [1.0, 1.0000003, math.inf])]
+)
 def test_noise_is_lowered_until_its_certificate_holds(made: Made, p: float) -> None:
     problem = Problem.of_store(made("half", p)[1])
     target, floor = problem.epsilon_per_km, 1e-6
@@ -69,6 +71,7 @@ def test_noise_is_lowered_until_its_certificate_holds(made: Made, p: float) -> N
     np.testing.assert_allclose(everything.sum(axis=-1), 1, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_programs_that_begin_from_noise_end_below_it(made: Made) -> None:
     summary, store = made("certified")
     assert summary["state"] == "complete"

@@ -31,6 +31,7 @@ def records_job(small_job: Job, **sections: dict[str, Any]) -> dict[str, Any]:
         domain={"cell_km": 3.0, "refine": [2]},
         privacy={"budget": "certified"},
         extension={"method": "records"},
+        seed={"refine_rounds": 4},
     )
     for name, keys in sections.items():
         job.setdefault(name, {}).update(keys)
@@ -44,7 +45,9 @@ def built(small_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, "inf"])
+@pytest.mark.parametrize(
+    "p", [2.0, *(pytest.param(case, marks=pytest.mark.slow) for case in [1.0, 1.5, "inf"])]
+)
 def test_it_is_proved_and_beats_everything_else(small_job: Job, tmp_path: Path, p: Any) -> None:
     job = records_job(small_job, domain={"metric_p": p})
     made = build(parse_job(job), str(tmp_path / "s.zarr"))
@@ -58,6 +61,7 @@ def test_it_is_proved_and_beats_everything_else(small_job: Job, tmp_path: Path, 
         assert made["loss_km"] < other["loss_km"]
 
 
+@pytest.mark.slow
 def test_it_loses_hardly_more_than_any_mechanism_must(small_job: Job, tmp_path: Path) -> None:
     job = records_job(small_job, domain={"refine": [1]})
     made = build(parse_job(job), str(tmp_path / "s.zarr"))
@@ -77,6 +81,7 @@ def test_a_program_has_no_interpolation(built: Path) -> None:
     assert np.allclose(store.read("seed/probability"), corners, rtol=2.0**-23, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one process", "two processes"])
 def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Path, kind: str) -> None:
     workers = {"one process": 1, "two processes": 2}[kind]
@@ -86,6 +91,7 @@ def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Pa
     assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_with_a_region(tmp_path: Path) -> None:
     job = u_job(tmp_path, privacy={"budget": "certified"})
     job["extension"] = {"method": "records"}
@@ -121,6 +127,7 @@ def test_rows_that_do_not_keep_epsilon_are_mixed_until_they_do(
         build(parse_job(records_job(small_job)), str(tmp_path / "t.zarr"))
 
 
+@pytest.mark.slow
 def test_where_wide_steps_are_not_enough_the_program_is_solved_for_less(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

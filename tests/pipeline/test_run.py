@@ -73,7 +73,15 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: Job) -> Path:
 
 @pytest.mark.parametrize(
     ("p", "budget"),
-    [(1, "half"), (1.5, "bound"), (2, "half"), (2, "bound"), (4, "half"), ("inf", "bound"), ("inf", "half")],
+    [
+        (1.5, "bound"),
+        (2, "half"),
+        ("inf", "bound"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, "half"), (2, "bound"), (4, "half"), ("inf", "half")]
+        ),
+    ],
 )
 def test_the_store_is_private_for_all_pairs(path: Path, small_job: Job, p: float | str, budget: str) -> None:
     """Brute force over all pairs of stored rows, certificate above it, promise above the certificate."""
@@ -150,7 +158,10 @@ def test_opening_without_consolidated_metadata_warns_of_nothing(finished: Path) 
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_cells", [[1, 1], [2, 3], [3, 2], [99, 99]])
+@pytest.mark.parametrize(
+    "block_cells",
+    [[2, 3], *(pytest.param(case, marks=pytest.mark.slow) for case in [[1, 1], [3, 2], [99, 99]])],
+)
 def test_block_shapes_change_nothing(path: Path, small_job: Job, built: Path, block_cells: list[int]) -> None:
     summary = make(small_job(store={"block_cells": block_cells}), path)
     assert np.array_equal(bytes_of(path), bytes_of(built))
@@ -175,7 +186,14 @@ def test_in_pieces_without_dask_it_is_the_same(path: Path, small_job: Job, built
 # --- interruptions --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", ["domain", "loss", "seed", "extend", "boundary", "audit"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "seed",
+        "extend",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ["domain", "loss", "boundary", "audit"]),
+    ],
+)
 def test_interrupted_at_any_stage_it_resumes(path: Path, small_job: Job, built: Path, after: str) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, StageFinished) and event.stage == after:
@@ -218,7 +236,9 @@ def test_five_percent_at_city_spacing_fail_and_the_triple_is_named(path: Path, s
     assert report.worst["log_ratio"] > report.worst["bound"]
 
 
-@pytest.mark.parametrize("p", [1, 1.0001, 2, "inf"])
+@pytest.mark.parametrize(
+    "p", [2, *(pytest.param(case, marks=pytest.mark.slow) for case in [1, 1.0001, "inf"])]
+)
 def test_a_large_change_fails_it_for_every_metric(path: Path, small_job: Job, p: float | str) -> None:
     make(small_job(domain={"metric_p": p}), path)
     spoil(path, 7, 11, 3, 8)
@@ -233,7 +253,16 @@ def test_a_large_change_fails_it_for_every_metric(path: Path, small_job: Job, p:
     assert MechanismStore.open(str(path)).state == "refused"
 
 
-@pytest.mark.parametrize("lost", ["seed/score", "seed/cost", "prior", "problem/task_distance"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "seed/score",
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ["seed/cost", "prior", "problem/task_distance"]
+        ),
+    ],
+)
 def test_lost_chunks_never_read_as_zeros(path: Path, small_job: Job, finished: Path, lost: str) -> None:
     init(parse_job(small_job()), str(path))
     shutil.rmtree(path / lost / "c")
@@ -296,7 +325,7 @@ def test_disagreeing_blocks_are_refused(path: Path, small_job: Job, monkeypatch:
     assert make(job, path)["state"] == "complete"
 
 
-@pytest.mark.parametrize("harm", ["gone", "truncated"])
+@pytest.mark.parametrize("harm", [pytest.param("gone", marks=pytest.mark.slow), "truncated"])
 def test_finalising_over_damaged_shards_refuses(path: Path, small_job: Job, harm: str) -> None:
     job = small_job(store={"block_cells": [1, 2]})
     partition(str(path), 0, init(parse_job(job), str(path))["blocks"])
@@ -519,6 +548,7 @@ def test_a_read_only_store_is_audited_all_the_same(finished: Path, monkeypatch: 
     assert audit(str(finished)).holds
 
 
+@pytest.mark.slow
 def test_a_store_in_memory_behind_a_url(small_job: Job) -> None:
     """The same code serves object stores: everything goes through Zarr's store interface."""
     url = "memory://bucket/small.zarr"

@@ -78,7 +78,9 @@ def rows(path: Path) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, "inf"])
+@pytest.mark.parametrize(
+    "p", [2.0, *(pytest.param(case, marks=pytest.mark.slow) for case in [1.0, 1.5, "inf"])]
+)
 def test_it_is_proved_and_loses_less_than_noise(small_job: Job, tmp_path: Path, p: Any) -> None:
     said: list[str] = []
 
@@ -100,6 +102,7 @@ def test_it_is_proved_and_loses_less_than_noise(small_job: Job, tmp_path: Path, 
     assert made["loss_km"] < 0.99 * build(parse_job(job), str(tmp_path / "noise.zarr"))["loss_km"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -161,6 +164,7 @@ def test_where_the_method_is_left_open_windows_fit_into_the_time_or_take_the_lea
     assert found(1e-3, 100)[0] == 1  # all records at once, where windows of 11 would be solved in four turns
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_outputs_that_no_program_has_room_for_stay(
     small_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +179,7 @@ def test_outputs_that_no_program_has_room_for_stay(
     assert store.seed_attributes["loss_km"] < store.seed_attributes["start_km"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["one process", "two processes"])
 def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Path, kind: str) -> None:
@@ -184,6 +189,7 @@ def test_every_executor_makes_the_same(built: Path, small_job: Job, tmp_path: Pa
     assert np.array_equal(rows(built), rows(tmp_path / "s.zarr"))
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_a_turn_it_goes_on(built: Path, small_job: Job, tmp_path: Path) -> None:
     job, store = tmp_path / "job.toml", tmp_path / "s.zarr"
     job.write_text(tomli_w.dumps(windows_job(small_job)))
@@ -252,6 +258,7 @@ def test_rows_that_break_a_step_are_mixed_or_not_taken(
     assert made["fallbacks"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_skipped_blocks_extend_again_and_a_city_draws_the_same(small_job: Job, tmp_path: Path) -> None:
     outline = {"type": "Polygon", "coordinates": [[[-74.0, 40.736], [-73.99, 40.736], [-73.975, 40.76],

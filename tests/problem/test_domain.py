@@ -391,6 +391,7 @@ def test_tasks_outside_the_grid_are_refused(build: Build, tmp_path: Path) -> Non
 # --- what is drawn ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_random_seed_draws_one_thing(build: Build) -> None:
     def drawn(**sections: dict[str, Any]) -> list[bytes]:
         domain = build(**sections)

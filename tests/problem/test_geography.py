@@ -129,7 +129,13 @@ def built(tmp_path_factory: pytest.TempPathFactory, small_job: JobMaker) -> Call
     return make
 
 
-@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(place, marks=() if place in ("taveuni", "svalbard") else pytest.mark.slow)
+        for place in _PLACES
+    ],
+)
 def test_whole_job_keeps_its_promise_on_the_ground(built: Callable[[str], str], place: str) -> None:
     lon, lat = _PLACES[place]
     url = built(place)
@@ -228,7 +234,9 @@ def test_boxes_that_are_none_are_refused(small_job: JobMaker, bbox: list[float],
 # --- poles ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lat", [89.0, -89.0, 90.0])
+@pytest.mark.parametrize(
+    "lat", [90.0, *(pytest.param(case, marks=pytest.mark.slow) for case in [89.0, -89.0])]
+)
 def test_job_around_a_pole_keeps_its_promise_too(tmp_path: Path, small_job: JobMaker, lat: float) -> None:
     """Around a pole the box in degrees goes almost all the way round, yet the plane's centre is near."""
     url = str(tmp_path / "out.zarr")

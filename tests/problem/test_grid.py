@@ -43,7 +43,10 @@ def _record_xy(grid: Grid, places: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("city", "cell_km", "cells", "records"),
-    [("rome", 4.77, (10, 11), (483, 4087, 63865)), ("london", 6.78, (9, 7), (285, 2365, 36673))],
+    [
+        ("rome", 4.77, (10, 11), (483, 4087, 63865)),
+        pytest.param("london", 6.78, (9, 7), (285, 2365, 36673), marks=pytest.mark.slow),
+    ],
 )
 def test_published_experiments_have_the_published_numbers_of_records(
     city_roads: Callable[[str], Path],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdpext_dask import Mechanism, audit, build, evaluate, load_job, open_mechanism
+from mdpext_dask import BoundRequest, Mechanism, audit, build, evaluate, load_job, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, SpecError, StoreError
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
@@ -57,7 +57,7 @@ def test_expected_loss(tmp_path: Path, shape: tuple[int, int], refine: list[int]
     summary = build(spec, str(path))
     assert (summary["state"], summary["records"], summary["outputs"]) == ("complete", shape[0] * shape[1], 4)
     assert summary["loss_km"] == pytest.approx(expected_loss(path, problem), rel=1e-12)
-    assert evaluate(str(path), attacks=None)["loss_km"] == summary["loss_km"]
+    assert evaluate(str(path), bound=BoundRequest(seconds=0), attacks=None)["loss_km"] == summary["loss_km"]
     assert audit(str(path)).holds
     dataset = open_mechanism(path, verify=True).dataset
     found = audited_epsilon(dataset.probability.values, problem["x_km"], problem["y_km"], 2)
@@ -94,6 +94,7 @@ def test_a_table_of_euclidean_distances_is_the_euclidean_loss(
     np.testing.assert_allclose(costs[0], costs[1], rtol=1e-9, atol=1e-12 * spacing)
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_where_the_tasks_run(tmp_path: Path, any_cluster: ClusterSection) -> None:
     write(tmp_path / "loss.npz", (9, 13))
     probability = []
@@ -281,7 +282,7 @@ def test_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captu
     assert summary["epsilon_per_km"] == 0.5
     assert summary["loss_km"] == pytest.approx(expected_loss(Path("rome-20km.zarr"), problem), rel=1e-12)
     assert call(capfd, "audit", "rome-20km.zarr")["holds"] is True
-    assert call(capfd, "evaluate", "rome-20km.zarr")["loss_km"] == summary["loss_km"]
+    assert call(capfd, "evaluate", "rome-20km.zarr", "--bound-seconds=0")["loss_km"] == summary["loss_km"]
     Path("p.csv").write_text("lon,lat\n12.5,41.9\n")
     refused = call(capfd, "sample", "rome-20km.zarr", "p.csv", "-o", "o.csv", code=2)
     assert "x_km,y_km" in refused["message"]

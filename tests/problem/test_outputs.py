@@ -339,7 +339,12 @@ def save_raster(path: Path) -> str:
     return str(path)
 
 
-@pytest.fixture(params=["file", "prior", "all-road-nodes", "auto"])
+@pytest.fixture(
+    params=[
+        "file",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("prior", "all-road-nodes", "auto")),
+    ]
+)
 def choice(request: pytest.FixtureRequest, tmp_path: Path, job: Make) -> JobSpec:
     outputs: dict[str, Any] = {"choose": request.param}
     prior: dict[str, Any] = {"kind": "uniform"}

@@ -105,7 +105,7 @@ def test_grid_mapping_without_the_text_still_names_method_and_centre() -> None:
 _anywhere = st.tuples(st.floats(-180, 180), st.floats(-90, 90))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     one=_anywhere,
     step=st.tuples(st.floats(0, 360), st.floats(1e-3, 200)),

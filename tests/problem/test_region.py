@@ -20,7 +20,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdpext_dask import AuditReport, audit, evaluate, open_mechanism
+from mdpext_dask import AuditReport, BoundRequest, audit, evaluate, open_mechanism
 from mdpext_dask.auditors.certificate import certify_cells
 from mdpext_dask.errors import DataError, GuaranteeViolation, IncompleteStoreError, MdpextError, StoreError
 from mdpext_dask.extend.local_rows import LocalRows
@@ -109,7 +109,7 @@ def test_constraints_on_kept_cells_alone_fail_across_the_gap_and_the_rectangle_d
     assert store.attributes["epsilon_certified"] <= store.planar_limit() < 1
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, "inf"])
+@pytest.mark.parametrize("p", [1.5, *(pytest.param(case, marks=pytest.mark.slow) for case in [1, 2, "inf"])])
 def test_the_certificate_is_that_of_the_whole_rectangle(tmp_path: Path, p: float | str) -> None:
     """Also of fine cells between stored and skipped blocks, and of those no byte is stored of."""
     job = u_job(tmp_path, domain={"metric_p": p, "refine": [3]}, store={"block_cells": [1, 2]})
@@ -193,11 +193,22 @@ def test_bytes_are_those_of_a_store_that_skips_nothing(built: Path, tmp_path: Pa
         assert np.array_equal(rows_of(store, x, y), complete[x, y])
     attributes = MechanismStore.open(str(whole)).attributes
     assert store.attributes["loss_km"] == pytest.approx(attributes["loss_km"], rel=1e-12)
-    assert evaluate(str(built), attacks=None)["loss_km"] == store.attributes["loss_km"]
+    assert (
+        evaluate(str(built), bound=BoundRequest(seconds=0), attacks=None)["loss_km"]
+        == store.attributes["loss_km"]
+    )
     assert store.attributes["epsilon_certified"] == attributes["epsilon_certified"]
 
 
-@pytest.mark.parametrize("method", [pytest.param("mcshane-whitney", marks=pytest.mark.slow), "cell-lp"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in [pytest.param("mcshane-whitney", marks=pytest.mark.slow), "cell-lp"]
+        )
+    ],
+)
 def test_other_extensions_skip_blocks_as_well(tmp_path: Path, method: str) -> None:
     """Scores that depend on budgets, a mechanism tempered as a whole: more than the seed's rows is read."""
     found = []
@@ -227,6 +238,7 @@ def test_it_opens_in_xarray(built: Path) -> None:
     assert set(map(tuple, np.argwhere(missing).tolist())) == expected
 
 
+@pytest.mark.slow
 def test_every_executor_makes_the_same(built: Path, tmp_path: Path, any_cluster: ClusterSection) -> None:
     spec = parse_job(u_job(tmp_path)).model_copy(update={"cluster": any_cluster})
     build(spec, str(tmp_path / "s.zarr"))
@@ -235,6 +247,7 @@ def test_every_executor_makes_the_same(built: Path, tmp_path: Path, any_cluster:
         assert (tmp_path / "s.zarr" / shard).read_bytes() == (built / shard).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mdpext_dask.errors.ImplausibleWarning")
 def test_certified_budgets_and_a_url(tmp_path: Path) -> None:
     url, job = "memory://bucket/u.zarr", u_job(tmp_path, privacy={"budget": "certified"})
@@ -248,7 +261,16 @@ def test_certified_budgets_and_a_url(tmp_path: Path) -> None:
 # --- interruptions and harm -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("harm", ["receipt gone", "receipt damaged", "receipt claims shards", "stray shard"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "stray shard",
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ["receipt gone", "receipt damaged", "receipt claims shards"]
+        ),
+    ],
+)
 def test_harm_done_to_an_unfinished_skipped_block_is_mended(built: Path, tmp_path: Path, harm: str) -> None:
     path, job = tmp_path / "s.zarr", u_job(tmp_path)
     blocks = init(parse_job(job), str(path))["blocks"]
@@ -324,7 +346,9 @@ def test_cells_that_change_sides_with_all_that_says_so_are_noticed(finished: Pat
     assert noticed(finished, "chunk_hashes").changed == ("chunk_hashes", "problem_sha256")
 
 
-@pytest.mark.parametrize(("key", "changed"), [("job", "job"), ("identity", "fingerprint")])
+@pytest.mark.parametrize(
+    ("key", "changed"), [("job", "job"), pytest.param("identity", "fingerprint", marks=pytest.mark.slow)]
+)
 def test_an_edited_job_imports_nothing(
     finished: Path, tmp_path: Path, monkeypatch: Any, key: str, changed: str
 ) -> None:
@@ -557,6 +581,7 @@ def loss_job(folder: Path, **arrays: Any) -> dict[str, dict[str, Any]]:
 CENTRE = {"centre_lon": PLANE.centre_lon, "centre_lat": PLANE.centre_lat}
 
 
+@pytest.mark.slow
 def test_a_region_on_the_grid_of_a_loss_file(tmp_path: Path, built: Path) -> None:
     path, job = tmp_path / "s.zarr", loss_job(tmp_path, **CENTRE)
     summary = build(parse_job(job), str(path))
@@ -646,7 +671,13 @@ _BAD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("document", "complaint"), [(one, complaint) for complaint, many in _BAD.items() for one in many]
+    ("document", "complaint"),
+    [
+        # By default, one for each complaint.
+        pytest.param(one, complaint, marks=pytest.mark.slow if number else ())
+        for complaint, many in _BAD.items()
+        for number, one in enumerate(many)
+    ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, small_job: JobMaker, document: Any, complaint: str) -> None:
     path = tmp_path / "bad.geojson"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyproj import CRS, Transformer
 
@@ -107,6 +107,7 @@ def test_other_software_reads_the_turned_plane_from_its_wkt(angle: float) -> Non
 # --- the rectangle --------------------------------------------------------------------------------
 
 
+@settings(max_examples=15)
 @given(
     points=st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=4, max_size=40),
     seed=st.integers(0, 2**32 - 1),
@@ -258,6 +259,7 @@ def test_the_rotation_is_part_of_the_problem(tmp_path: Path, small_job: JobMaker
     assert "projection" in audit(paths[30.0]).changed
 
 
+@pytest.mark.slow
 def test_a_turned_region(tmp_path: Path, small_job: JobMaker, slanted: str) -> None:
     """Half of the slanted island in the grid that fits it, and blocks that are skipped."""
     a, b, c, d, _ = json.loads(Path(slanted).read_text())["coordinates"][0]

@@ -36,6 +36,7 @@ def test_the_dense_middle_gets_more_than_squares_of_one_size_would_give_it() -> 
     assert mean_km < 0.8 * KDTree(xy[cells]).query(xy)[0].mean()
 
 
+@pytest.mark.slow
 def test_many_places_take_little_time_and_hold_the_distance() -> None:
     xy = np.random.default_rng(0).uniform(0, 40, (200_000, 2))
     kept, mean_km = thinned(xy, 0.3, 100_000)

@@ -262,6 +262,7 @@ def _waiting() -> list[str]:
     return [sys.executable, *command[1:]]
 
 
+@pytest.mark.slow
 def test_the_services_do_a_job_together(tmp_path: Path, services: Services) -> None:
     """With what is installed here, and on a smaller job than the demo.
 

@@ -86,6 +86,7 @@ def package_files() -> set[str]:
     return {path.relative_to(PROJECT).as_posix() for path in found}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_no_more(files: dict[str, dict[str, bytes]]) -> None:
     names = set(files["wheel"])
     about = {name for name in names if name.startswith(f"{STEM}.dist-info/")}

@@ -21,7 +21,9 @@ GRIDS = {
 EPSILONS = (0.5, 1.0, 1.5)
 
 
-@pytest.fixture(params=GRIDS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name == "new-york" else pytest.mark.slow) for name in GRIDS]
+)
 def city(request: pytest.FixtureRequest, city_roads: Callable[[str], Path]) -> tuple[str, JobSpec]:
     """Name and job of every city whose network is at hand."""
     name = request.param

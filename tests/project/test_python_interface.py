@@ -155,6 +155,7 @@ def test_progress_on_standard_error(small_job: Job, tmp_path: Path, capfd: Any) 
     assert "extend: " in err
 
 
+@pytest.mark.slow
 def test_local_processes_start_inside_a_running_event_loop(small_job: Job, tmp_path: Path) -> None:
     """As a notebook's kernel is one."""
 

@@ -104,7 +104,7 @@ def with_clients(work: Callable[[Ask], Awaitable[Any]], *urls: str) -> Any:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_many_users_at_once_get_what_the_limit_allows_and_no_more(running: Running, servers: int) -> None:
     """200 users, each of whom asks from five places at the same time, three of which are allowed."""
     started = running.start_at_once(servers, "--release-limit", 3)
@@ -138,6 +138,7 @@ def test_many_users_at_once_get_what_the_limit_allows_and_no_more(running: Runni
     assert [command.stdout + command.stderr for command, _ in started] == [""] * servers
 
 
+@pytest.mark.slow
 def test_kills_in_the_middle_lose_no_charge(running: Running) -> None:
     """Killed twice while 200 users report from everywhere; what was answered is paid, and answered again."""
     limit, places = 8, running.places[::2]

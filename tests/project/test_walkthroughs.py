@@ -17,6 +17,7 @@ def test_ten_minutes_lead_to_blurred_points_and_its_screens_are_real(tmp_path: P
     assert len(reports) == 2
 
 
+@pytest.mark.slow
 def test_the_table_to_choose_epsilon_from_is_what_its_command_prints(tmp_path: Path) -> None:
     # The Python of the guide goes on from the tutorial, and is run with it.
     assert follow(DOCS / "guide.md", tmp_path, without="python") == 1
@@ -36,6 +37,7 @@ def test_a_page_that_says_something_else_or_fails_is_noticed(tmp_path: Path) -> 
             run_block(Block(language, text), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_recipes_of_the_cookbook_work_as_they_stand(tmp_path: Path) -> None:
     assert follow(DOCS / "cookbook.md", tmp_path) >= 2
     assert (tmp_path / "manhattan.mdp").exists()

@@ -45,6 +45,7 @@ def test_the_demo(tmp_path: Path, budget: str, epsilon: float, loss_km: float, g
     assert audit(str(path)).holds
 
 
+@pytest.mark.slow
 def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> None:
     """Searched for and refined as shipped, on larger cells and fewer records and outputs."""
     smaller = ["domain.cell_km=2.0", "domain.refine=[2, 3]", "outputs.count=24"]
@@ -63,7 +64,7 @@ def test_the_demo_s_budgets_use_all_of_epsilon_and_lose_less(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("refine", "records"),
     [pytest.param("[2]", 483, marks=pytest.mark.slow), pytest.param("[2, 3]", 4_087, marks=pytest.mark.slow),
-     ("[2, 3, 4]", 63_865)],
+     pytest.param("[2, 3, 4]", 63_865, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_rome_as_published(tmp_path: Path, city_roads: Any, refine: str, records: int) -> None:
     folder = city_roads("rome")

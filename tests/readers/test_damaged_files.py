@@ -40,7 +40,7 @@ osmnx = pytest.importorskip("osmnx")
 pytest.importorskip("osmium")
 pyarrow = pytest.importorskip("pyarrow")
 
-FEW, MANY = 12, 720
+FEW, MANY = 8, 720
 # What Python and its libraries say of their own affairs, and a message that is nothing but a name.
 LEAKS = re.compile(
     r"Traceback|' object |NoneType|invalid literal|could not convert|argument |not subscriptable|unhashable|"

@@ -579,7 +579,9 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 # --- memory ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["p.csv", "p.geojson", "p.geojsonl"])
+@pytest.mark.parametrize(
+    "name", ["p.csv", *(pytest.param(case, marks=pytest.mark.slow) for case in ["p.geojson", "p.geojsonl"])]
+)
 def test_memory_is_independent_of_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in (point_tables, point_geojson):
         monkeypatch.setattr(module, "PIECE_ROWS", 1000)

@@ -135,7 +135,9 @@ def test_shapefile_that_does_not_say_its_system_is_refused(tmp_path: Path) -> No
         (lambda p: p.write_bytes(b"no map" * 50), "cannot be read"), (lambda p: p.mkdir(), "does not exist"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", [".shp", ".zip", ".gpkg"])
+@pytest.mark.parametrize(
+    "suffix", [".zip", *(pytest.param(case, marks=pytest.mark.slow) for case in [".shp", ".gpkg"])]
+)
 def test_bad_file(tmp_path: Path, small_job: Any, make: Callable[..., Any], named: str, suffix: str) -> None:
     path = tmp_path / f"region{suffix}"
     make(path)

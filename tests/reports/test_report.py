@@ -98,7 +98,10 @@ def made(url: Path, file: Path, bound_seconds: float = 0, **options: Any) -> Mad
 
 def test_it_says_what_the_store_and_the_evaluation_say(built: Path, whole: Made) -> None:
     said, found = whole
-    opened, cost = MechanismStore.open(str(built)), evaluate(str(built), attacks=AttackRequest(releases=0))
+    opened, cost = (
+        MechanismStore.open(str(built)),
+        evaluate(str(built), bound=BoundRequest(seconds=0), attacks=AttackRequest(releases=0)),
+    )
     attributes = opened.attributes
     assert said["sections"] == list(SECTIONS)
     assert set(SECTIONS) <= set(found.texts)
@@ -172,6 +175,7 @@ def test_a_planar_store_has_no_degrees(tmp_path: Path) -> None:
     assert ">N</text>" not in found.html  # there is no north
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_stored_are_shown_as_well(tmp_path: Path) -> None:
     build(parse_job(u_job(tmp_path)), str(tmp_path / "u.zarr"))
     opened = MechanismStore.open(str(tmp_path / "u.zarr"))
@@ -412,6 +416,7 @@ def test_an_earlier_evaluation_is_taken_if_it_is_about_these_bytes(store: Path, 
     assert not (tmp_path / "s.html").exists()
 
 
+@pytest.mark.slow
 def test_the_best_bound_of_evaluations_is_kept_for_the_page(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,8 +470,9 @@ def test_a_large_store_is_thinned(built: Path, tmp_path: Path, monkeypatch: pyte
 
 
 # Every fourth record along both axes, 32 of them, holds less than the others: a step for these is too small.
-@pytest.mark.parametrize("sample", [32, 400])
-@pytest.mark.parametrize("remapped", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", [32, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("remapped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_of_noise_near_outputs_are_held_and_nothing_else(
     noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int, remapped: bool
 ) -> None:

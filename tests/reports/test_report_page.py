@@ -322,7 +322,7 @@ def test_half_of_those_who_report_a_place_are_within_what_is_said(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_streets_and_maps_fit_narrow_and_wide(width: int, scheme: str, show: Callable[..., Any]) -> None:
     page = show(viewport={"width": width, "height": 900}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -350,6 +350,7 @@ def test_errors_are_on_one_scale(show: Callable[..., Any]) -> None:
     assert 10 < float(own[0].replace(",", "")) < float(own[2].replace(",", ""))  # in metres
 
 
+@pytest.mark.slow
 def test_of_noise_it_shows_what_is_stored_though_far_outputs_are_left_out(
     small_job: Job, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +390,7 @@ def test_of_noise_it_shows_what_is_stored_though_far_outputs_are_left_out(
     context.close()
 
 
+@pytest.mark.slow
 def test_in_light_and_dark_every_map_shows_something(show: Callable[..., Any]) -> None:
     grounds = {}
     for scheme in ("light", "dark"):

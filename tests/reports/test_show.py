@@ -63,6 +63,7 @@ def test_the_page_is_made_once_and_opened_each_time(store: Path, asked: list[str
     assert not show(store, overwrite=True)["reused"]
 
 
+@pytest.mark.slow
 def test_a_page_of_report_is_reused_and_one_that_is_out_of_date_is_not(store: Path, asked: list[str]) -> None:
     page = store.parent / "r.html"
     report(store, page, bound_seconds=0)
@@ -80,6 +81,7 @@ def test_a_page_of_report_is_reused_and_one_that_is_out_of_date_is_not(store: Pa
     assert len(asked) == 5
 
 
+@pytest.mark.slow
 def test_another_file_is_not_replaced(store: Path, asked: list[str]) -> None:
     page = store.parent / "copy-report.html"
     page.write_text("<h1>mine</h1>")
@@ -133,6 +135,7 @@ def test_what_cannot_be_shown_is_one_line(
     assert asked == []
 
 
+@pytest.mark.slow
 def test_the_browser_that_is_named_gets_the_page(store: Path, tmp_path: Path) -> None:
     """In a process of its own, through the standard library's way of finding a browser."""
     program = tmp_path / "browser"

@@ -65,6 +65,7 @@ def test_all_combinations_are_made_and_the_same_job_only_once(spec: JobSpec) -> 
     assert (means[0].spec.outputs.choose, means[0].spec.outputs.count) == ("prior", 5)
 
 
+@pytest.mark.slow
 def test_its_rows_are_what_runs_of_the_jobs_say(spec: JobSpec, tmp_path: Path) -> None:
     result = sweep(settings_of(spec, [1.0, 2.0], [4]), tmp_path / "swept")
     for row in result["rows"]:
@@ -86,6 +87,7 @@ def test_its_rows_are_what_runs_of_the_jobs_say(spec: JobSpec, tmp_path: Path) -
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_was_found_is_not_built_again_unless_it_is_damaged(spec: JobSpec, tmp_path: Path) -> None:
     told: list[str] = []
 
@@ -104,6 +106,7 @@ def test_what_was_found_is_not_built_again_unless_it_is_damaged(spec: JobSpec, t
     assert [row["loss_km"] for row in mended["rows"]] == [row["loss_km"] for row in again["rows"]]
 
 
+@pytest.mark.slow
 def test_stores_are_kept_if_they_are_wanted(spec: JobSpec, tmp_path: Path) -> None:
     from mdpext_dask import open_mechanism
 

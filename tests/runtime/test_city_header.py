@@ -37,7 +37,7 @@ def use(path: Path) -> None:
         city.quantisation_km(2.0)
 
 
-@pytest.mark.parametrize("packing", ["seed", "rows"])
+@pytest.mark.parametrize("packing", [pytest.param("seed", marks=pytest.mark.slow), "rows"])
 def test_no_header_does_harm(packing: str, tmp_path: Path) -> None:
     good, bad = write_city(tmp_path / "good.mdp", packing), tmp_path / "bad.mdp"
     use(good)

@@ -93,7 +93,9 @@ def reported(page: Any) -> str:
     return found
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "dark"), pytest.param(1280, "light", marks=pytest.mark.slow)]
+)
 def test_my_own_position(show: Callable[..., Any], width: int, scheme: str) -> None:
     page = opened(show(viewport={"width": width, "height": 844}, color_scheme=scheme), "seed")
     # Nothing is wider than the screen.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdpext_dask.errors import BudgetExceeded, SpecError, StoreError, shown
@@ -114,6 +114,7 @@ def test_a_ledger_is_what_it_counts(
             assert (budget.spent(user), budget.composed_epsilon(user)) == (len(done), sum(done))
 
 
+@settings(max_examples=15)
 @given(groups=st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5)), max_size=7), max_size=4))
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_held_ledger_charges_each_by_itself(

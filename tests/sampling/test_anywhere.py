@@ -27,7 +27,9 @@ METRICS = ["2", "1", "inf"]
 Floats = NDArray[np.float64]
 
 
-@pytest.fixture(scope="module", params=METRICS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(p, marks=() if p == "2" else pytest.mark.slow) for p in METRICS]
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: Any, small_job: Any) -> tuple[Mechanism, City]:
     """Return a mechanism and the city that is exported from it."""
     folder = tmp_path_factory.mktemp("anywhere")

@@ -101,7 +101,13 @@ def read(path: Path) -> pd.DataFrame:
 # --- formats ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("csv.gz", "parquet", "geojson") else pytest.mark.slow)
+        for kind in FORMATS
+    ],
+)
 def test_formats(store: str, mechanism: Mechanism, tmp_path: Path, monkeypatch: Any, kind: str) -> None:
     points = places(60)
     source = write(tmp_path / f"points.{kind}", points)
@@ -319,6 +325,7 @@ def test_a_pipe_gets_everything_or_nothing(store: str, tmp_path: Path) -> None:
     refusal(lambda: sample_file(store, source, pipe, chunk_points=9), kind=DataError)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
 def test_standard_output_is_gone_on_with_and_not_replaced(store: str, tmp_path: Path) -> None:
     source, log = write(tmp_path / "p.csv", places(3)), tmp_path / "log"
@@ -470,6 +477,7 @@ def sampled_to(target: str, arguments: list[str], **streams: Any) -> "subprocess
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **streams)
 
 
+@pytest.mark.slow
 def test_reports_on_standard_output_are_alone_there(store: str, tmp_path: Path) -> None:
     source = write(tmp_path / "p.csv", [(-73.98, 40.75)] * 20)
     with sampled_to("/dev/stdout", [store, str(source)], stdout=subprocess.PIPE) as run:
@@ -486,6 +494,7 @@ def test_standard_output_has_one_use(store: str, tmp_path: Path, capfd: pytest.C
         assert "/dev/stdout goes to standard output as well" in document["message"]
 
 
+@pytest.mark.slow
 def test_nobody_reading_on_is_no_fault_of_the_points(store: str, tmp_path: Path) -> None:
     source = write(tmp_path / "p.csv", [(-73.98, 40.75)] * 20)
     reading, writing = os.pipe()

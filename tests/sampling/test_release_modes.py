@@ -311,7 +311,7 @@ degrees = st.tuples(
     degrees | st.tuples(st.floats(LON - 0.2, LON + 0.2), st.floats(LAT - 0.2, LAT + 0.2)),
     st.integers(0, 2**32),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_places_anywhere_on_earth(mechanism: Mechanism, place: tuple[float, float], seed: int) -> None:
     alone = mechanism.sample(lon=place[0], lat=place[1], entropy_for_tests=words_for_tests(seed))
     together, _ = mechanism.sample_points(np.array([place]), entropy_for_tests=words_for_tests(seed))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mdpext_dask import audit, build, evaluate, open_mechanism
+from mdpext_dask import BoundRequest, audit, build, evaluate, open_mechanism
 from mdpext_dask.errors import GuaranteeViolation, IncompleteStoreError, StoreAccessError, StoreError
 from mdpext_dask.evaluation.baselines.noise import exponential_mechanism, planar_laplace, remapped
 from mdpext_dask.evaluation.baselines.problem import Problem, strips
@@ -151,7 +151,9 @@ def test_the_table_is_that_of_the_stored_rows(remapped_once: tuple[Path, dict[st
     assert (
         answer["loss_km"]
         == remap.loss_km
-        == pytest.approx(evaluate(str(path), attacks=None)["loss_km"], rel=1e-12)
+        == pytest.approx(
+            evaluate(str(path), bound=BoundRequest(seconds=0), attacks=None)["loss_km"], rel=1e-12
+        )
     )
     assert answer["remapped_loss_km"] < answer["loss_km"]
     after = expected_loss(problem, merge_columns(rows, remap.table))
@@ -349,7 +351,9 @@ def best_of(path: Path) -> list[int]:
     return read_remap(store).output if has_remap(store) else list(range(8))
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    "use", [pytest.param(use, marks=pytest.mark.slow if use == "report" else ()) for use in USES]
+)
 def test_a_store_is_used_everywhere_as_it_says(
     use: str, built: Path, remapped_once: tuple[Path, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def test_excess_by_hand() -> None:
     assert budget.normaliser_excess(0.0, 0.0) == 0.0
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     delta=st.tuples(st.floats(0.01, 6), st.floats(0.01, 6)), outputs=st.integers(2, 6), seed=SEEDS,
     concentrated=st.booleans(),

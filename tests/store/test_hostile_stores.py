@@ -131,7 +131,10 @@ HARMS: dict[str, tuple[Harm, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HARMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if number % 3 else ()) for number, name in enumerate(HARMS)],
+)
 def test_every_command_refuses_in_a_line(name: str, store: Path, tmp_path: Path, capfd: Capture) -> None:
     harm, said = HARMS[name]
     harm(store)

@@ -24,6 +24,7 @@ from mdpext_dask.errors import (
     StoreAccessError,
     StoreError,
 )
+from mdpext_dask.evaluation.bound.lower_bound import BoundRequest
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.run import build, init
 from mdpext_dask.pipeline.summary import summarise
@@ -64,6 +65,20 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         yield f"{server}/small.zarr"
 
 
+def _loss_km(url: str) -> float:
+    return float(evaluate(url, bound=BoundRequest(seconds=0), attacks=None)["loss_km"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param(("ranges",), id="ranges"),
+        pytest.param((), id="no ranges", marks=pytest.mark.slow),
+        pytest.param(("listing",), id="listing", marks=pytest.mark.slow),
+        pytest.param(("ranges", "forbid"), id="forbid", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_read_over_http(url: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local = open_mechanism(folder / "small.zarr")
     mechanism = open_mechanism(url, verify=True)
@@ -71,7 +86,7 @@ def test_read_over_http(url: str, folder: Path, tmp_path: Path, capsys: pytest.C
     # As it is in workers that somebody computes it with.
     assert pickle.loads(pickle.dumps(mechanism.dataset)).identical(local.dataset)
     assert audit(url).epsilon == audit(folder / "small.zarr").epsilon
-    assert evaluate(url)["loss_km"] == evaluate(str(folder / "small.zarr"))["loss_km"]
+    assert _loss_km(url) == _loss_km(str(folder / "small.zarr"))
     points = tmp_path / "points.csv"
     points.write_text("lon,lat\n-73.98,40.75\n-73.97,40.76\n")
     assert mdpext("sample", url, points, "-o", tmp_path / "out.csv") == 0
@@ -141,6 +156,7 @@ def test_an_unfinished_store_and_none_at_all(small_job: Job, tmp_path: Path) -> 
         refused(StoreError, "not a mechanism store", open_mechanism, f"{server}/nothing.zarr")
 
 
+@pytest.mark.slow
 def test_a_web_server_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "POLICY", IMPATIENT)
     with servers.static_server(folder, "ranges") as server, servers.faulty_proxy(server) as proxy:

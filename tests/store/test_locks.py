@@ -72,7 +72,7 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path, another: subpr
     assert holder.pid == another.pid
 
 
-@pytest.mark.parametrize("reaped", [True, False])
+@pytest.mark.parametrize("reaped", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_killed_runs_lock_is_taken(tmp_path: Path, another: subprocess.Popen[str], reaped: bool) -> None:
     another.send_signal(signal.SIGKILL)
     if reaped:
@@ -207,7 +207,11 @@ def test_two_runs_on_one_store(tmp_path: Path, small_job: Job, another: subproce
     assert not (tmp_path / "a.zarr" / KEY).exists()
 
 
-@pytest.mark.parametrize("other", [{}, {"privacy": {"epsilon_per_km": 0.5}}], ids=["same job", "another"])
+@pytest.mark.parametrize(
+    "other",
+    [{}, pytest.param({"privacy": {"epsilon_per_km": 0.5}}, marks=pytest.mark.slow)],
+    ids=["same job", "another"],
+)
 def test_a_run_that_slept_at_its_end(tmp_path: Path, small_job: Job, monkeypatch: Any, other: Any) -> None:
     """Its store was taken over and replaced meanwhile by one of which nothing is certified yet."""
     url = str(tmp_path / "a.zarr")
@@ -234,6 +238,7 @@ def test_bad_input_leaves_no_folder(tmp_path: Path, small_job: Job) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_half_deleted_is_overwritten(tmp_path: Path, small_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     url, spec = str(tmp_path / "a.zarr"), parse_job(small_job())
     build(spec, url)
@@ -300,6 +305,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 def test_many_that_begin_and_end_at_once(tmp_path: Path) -> None:
     """Any other error than the one that says so ends one of them."""
     command = [sys.executable, "-c", _HOLDERS, str(tmp_path / "deep" / "a.zarr")]

@@ -294,7 +294,7 @@ def test_a_server_that_is_not_there_is_one_error(bucket: str, monkeypatch: pytes
             MechanismStore.open(f"{bucket}/small.zarr")
 
 
-@pytest.mark.parametrize("kind", ["lost", "careless"])
+@pytest.mark.parametrize("kind", ["lost", pytest.param("careless", marks=pytest.mark.slow)])
 def test_creators_know_their_own_object(proxy: servers.Proxy, bucket: str, kind: str) -> None:
     """Where the answer was lost, and where the server knows no conditions."""
     store = objects.open_objects(bucket)
