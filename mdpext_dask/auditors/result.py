@@ -33,6 +33,8 @@ VERDICTS: dict[str, tuple[str, bool | None]] = {
 }
 # What ε is called in JSON: certified, or audited over pairs themselves.
 _CERTIFIED, _AUDITED = "epsilon_certified", "epsilon_audited"
+# Said of a triple.
+_KEPT = " (kept)"
 # In names of shards and tiles, and of no attribute.
 _SHARD = re.compile("/c/|^tile ")
 # Shards and findings that are named; the rest is counted.
@@ -310,30 +312,25 @@ def _reasons(report: AuditReport) -> list[str]:
         )
     elif report.verdict == CHANGED and report.method in (CERTIFICATE, EXHAUSTIVE):
         reasons.append("what is there now breaks no bound, but is not what was certified")
-    if report.worst and _speaks(report):
-        worst = report.worst
+    kept = _whether_kept(report) if report.worst else ""
+    # One that keeps its bound is of use where bytes are others; of rows that cannot be used, none is.
+    usable = report.verdict != NO_MECHANISM or isinstance(report.worst.get("log_ratio"), float)
+    if (worst := report.worst) and (shards if kept == _KEPT else usable):
         ratio = worst["log_ratio"] if isinstance(worst["log_ratio"], str) else f"{worst['log_ratio']:.9g}"
         reasons.append(
             f"worst triple: output {worst['output']} between records {worst['record']} and "
-            f"{worst['record_prime']}, log ratio {ratio} against bound {worst['bound']:.9g}"
-            + (" (kept by this pair, but not proved for all of its cell)" if _kept(report) else "")
+            f"{worst['record_prime']}, log ratio {ratio} against bound {worst['bound']:.9g}" + kept
         )
     if undecided := report.details.get("undecided", 0):
         reasons.append(f"{undecided:,} triples could not be decided")
     return reasons
 
 
-def _kept(report: AuditReport) -> bool:
-    """Whether even the worst triple keeps its bound."""
+def _whether_kept(report: AuditReport) -> str:
+    if report.verdict == NOT_PROVED and report.method == CERTIFICATE:
+        return " (kept by this pair, but not proved for all of its cell)"
     ratio = report.worst["log_ratio"]
-    return isinstance(ratio, float) and ratio <= report.worst["bound"]
-
-
-def _speaks(report: AuditReport) -> bool:
-    """Whether the worst triple is a reason; rows that cannot be used are one of their own."""
-    if _kept(report):
-        return report.method == CERTIFICATE and report.verdict == NOT_PROVED
-    return report.verdict != NO_MECHANISM or isinstance(report.worst["log_ratio"], float)
+    return _KEPT if isinstance(ratio, float) and ratio <= report.worst["bound"] else ""
 
 
 def _in_rows(finding: Finding) -> str:
