@@ -1,7 +1,7 @@
 """A job as `mdpext start` writes it against tries by hand: what each of them loses, and how long it takes.
 
     mdpext start PLACE --epsilon 5 --output place.toml
-    python workflows/benchmarks/defaults.py place.toml [--workers 2] [--tries "all road nodes" ...]
+    python workflows/benchmarks/defaults.py place.toml [--workers 2] [--without "300 outputs, log-convex" ...]
 
 Records stay where they are, but in the try that says so: fewer would lose less and hide less. A try that the
 job refuses is shown with the reason.
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("job", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--tries", nargs="+", help="only these; default: all")
+    parser.add_argument("--without", nargs="+", default=[], help="tries that are left out")
     options = parser.parse_args()
     spec = load_job(options.job, options.set)
     print("| try | outputs | method | loss, km | against the job | seconds |\n" + "|---" * 6 + "|")
@@ -76,7 +76,7 @@ def main() -> None:
     own = float("nan")
     own, outputs = measured("the job", [])
     for name, changes in tries(spec, outputs):
-        if options.tries is None or name in options.tries:
+        if name not in options.without:
             measured(name, changes)
 
 
