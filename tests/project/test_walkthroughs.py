@@ -37,7 +37,6 @@ def test_a_page_that_says_something_else_or_fails_is_noticed(tmp_path: Path) -> 
             run_block(Block(language, text), tmp_path)
 
 
-@pytest.mark.slow
 def test_the_recipes_of_the_cookbook_work_as_they_stand(tmp_path: Path) -> None:
     assert follow(DOCS / "cookbook.md", tmp_path) >= 2
     assert (tmp_path / "manhattan.mdp").exists()
