@@ -105,7 +105,7 @@ def test_the_client_may_leave(tmp_path: Path, spec: JobSpec) -> None:
 
 def _when_running(toy: ToyKubernetes) -> None:
     """Wait until the runner is at work."""
-    wait_until(lambda: "domain: " in (toy.node.log_of("mdpext-small-runner") or ""), "the runner")
+    wait_until(lambda: "loss: begins" in (toy.node.log_of("mdpext-small-runner") or ""), "the runner")
 
 
 @pytest.mark.parametrize("killed", [["worker"], ["scheduler"], ["scheduler", "worker"]])
