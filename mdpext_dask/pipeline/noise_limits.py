@@ -14,6 +14,8 @@ from mdpext_dask.problem.grid import Box, Grid, chosen_cells
 
 # Numbers are tried up to so many powers of ten away.
 _POWERS = 6
+# A box of less, in km, has hardly a road node; and one in degrees may be larger than was meant by so much.
+_LEAST_KM, _BEYOND = 0.1, 1.01
 
 
 def check_noise(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
@@ -51,14 +53,16 @@ def _nearest_epsilon(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> fl
 
 
 def _largest_square_km(spec: JobSpec, box: Box) -> float | None:
-    """Return the side of the largest square, of two digits in km, no longer than a box; None without."""
+    """Return the side of the largest square, of two digits in km, shorter than a box; None without."""
     epsilon, longest = spec.privacy.epsilon_per_km, max(box.width_km, box.height_km)
     for side in _near(longest):
+        if not _LEAST_KM <= side < longest:
+            continue
         try:
-            grid = _grid(spec, Box(0.0, 0.0, side, side), epsilon)
+            grid = _grid(spec, Box(0.0, 0.0, _BEYOND * side, _BEYOND * side), epsilon)
         except SpecError:  # smaller than a source cell
             continue
-        if side < longest and cells_of(grid, epsilon).excess is None:
+        if cells_of(grid, epsilon).excess is None:
             return side
     return None
 
