@@ -40,14 +40,16 @@ def check_noise(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
 
 def _nearest_epsilon(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> float | None:
     """Return the ε of two digits, in 1/km, nearest by ratio, whose noise is not too much; None without."""
+    laid = None
     for epsilon in _near(spec.privacy.epsilon_per_km):
-        # Of the grid that is there, which may be off by a cell, at first: others take seconds to lay.
+        # Of the grid that is there, which may be off by a cell, and of the last that was laid, at first:
+        # others take seconds to lay.
         grid = (
             geometry.grid if isinstance(geometry, FileGeometry) else _grid(spec, geometry.grid.box, epsilon)
         )
-        if cells_of(grid, epsilon).excess is None:
-            other = build_geometry(spec.replace(privacy={"epsilon_per_km": epsilon}))
-            if cells_of(other.grid, epsilon).excess is None:
+        if all(cells_of(near, epsilon).excess is None for near in (grid, laid or grid)):
+            laid = build_geometry(spec.replace(privacy={"epsilon_per_km": epsilon})).grid
+            if cells_of(laid, epsilon).excess is None:
                 return epsilon
     return None
 
