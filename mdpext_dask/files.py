@@ -125,16 +125,20 @@ def check_new(path: Path, *, overwrite: bool, option: str | None = None) -> None
     SpecError
         If it exists and must not be replaced.
     DataError
-        If there is no folder for it, or it is one.
+        If there is no folder for it, it is one, or its name cannot be one.
     """
     if _descriptor(path) is not None:
         return
     named = path if option is None else f"{option}: {path}"
-    if path.is_dir():
+    try:
+        is_folder, has_folder, is_file = path.is_dir(), path.parent.is_dir(), path.is_file()
+    except OSError as error:  # its name is too long, or its folder may not be read
+        raise DataError(f"{named}: cannot be written: {first_line(error)}") from None
+    if is_folder:
         raise DataError(f"{named}: cannot be written: it is a folder; name a file in it")
-    if not path.parent.is_dir():
+    if not has_folder:
         raise DataError(f"{named}: cannot be written: there is no folder {path.parent}")
-    if not overwrite and path.is_file():
+    if not overwrite and is_file:
         raise SpecError(f"{named}: exists already; choose another name, or replace it with --overwrite")
 
 

@@ -29,8 +29,8 @@ _TOLD_KM = (0.05, 0.2, 1.0)
 _LEAST_EPSILON, _MOST_EPSILON = 0.01, 1000.0
 # Longest name that is made of a place's.
 _NAME_LENGTH = 40
-# Hexadecimal digits that tell boxes of one place apart.
-_BOX_DIGITS = 6
+# Hexadecimal digits that tell boxes of one place, and names that are alike in plain letters, apart.
+_DIGITS = 6
 _FILE = """\
 # {title}
 # `mdpext plan` predicts time and memory, `mdpext run` builds the store; docs/job-file.md has all keys.
@@ -117,7 +117,7 @@ def write_job(
         hide_metres = _number(_asked("Hide within how many metres", "--epsilon or --hide"))
     epsilon = _epsilon(epsilon_per_km, hide_metres)
     domain = _domain_of(where, box)
-    name = _name_of(where, domain.get("bbox")) if output is None else _plain(output.stem)
+    name = _name_of(where, domain.get("bbox")) if output is None else _name_after(output.stem)
     output = output or Path(f"{name}.toml")
     check_new(output, overwrite=overwrite)
     spec = JobSpec.of(domain=domain, privacy={"epsilon_per_km": epsilon}, extension={"seconds": seconds})
@@ -194,7 +194,7 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
     domain: dict[str, Any] = {}
     if not where:
         raise SpecError("WHERE: must name a place, or a file of roads")
-    if where.startswith(BUILTIN_PREFIX) or Path(where).exists():
+    if where.startswith(BUILTIN_PREFIX) or _is_there(Path(where)):
         domain["roads"] = where
     elif os.sep in where or re.fullmatch(r"\S*\.[A-Za-z][A-Za-z0-9]{1,7}", where):
         # A name of a file is not sent to whoever finds places.
@@ -213,13 +213,30 @@ def _domain_of(where: str, box: str | None) -> dict[str, Any]:
     return domain
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than names of files may be, or in a folder that may not be read
+        return False
+
+
 def _name_of(where: str, box: Sequence[float] | None) -> str:
     """Return a name for job and store; boxes of one place have names of their own, always the same ones."""
     last = Path(where.removeprefix(BUILTIN_PREFIX)).name
     name = _plain(re.sub(r"\.(osm|pbf|bz2|gz|graphml|gpkg|csv)\b.*", "", last).partition(",")[0])
     if box is None:
         return name
-    return f"{name}-{hashlib.sha256(json.dumps(list(box)).encode()).hexdigest()[:_BOX_DIGITS]}"
+    return f"{name}-{_digits_of(json.dumps(list(box)))}"
+
+
+def _name_after(stem: str) -> str:
+    """Return a name for job and store after a file; where letters are lost, not that of another file."""
+    name = _plain(stem)
+    return name if stem.isascii() and len(stem) <= _NAME_LENGTH else f"{name}-{_digits_of(stem)}"
+
+
+def _digits_of(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:_DIGITS]
 
 
 def _plain(text: str) -> str:

@@ -34,6 +34,8 @@ from mdpext_dask.problem.grid import Array, Grid
 CELL = 0.34
 # Tables of masses grow with the square of it; as many cells as there may be, and masses.
 MOST_PER_CELL, MOST_CELLS, _MOST_MASSES = 32, 20_000_000, 2**25
+# Larger numbers are shown as this one: a float ends.
+_MOST_SHOWN = 10**300
 # Relative error of a cell's mass, as it is integrated here.
 _MASS_ERROR = 1e-12
 # So many squares from the peak on, it is inside or so close that a plain rule would not do. Further out, the
@@ -97,9 +99,9 @@ class NoiseLattice:
         """What there would be more of than can be gone through, in words; None if there is not."""
         cells, masses = math.prod(self.shape), math.prod(self.tables[1][1])
         if cells > MOST_CELLS:
-            return f"{cells:.1e} cells of noise, more than {MOST_CELLS:.0e}"
+            return f"{min(cells, _MOST_SHOWN):.1e} cells of noise, more than {MOST_CELLS:.0e}"
         if masses > _MOST_MASSES:
-            return f"{masses:.1e} masses of noise, more than {_MOST_MASSES:.0e}"
+            return f"{min(masses, _MOST_SHOWN):.1e} masses of noise, more than {_MOST_MASSES:.0e}"
         return None
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from mdpext_dask.compute.executor import WINDOW, WINDOW_OF_WORKER
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.extend.noise import NoiseLattice
-from mdpext_dask.extend.noise_remap import BLOCK, TILE, tile_count
+from mdpext_dask.extend.noise_remap import BLOCK, MOST_MOMENTS, TILE, tile_count
 from mdpext_dask.job.sections import CELL_PROGRAMS, LOG_CONVEX, NOISE, RECORDS, WINDOWS
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.budget_search import ENOUGH_REFINING
@@ -298,7 +298,10 @@ class JobCosts:
         pairs = places * math.pi * reach**2
         # So many tiles take the losses of a place.
         times = min((1 + 2 * reach / TILE) ** 2, tiles)
-        losses = times * places * noise_tile(spec, grid, self.nodes, self.plan.outputs)[1]
+        near, found = noise_tile(spec, grid, self.nodes, self.plan.outputs)
+        if near * found > MOST_MOMENTS:  # which are found again for every block
+            found = max(found, outputs * (TILE // BLOCK) ** 2)
+        losses = times * places * found
         work = pairs * (_REMAP_PAIR + outputs * _REMAP_OUTPUT) + losses * _REMAP_LOSS
         return _REMAP_TILE + work / tiles
 

@@ -8,7 +8,7 @@ from mdpext_dask.compute.dask_settings import PAUSE
 from mdpext_dask.errors import SpecError
 from mdpext_dask.evaluation.baselines.fine_noise import cells_of, posterior_reach
 from mdpext_dask.extend.noise_patches import matrix_numbers, side_of
-from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, TILE
+from mdpext_dask.extend.noise_remap import AT_A_TIME, BLOCK, MOST_MOMENTS, TILE
 from mdpext_dask.job.sections import CELL_PROGRAMS, NOISE, RECORDS, SEEDLESS, WINDOWS, LossSection
 from mdpext_dask.job.spec import JobSpec
 from mdpext_dask.pipeline.windows.sizes import window_program
@@ -207,7 +207,10 @@ def noise_bytes(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> int:
     nodes = geometry.network.nodes if isinstance(geometry, RoadGeometry) else 0
     places, outputs = noise_tile(spec, grid, nodes, output_count(spec, geometry))
     # The losses, twice while there come to be more; what is computed at a time; a block's weights and losses.
-    held = 2 * places * outputs + 4 * AT_A_TIME + places * (2 * BLOCK**2 + outputs / 2)
+    losses = places * outputs
+    if spec.loss.kind != "file":  # which is read as a whole
+        losses = min(losses, MOST_MOMENTS)
+    held = 2.5 * losses + 4 * AT_A_TIME + 2 * places * BLOCK**2
     window = 0
     if spec.extension.method == WINDOWS:
         window = predicted_bytes(*window_program(spec, grid, output_count(spec, geometry)))

@@ -14,6 +14,8 @@ from mdpext_dask.problem.grid import Box, Grid, chosen_cells
 
 # Numbers are tried up to so many powers of ten away.
 _POWERS = 6
+# A box of less, in km, has hardly a road node; and one in degrees may be larger than was meant by so much.
+_LEAST_KM, _BEYOND = 0.1, 1.01
 
 
 def check_noise(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
@@ -38,27 +40,31 @@ def check_noise(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> None:
 
 def _nearest_epsilon(spec: JobSpec, geometry: RoadGeometry | FileGeometry) -> float | None:
     """Return the ε of two digits, in 1/km, nearest by ratio, whose noise is not too much; None without."""
+    laid = None
     for epsilon in _near(spec.privacy.epsilon_per_km):
-        # Of the grid that is there, which may be off by a cell, at first: others take seconds to lay.
+        # Of the grid that is there, which may be off by a cell, and of the last that was laid, at first:
+        # others take seconds to lay.
         grid = (
             geometry.grid if isinstance(geometry, FileGeometry) else _grid(spec, geometry.grid.box, epsilon)
         )
-        if cells_of(grid, epsilon).excess is None:
-            other = build_geometry(spec.replace(privacy={"epsilon_per_km": epsilon}))
-            if cells_of(other.grid, epsilon).excess is None:
+        if all(cells_of(near, epsilon).excess is None for near in (grid, laid or grid)):
+            laid = build_geometry(spec.replace(privacy={"epsilon_per_km": epsilon})).grid
+            if cells_of(laid, epsilon).excess is None:
                 return epsilon
     return None
 
 
 def _largest_square_km(spec: JobSpec, box: Box) -> float | None:
-    """Return the side of the largest square, of two digits in km, no longer than a box; None without."""
+    """Return the side of the largest square, of two digits in km, shorter than a box; None without."""
     epsilon, longest = spec.privacy.epsilon_per_km, max(box.width_km, box.height_km)
     for side in _near(longest):
+        if not _LEAST_KM <= side < longest:
+            continue
         try:
-            grid = _grid(spec, Box(0.0, 0.0, side, side), epsilon)
+            grid = _grid(spec, Box(0.0, 0.0, _BEYOND * side, _BEYOND * side), epsilon)
         except SpecError:  # smaller than a source cell
             continue
-        if side < longest and cells_of(grid, epsilon).excess is None:
+        if cells_of(grid, epsilon).excess is None:
             return side
     return None
 

@@ -247,7 +247,10 @@ class AccuraciesSeen:
         SpecError
             If these are not so many distances.
         """
-        found = np.asarray(accuracy_m)
+        try:
+            found = np.asarray(accuracy_m)
+        except ValueError:  # rows of different lengths
+            found = np.empty(0, dtype=object)
         if found.dtype.kind not in "fiu" or found.shape != (count,):
             raise SpecError(f"accuracy_m: must be {count:,} numbers of metres, one for each place")
         if (found < 0).any() or np.isinf(found).any():

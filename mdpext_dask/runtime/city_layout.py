@@ -35,7 +35,8 @@ from mdpext_dask.runtime import city_header
 MAGIC, VERSION = b"mdpcity\n", 1
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-# 400,000 outputs, or rows of a terabyte, stay below; a browser may end where a larger one is parsed.
+# 400,000 outputs, or 200,000 tiles (of rows of 15 GB at least), stay below; a browser may end where a larger
+# one is parsed.
 _LARGEST_HEADER = 2**25
 # The least bytes, at twice the time of the usual 6.
 _LEVEL = 9

@@ -80,6 +80,18 @@ def test_every_box_of_a_place_has_a_name_of_its_own(here: Path, capsys: Capture)
     assert named(BOX, "-o", "Mid Town.toml") == ("Mid Town.toml", "mid-town.zarr")
 
 
+@pytest.mark.parametrize("names", [("北京", "上海"), ("Köln", "Küln"), ("n" * 50 + "a", "n" * 50 + "b")])
+def test_files_whose_plain_letters_are_alike_name_different_stores(
+    here: Path, capsys: Capture, names: tuple[str, str]
+) -> None:
+    found = []
+    for name in names:
+        given = ["builtin:manhattan", "--hide", "2000", "--box", BOX, "-o", f"{name}.toml", "--json"]
+        found.append(json.loads(run_inside(capsys, "start", *given)[1])["store"])
+        assert load_job(here / f"{name}.toml").job.name + ".zarr" == found[-1]
+    assert found[0] != found[1]
+
+
 def test_a_file_of_roads_is_found_from_where_the_job_is(here: Path, capsys: Capture) -> None:
     nodes = [(number, 10 + 0.01 * (number % 8), 50 + 0.01 * (number // 8)) for number in range(64)]
     streets = [(n, n + 1, 800, 0) for n in range(63) if n % 8 < 7] + [(n, n + 8, 1200, 0) for n in range(56)]
@@ -112,6 +124,8 @@ def test_a_file_of_roads_is_found_from_where_the_job_is(here: Path, capsys: Capt
         (["builtin:manhattan", "--hide", "200", "--box", "a,b,c,d"], "--box"),
         (["builtin:manhattan", "--hide", "200", "--box", "10,50,10.1,50.1"], "road"),
         (["builtin:manhattan", "--hide", "200", "--seconds", "-1"], "seconds"),
+        (["builtin:manhattan", "--hide", "200", "-o", "n" * 300], "cannot be written: File name too long"),
+        ([f"{'n' * 300}.pbf", "--hide", "200"], "no such file or folder of roads"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_no_file(

@@ -18,7 +18,7 @@ from mdpext_dask.events import ClusterReady, Event, JobFinished, Planned
 from mdpext_dask.job.sections import ClusterSection
 from mdpext_dask.job.spec import parse_job
 from mdpext_dask.pipeline.cost_model import DISPATCH, ELEMENT, TASK, JobCosts
-from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, receipt_bytes
+from mdpext_dask.pipeline.memory import _CLIENT_ARRAYS, noise_bytes, receipt_bytes
 from mdpext_dask.pipeline.plan import plan_job
 from mdpext_dask.pipeline.resume import create
 from mdpext_dask.pipeline.run import build
@@ -184,6 +184,23 @@ def test_a_thousand_million_records_are_planned_in_a_moment(small_job: Job) -> N
     assert peak < 50 * 2**20
     assert planned["client_bytes"] > 3 * 8 * planned["records"]
     assert 0 < planned["scheduler"]["workers_at_most"]["evaluate"] < planned["blocks"]
+
+
+def test_losses_of_noise_that_are_held_in_parts_take_less_memory_and_more_time(
+    small_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = parse_job(small_job(extension={"method": "noise"}, privacy={"budget": "certified"}))
+    geometry = build_geometry(spec)
+
+    def planned() -> tuple[int, float]:
+        return noise_bytes(spec, geometry), JobCosts.of(spec, geometry).noise_seconds
+
+    whole = planned()
+    for module in ("memory", "cost_model"):
+        monkeypatch.setattr(f"mdpext_dask.pipeline.{module}.MOST_MOMENTS", 100)
+    parts = planned()
+    assert parts[0] < whole[0]
+    assert parts[1] > whole[1]
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_many_places_of_which_some_are_known_too_little_say_so(city: City) -> No
     with pytest.warns(ImplausibleWarning, match=f"{said}{2 * hidden_m:,.0f} m") as caught:
         city.sample_many(places, accuracy_m=np.array([20.0, 2 * hidden_m, np.nan]))
     assert caught[0].filename == __file__
-    for wrong in ([20.0], [-1, 2, 3], [1, 2, np.inf], ["1", "2", "3"], 20.0):
+    for wrong in ([20.0], [-1, 2, 3], [1, 2, np.inf], ["1", "2", "3"], 20.0, [[1], [1, 2], [3]]):
         refused(SpecError, "accuracy_m", city.sample_many, places, accuracy_m=wrong)
 
 
