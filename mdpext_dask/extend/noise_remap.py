@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
+from mdpext_dask.errors import SolverError
 from mdpext_dask.extend.noise import NoiseLattice
 from mdpext_dask.problem.grid import Array
 from mdpext_dask.problem.loss import Loss
@@ -114,6 +115,11 @@ class Remap:
             Its cells, as :func:`tile_cells` has them; or fewer.
         prior_of
             Reads the prior.
+
+        Raises
+        ------
+        SolverError
+            If the losses that a file has for it are too many to be held.
         """
         places = _Places(self, part, prior_of)
         reported = np.full([axis.stop - axis.start for axis in part], -1, dtype=np.int32)
@@ -178,8 +184,19 @@ class Remap:
             I_c of the places, float64 of shape (cells, near), and m_c.
         near, own, places
             Which places, and which of these are in the block.
+
+        Raises
+        ------
+        SolverError
+            If the losses that a file has for a tile are too many to be held.
         """
         if not self._is_distance:
+            if len(self.output_xy_km) > places.held:  # a table would be read again for every part
+                raise SolverError(
+                    f"noise: a tile takes losses between {len(places.mass):,} places and "
+                    f"{len(self.output_xy_km):,} outputs from a file, more than {MOST_MOMENTS:.0e} numbers; "
+                    "use fewer outputs or less refinement"
+                )
             return np.arange(len(self.output_xy_km)), None
         tried = slice(None, None, _TRIED)
         middles = (weights[tried] * places.mass[near]) @ places.xy_km[near] / mass[tried, None]

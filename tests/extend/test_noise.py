@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from scipy.integrate import dblquad
 from scipy.spatial.distance import cdist
 
+from mdpext_dask.errors import SolverError
 from mdpext_dask.extend import noise_remap
 from mdpext_dask.extend.noise import Kernel, NoiseLattice, square_masses
 from mdpext_dask.extend.noise_remap import Remap, tile_cells, tile_count
 from mdpext_dask.problem.grid import Grid
 from mdpext_dask.problem.loss import Columns, EuclideanLoss, Loss, TableLoss, TravelLoss
+from tests.support.refusals import refused
 
 Floats = NDArray[np.float64]
 
@@ -192,7 +194,7 @@ def test_losses_of_a_tile_are_found_again_where_they_do_not_fit(monkeypatch: pyt
     assert kept[1:] == again[1:]
 
 
-@pytest.mark.parametrize("kind", ["table", "travel"])
+@pytest.mark.parametrize("kind", ["euclidean", "travel"])
 def test_outputs_of_a_block_are_compared_in_parts_where_they_do_not_fit(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,3 +205,9 @@ def test_outputs_of_a_block_are_compared_in_parts_where_they_do_not_fit(
         again, *others = found_by_tiles(remap, prior)
         assert np.array_equal(again, reported)
         assert others == pytest.approx(sums, rel=1e-12)
+
+
+def test_a_table_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_remap, "MOST_MOMENTS", 10)
+    remap, prior = random_remap(1, "table", 40, LATTICES[0])
+    refused(SolverError, "use fewer outputs", found_by_tiles, remap, prior)
