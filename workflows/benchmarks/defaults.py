@@ -24,13 +24,20 @@ def tries(spec: JobSpec, outputs: int) -> Iterator[tuple[str, list[str]]]:
     Parameters
     ----------
     spec
-        The job, with `cell_km` and `refine`.
+        The job, with `cell_km` and `refine` as `mdpext start` writes them.
     outputs
         How many outputs it has of itself.
+
+    Raises
+    ------
+    SystemExit
+        If its records would not stay where they are.
     """
     cell_km, refine = spec.domain.cell_km, spec.domain.refine
-    assert cell_km is not None
-    assert refine is not None
+    if cell_km is None or refine is None or refine[0] != 2:
+        raise SystemExit(
+            "the job needs domain.cell_km and refine, which begins with 2, as mdpext start writes them"
+        )
     yield "all road nodes", ["outputs.choose=all-road-nodes", "outputs.limit=200000"]
     for share in (1.5, 0.25):
         count = int(share * outputs)
@@ -75,6 +82,8 @@ def main() -> None:
 
     own = float("nan")
     own, outputs = measured("the job", [])
+    if not outputs:
+        return
     for name, changes in tries(spec, outputs):
         if name not in options.without:
             measured(name, changes)
